@@ -11,7 +11,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tests.support.pipelines import PipelineRun
+from millstream.account import Account
+from tests.spark_driver import SparkDriver
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 LIMIT_S = 60.0
 _POLL_S = 0.02
@@ -245,6 +247,14 @@ async def taken_in(run: PipelineRun, vertex: str, records: int, task: asyncio.Fu
         return (await run.account(vertex)).inputs >= records
 
     await until(reached, task)
+
+
+async def account_of_run(path: Path, directory: Path, spark: SparkDriver) -> Account:
+    """Run a pipeline to its end, and check that it balances. The account of its reduce `sum`."""
+    async with open_pipeline(path, directory / "broker", spark=spark.address) as run:
+        await run.run()
+        await assert_balanced(run)
+        return await run.account("sum")
 
 
 async def assert_balanced(run: PipelineRun, *, open_records: int = 0) -> None:

@@ -100,36 +100,34 @@ def pipeline(files: PipelineFiles, *, records: int = 20) -> Path:
     )
 
 
-async def waits(run: Running, port: int) -> None:
-    await run.until(lambda: f"map waits for a debugger at 127.0.0.1:{port}" in run.err())
+@asynccontextmanager
+async def debugged(path: Path, port: int) -> AsyncIterator[Running]:
+    """A run whose map waits for a debugger."""
+    async with start(path.parent, "run", path.name, "--debug-function", "map", "--debug-port", str(port)) as run:
+        await run.until(lambda: f"map waits for a debugger at 127.0.0.1:{port}" in run.err())
+        yield run
 
 
 async def test_a_breakpoint_is_hit_and_the_pipeline_goes_on(files: PipelineFiles) -> None:
-    path, port = pipeline(files), free_ports()
-    function = files.directory / "doubling.py"
-    options = ("--debug-function", "map", "--debug-port", str(port))
-    async with start(files.directory, "run", path.name, *options) as run:
-        await waits(run, port)
-        async with attached(port, function, LINE) as client:
-            stopped = await client.event("stopped")
-            assert stopped["reason"] == "breakpoint"
-            (frame, *_) = (await client.ask("stackTrace", threadId=stopped["threadId"]))["stackFrames"]
-            assert (frame["name"], frame["line"]) == ("doubled", LINE)
-            shown = await client.ask("evaluate", expression="double", frameId=frame["id"], context="watch")
-            assert shown["result"] == "0"
-            await client.ask("setBreakpoints", source={"path": str(function)}, breakpoints=[])
-            await client.ask("continue", threadId=stopped["threadId"])
-            ended = await run.ended()
+    function, port = files.directory / "doubling.py", free_ports()
+    async with debugged(pipeline(files), port) as run, attached(port, function, LINE) as client:
+        stopped = await client.event("stopped")
+        assert stopped["reason"] == "breakpoint"
+        (frame, *_) = (await client.ask("stackTrace", threadId=stopped["threadId"]))["stackFrames"]
+        assert (frame["name"], frame["line"]) == ("doubled", LINE)
+        shown = await client.ask("evaluate", expression="double", frameId=frame["id"], context="watch")
+        assert shown["result"] == "0"
+        await client.ask("setBreakpoints", source={"path": str(function)}, breakpoints=[])
+        await client.ask("continue", threadId=stopped["threadId"])
+        ended = await run.ended()
     assert ended.exit_code == 0, ended.err
     assert sorted(row["double"] for row in files.rows("out")) == [2 * number for number in range(20)]
     assert "not answer" not in ended.err
 
 
 async def test_ctrl_c_ends_a_run_that_waits_for_a_debugger(files: PipelineFiles) -> None:
-    path, port = pipeline(files), free_ports()
-    options = ("--debug-function", "map", "--debug-port", str(port))
-    async with start(files.directory, "run", path.name, *options) as run:
-        await waits(run, port)
+    port = free_ports()
+    async with debugged(pipeline(files), port) as run:
         await run.until(lambda: run.json("status.json").get("states", {}).get("map") == "being debugged")
         begun_s = time.monotonic()
         run.interrupt()
@@ -140,10 +138,8 @@ async def test_ctrl_c_ends_a_run_that_waits_for_a_debugger(files: PipelineFiles)
 
 
 async def test_ctrl_c_ends_a_run_that_stands_at_a_breakpoint(files: PipelineFiles) -> None:
-    path, port = pipeline(files), free_ports()
-    options = ("--debug-function", "map", "--debug-port", str(port))
-    async with start(files.directory, "run", path.name, *options) as run:
-        await waits(run, port)
+    port = free_ports()
+    async with debugged(pipeline(files), port) as run:
         async with attached(port, files.directory / "doubling.py", LINE) as client:
             await client.event("stopped")
             begun_s = time.monotonic()
@@ -153,7 +149,7 @@ async def test_ctrl_c_ends_a_run_that_stands_at_a_breakpoint(files: PipelineFile
         assert time.monotonic() - begun_s < 20
     await nobody_listens(port)
     # Nothing is lost by it.
-    again = await command(files.directory, "run", path.name)
+    again = await command(files.directory, "run", "pipeline.yaml")
     assert again.exit_code == 0, again.err
     assert sorted(files.numbers("out")) == list(range(20))
 
@@ -198,9 +194,7 @@ async def test_a_program_in_another_language_says_which_process_it_is(files: Pip
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -m millstream_udf doubling.py:doubled\n")
     program.chmod(0o755)
     path.write_text(path.read_text().replace("{python: 'doubling.py:doubled'}", "{command: [./program]}"))
-    options = ("--debug-function", "map", "--debug-port", str(port))
-    async with start(files.directory, "run", path.name, *options) as run:
-        await waits(run, port)
+    async with debugged(path, port) as run:
         pid = re.search(r"the process of map is (\d+), for a debugger to attach to", run.err())
         assert pid is not None
         assert psutil.Process(int(pid[1])).is_running()

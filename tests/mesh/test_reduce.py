@@ -16,6 +16,7 @@ from tests.mesh.reducing import (
     CONTENTS,
     FUNCTIONS,
     Event,
+    account_of_run,
     assert_balanced,
     contents_of,
     counted,
@@ -48,10 +49,7 @@ async def test_fixed_windows_of_keys(files: PipelineFiles, tmp_path: Path, spark
     events = steady(20_000, keys=7, per_s=100)
     write_events(tmp_path / "in.jsonl", events)
     path = files.write(source() + reduce("{fixed: {length: 10s}}") + files.file_sink("out"), TO_OUT)
-    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
-        await run.run()
-        await assert_balanced(run)
-        account = await run.account("sum")
+    account = await account_of_run(path, tmp_path, spark)
     assert contents_of(files.rows("out")) == fixed_contents(events, 10)
     assert (account.inputs, account.processed, account.outputs) == (20_000, 20_000, 7 * 20)
 
@@ -95,10 +93,7 @@ async def test_sliding_windows_share_their_records(files: PipelineFiles, tmp_pat
         TO_OUT,
         more="watermark: {maxDelay: 60s}",
     )
-    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
-        await run.run()
-        await assert_balanced(run)
-        account = await run.account("sum")
+    account = await account_of_run(path, tmp_path, spark)
     assert contents_of(files.rows("out")) == sliding_contents(events, 30, 10)
     assert (account.processed, account.late) == (3000, 0)
 
@@ -109,10 +104,7 @@ async def test_records_between_windows_are_in_none(files: PipelineFiles, tmp_pat
     path = files.write(
         source() + reduce("{sliding: {length: 4s, slide: 10s}}") + files.file_sink("out"), ["in -> sum", "sum -> out"]
     )
-    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
-        await run.run()
-        await assert_balanced(run)
-        account = await run.account("sum")
+    account = await account_of_run(path, tmp_path, spark)
     assert contents_of(files.rows("out")) == sliding_contents(events, 4, 10)
     assert (account.processed, account.filtered) == (400, 600)
 
@@ -142,10 +134,7 @@ async def test_global_windows_that_count(files: PipelineFiles, tmp_path: Path, s
         source() + reduce("{global: {trigger: {count: 50}}}") + files.file_sink("out"),
         TO_OUT,
     )
-    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
-        await run.run()
-        await assert_balanced(run)
-        account = await run.account("sum")
+    account = await account_of_run(path, tmp_path, spark)
     assert sorted((row["key"], row["ns"]) for row in files.rows("out")) == counted(events, 50)
     assert account.dropped == {}
 
@@ -189,10 +178,7 @@ async def test_two_sources_join_on_one_reduce(files: PipelineFiles, tmp_path: Pa
         # Its files are read one after the other.
         more="watermark: {maxDelay: 200s}",
     )
-    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
-        await run.run()
-        await assert_balanced(run)
-        account = await run.account("sum")
+    account = await account_of_run(path, tmp_path, spark)
     assert contents_of(files.rows("out")) == fixed_contents([*left, *right], 10)
     assert (account.inputs, account.late) == (3060, 0)
 

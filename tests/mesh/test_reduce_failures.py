@@ -15,6 +15,7 @@ from tests.mesh.reducing import (
     CONTENTS,
     FUNCTIONS,
     Event,
+    account_of_run,
     assert_balanced,
     contents_of,
     fixed_contents,
@@ -141,10 +142,7 @@ async def test_a_window_that_goes_on_failing_is_described_to_the_dead_letter_edg
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver, events: list[Event]
 ) -> None:
     path = failing(files, "picky", TWICE, dead=True)
-    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
-        await run.run()
-        await assert_balanced(run)
-        account = await run.account("sum")
+    account = await account_of_run(path, tmp_path, spark)
     assert contents_of(files.rows("out")) == good(events)
     (envelope,) = files.envelopes("dead")
     assert (envelope.vertex, envelope.lane) == ("sum", "window.0")
@@ -162,10 +160,7 @@ async def test_a_window_that_goes_on_failing_can_be_dropped_and_counted(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver, events: list[Event]
 ) -> None:
     path = failing(files, "picky", f"{TWICE}, onFailure: drop")
-    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
-        await run.run()
-        await assert_balanced(run)
-        account = await run.account("sum")
+    account = await account_of_run(path, tmp_path, spark)
     assert contents_of(files.rows("out")) == good(events)
     assert sum(account.dropped.values()) == 10
     assert all("13 is bad" in reason for reason in account.dropped)
@@ -179,10 +174,7 @@ async def test_a_query_that_fails_on_a_window_fails_no_other(
     )
     vertices = reduce("{fixed: {length: 10s}}", query=query, more=f"retryStrategy: {{{TWICE}, onFailure: drop}}")
     path = files.write(source() + vertices + files.file_sink("out"), TO_OUT)
-    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
-        await run.run()
-        await assert_balanced(run)
-        account = await run.account("sum")
+    account = await account_of_run(path, tmp_path, spark)
     assert contents_of(files.rows("out")) == good(events)
     assert sum(account.dropped.values()) == 10
     assert all("13!" in reason for reason in account.dropped)

@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.mesh.running import command, start
+from tests.mesh.running import Ended, command, start
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.mesh.conftest import PipelineFiles
+
+
+async def gone_on_without(directory: Path) -> Ended:
+    """The run behind a repair that accepts the loss."""
+    accepted = await command(directory, "repair", "pipeline.yaml", "--accept-loss")
+    assert accepted.exit_code == 0, accepted.out + accepted.err
+    assert (await command(directory, "repair", "pipeline.yaml")).exit_code == 0
+    again = await command(directory, "run", "pipeline.yaml")
+    assert again.exit_code == 0, again.out + again.err
+    assert "BALANCED" in again.out
+    return again
 
 
 @pytest.mark.guarantee("I10", "I15")
@@ -45,13 +56,7 @@ async def test_a_ledger_that_was_set_back_is_named_and_can_be_gone_on_without(
     assert "nothing was changed" in told.out
     assert "the mark of lane map/in-map.0 in the ledger of vertex map is back" in told.out
     assert (await command(tmp_path, "repair", "pipeline.yaml")).out == told.out
-    accepted = await command(tmp_path, "repair", "pipeline.yaml", "--accept-loss")
-    assert accepted.exit_code == 0, accepted.out + accepted.err
-    assert (await command(tmp_path, "repair", "pipeline.yaml")).exit_code == 0
-    again = await command(tmp_path, "run", "pipeline.yaml")
-    assert again.exit_code == 0, again.out + again.err
-    assert "BALANCED" in again.out
-    assert "accepted as" in again.out
+    assert "accepted as" in (await gone_on_without(tmp_path)).out
     # Every record is there: the target had them before, and what came twice was said.
     assert set(files.numbers("out")) == set(range(6000))
 
@@ -78,11 +83,6 @@ async def test_a_flipped_bit_in_the_ledger_of_a_sink_is_named_and_can_be_gone_on
     told = json.loads((await command(tmp_path, "repair", "pipeline.yaml", "-o", "json")).out)
     assert not told["accepted"]
     assert {damage["kind"] for damage in told["damages"]} >= {"mark"}
-    accepted = await command(tmp_path, "repair", "pipeline.yaml", "--accept-loss")
-    assert accepted.exit_code == 0, accepted.out + accepted.err
-    assert (await command(tmp_path, "repair", "pipeline.yaml")).exit_code == 0
-    again = await command(tmp_path, "run", "pipeline.yaml")
-    assert again.exit_code == 0, again.out + again.err
-    assert "BALANCED" in again.out
+    await gone_on_without(tmp_path)
     # The target keeps the position: nothing comes twice, and what it had is still there.
     assert files.numbers("out") == list(range(6000))

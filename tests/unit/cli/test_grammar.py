@@ -83,11 +83,11 @@ def _given(action: argparse.Action) -> list[str]:
 
 
 def test_the_page_says_what_each_command_prints_as_json() -> None:
-    table = PAGE.partition("## Facts as JSON")[2].partition("\n## ")[0]
+    table = PAGE.partition("## JSON output")[2].partition("\n## ")[0]
     rows = set(re.findall(r"^\| `([^`]+)` \|", table, re.M))
     printing = {path for path in LEAVES if path not in ALWAYS_JSON | NO_FACTS}
     silent = [path for path in printing if " ".join(path) not in rows and path[0] not in rows]
-    assert not silent, f"docs/cli.md, Facts as JSON, has no row for {silent}"
+    assert not silent, f"docs/cli.md, JSON output, has no row for {silent}"
     assert {row.split(" --")[0].split()[0] for row in rows} <= {path[0] for path in printing}
 
 

@@ -85,6 +85,15 @@ def candidates(parser: Parser, words: Sequence[str]) -> Iterator[Candidate]:
             yield from _options_of(line)
 
 
+def names_of(metavar: str, parser: Parser, words: Sequence[str]) -> list[str]:
+    """All that may stand for a `metavar` of which the names are known, with these words on the line."""
+    of_kind = VALUES[metavar]
+    with suppress(Exception):
+        found = of_kind(_read(parser, words), "") if of_kind is not None else ()
+        return list(dict.fromkeys(candidate.word for candidate in found))
+    return []
+
+
 def _read(parser: Parser, words: Iterable[str]) -> Line:
     line = Line(parser)
     for word in words:

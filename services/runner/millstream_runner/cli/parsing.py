@@ -22,6 +22,8 @@ from millstream_runner.colours import RESET, Style, is_coloured
 WIDTH_MAX = 80
 """Columns of a help text: it is read in split windows, and pasted."""
 _HELP_POSITION = 26
+_NAMED_MAX = 12
+"""Edges or vertices that a message lists."""
 _SYNONYMS = {
     "check": "validate", "create": "init", "dlq": "deadletters", "draw": "graph", "help": "--help", "lint": "validate",
     "new": "init", "ps": "status", "start": "run", "tail": "logs", "up": "run",
@@ -55,6 +57,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="print stack traces with errors"
         )
+        self._given: list[str] = []
+        """What stands on the line behind its name."""
         self.groups: dict[str, tuple[str, ...]] = {}
         """Of the commands below it, for its help."""
 
@@ -78,6 +82,7 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """As argparse does, but an unknown option is reported first: what is missing may be its fault."""
         if args is not None:
+            self._given = list(args)
             self._refuse_unknown_options(args)
         found, rest = super().parse_known_args(args, namespace)
         if rest and self.commands is None:
@@ -148,7 +153,18 @@ class Parser(argparse.ArgumentParser):
         meaning = action.help if action is not None else ""
         if action is not None and action.choices is not None:
             meaning = f"one of {', '.join(map(str, action.choices))}"
+        elif named := self._named_here(option):
+            meaning += f"; there are: {', '.join(named)}"
         return f"{option} is missing{f': {meaning}' if meaning else ''}"
+
+    def _named_here(self, option: str) -> list[str]:
+        """Names of the edges or vertices that are meant, where it is one of those that is missing."""
+        if option not in ("EDGE", "VERTEX"):
+            return []
+        # What completes words reads the files that lie here, and imports this module.
+        from millstream_runner.cli.completing import names_of
+
+        return names_of(option, self, self._given)[:_NAMED_MAX]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
