@@ -150,7 +150,7 @@ class Parser(argparse.ArgumentParser):
         action = self._option_string_actions.get(option) or next(
             (one for one in self._actions if not one.option_strings and option in (one.metavar, one.dest)), None
         )
-        meaning = action.help if action is not None else ""
+        meaning = (action.help or "") if action is not None else ""
         if action is not None and action.choices is not None:
             meaning = f"one of {', '.join(map(str, action.choices))}"
         elif named := self._named_here(option):
