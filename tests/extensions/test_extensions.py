@@ -122,6 +122,7 @@ def test_the_page_shows_the_code_that_runs_here() -> None:
     shown = r"^`tests/extensions/toys/([^`]+)`:\n\n```\w+\n(.*?)\n```$"
     blocks = re.findall(shown, PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert {name for name, _ in blocks} == {
+        "conformance.py",
         "pyproject.toml",
         "millstream_toys/countdown/lane.py",
         "millstream_toys/dedup/kind.py",

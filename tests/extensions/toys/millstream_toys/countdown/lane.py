@@ -7,7 +7,9 @@ from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from millstream import codes
 from millstream.clock import Clock
+from millstream.errors import DamageError
 from millstream.frame import build_frame
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
@@ -46,5 +48,11 @@ class _CountdownLane:
 @asynccontextmanager
 async def open_countdown(settings: CountdownSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
     """Goes on below the number in `owner.position`."""
-    last = int(owner.position) if owner.position else settings.start + 1
+    last = settings.start + 1
+    if owner.position:
+        try:
+            last = int(owner.position)
+        except ValueError as error:
+            what = f"lane {owner.lane}: {owner.position[:80]!r} is not a number of a countdown"
+            raise DamageError(codes.POSITION_UNREADABLE, what) from error
     yield _CountdownLane(last, settings.per_second, owner.clock)

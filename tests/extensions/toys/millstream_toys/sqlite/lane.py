@@ -33,16 +33,16 @@ class _SqliteLane:
         owner, epoch = self._owner, self._owner.epoch
         with self._database as transaction:
             transaction.execute(_OPENED, (owner.name, owner.ledger_id, *owner.start))
+            found = transaction.execute("SELECT ledger, sequence, record FROM lanes WHERE name = ?", (owner.name,))
+            ledger, *position = found.fetchone()
+            if ledger != owner.ledger_id:
+                raise DamageError(
+                    codes.SINK_AHEAD, f"{owner.where}: the table has records of another run; name another one"
+                )
             if not transaction.execute(_FENCE, (epoch, owner.name, epoch)).rowcount:
                 raise FencedError(
                     codes.OUTPUT_TAKEN_OVER, f"{owner.where}: the table knows an owner with epoch {epoch} or more"
                 )
-            found = transaction.execute("SELECT ledger, sequence, record FROM lanes WHERE name = ?", (owner.name,))
-            ledger, *position = found.fetchone()
-        if ledger != owner.ledger_id:
-            raise DamageError(
-                codes.SINK_AHEAD, f"{owner.where}: the table has records of another run; name another one"
-            )
         self._durable = max(self._durable, Position(*position))
 
     @property

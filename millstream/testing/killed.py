@@ -1,0 +1,78 @@
+"""One lane of a sink in a process of its own, which kills itself at a call that is named.
+
+    python -m millstream.testing.killed JSON
+
+The JSON has `settings`, `place`, `call` and `moment`: at that call of `write` or `flush` it dies `before`, `after`, or
+somewhere `inside` it.
+
+Above it: the suites. Below it: the connector, found by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from millstream.errors import RetryLaterError
+from millstream.spec.sinks import FallbackSink
+from millstream.testing.frames import FRAMES, offered, owner_of
+from millstream_writer.sinks.opening import open_sink
+
+Moment = Literal["before", "inside", "after"]
+
+_LIMIT_S = 60.0
+_INSIDE_S = 0.02
+"""At most how long after its beginning a call is cut."""
+
+
+def die_writing(settings: Mapping[str, Any], place: Path, call: int, moment: Moment) -> None:
+    """Have a first owner of the lane die at that call, in a process of its own."""
+    order = json.dumps({"settings": settings, "place": str(place), "call": call, "moment": moment})
+    done = subprocess.run(
+        [sys.executable, "-m", "millstream.testing.killed", order],
+        timeout=_LIMIT_S,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode not in (-signal.SIGKILL, 0):
+        raise AssertionError(f"the lane ended by itself with code {done.returncode}:\n{done.stderr[-4000:]}")
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _deliver(settings: Mapping[str, Any], place: Path, call: int, moment: Moment) -> None:
+    calls = 0
+    spec = FallbackSink.model_validate(dict(settings))
+    async with open_sink(spec, owner_of(place, 1)) as lane:
+        for frame, end in offered(range(1, FRAMES + 1)):
+            for work in (lambda frame=frame, end=end: lane.write([frame], end), lane.flush):
+                calls += 1
+                if calls == call and moment == "before":
+                    _die()
+                if calls == call and moment == "inside":
+                    threading.Timer(random.uniform(0, _INSIDE_S), _die).start()
+                while True:
+                    try:
+                        await work()
+                        break
+                    except RetryLaterError:
+                        await asyncio.sleep(0.01)
+                if calls == call:
+                    _die()
+
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    asyncio.run(_deliver(told["settings"], Path(told["place"]), told["call"], told["moment"]))

@@ -1,0 +1,254 @@
+"""The suite for sources.
+
+Above it: tests of a connector. Below it: the connector, found by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from millstream.clock import SystemClock
+from millstream.errors import MillstreamError, UserError
+from millstream.record import SOURCE_INPUT, LaneId
+from millstream.spec.sources import Source
+from millstream.testing.checks import check
+from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.sources.opening import open_source
+
+_LIMIT_S = 60.0
+_READ_S = 0.2
+_QUIET_READS = 5
+"""So many reads without a record, and a source that does not end has given all there is."""
+
+
+class SourceConformance(ABC):
+    """Inherit from it, and say what to read and what is there."""
+
+    partitions = 1
+    """Lanes that share the source."""
+
+    @abstractmethod
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        """What stands under `source:`, such as `{"countdown": {"start": 100}}`. Called for each test, with an empty
+        directory that relative paths start from; it makes the records, a hundred or so."""
+
+    @abstractmethod
+    def expected(self, place: Path) -> Sequence[bytes]:
+        """The values of all records that are there, in any order between lanes."""
+
+    def stop_target(self, place: Path) -> bool:
+        """Take the system away, as a kill of its server does; False where that cannot be done, and the test is left
+        out."""
+        return False
+
+    def start_target(self, place: Path) -> None:
+        """Bring it back, with what it had."""
+        raise NotImplementedError("what stops the target starts it")
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
+        """Settings with credentials that the system refuses, and a secret in them that no message may show; None
+        where there are none."""
+        return None
+
+    # The tests
+
+    def test_the_settings_are_read_and_promise_something(self) -> None:
+        """A promise has a sentence; an unknown field is a problem."""
+        with self._place() as (_, settings):
+            check(Source.model_validate(dict(settings)).promise().sentence, "a promise has a sentence")
+            (kind,) = settings
+            try:
+                Source.model_validate({kind: {**settings[kind], "noSuchField": 1}})
+            except ValueError as error:
+                check("noSuchField" in str(error), f"the problem does not name the field: {error}")
+            else:
+                raise AssertionError("an unknown field is taken")
+
+    def test_all_records_are_read_within_the_limits(self) -> None:
+        """By every lane together, each record once."""
+
+        async def run(place: Path, settings: Mapping[str, Any]) -> None:
+            values: list[bytes] = []
+            for partition in range(self.partitions):
+                async with self._open(place, settings, partition=partition) as lane:
+                    values += _values(await self._read_all(lane, records_max=7))
+            self._check(values, place)
+
+        self._run(run)
+
+    def test_reading_again_from_any_position_gives_the_rest_once(self) -> None:
+        """A position goes into the commit of the records before it, so a lane that died goes on there. A source that
+        cannot go back gives each record an id instead."""
+
+        async def run(place: Path, settings: Mapping[str, Any]) -> None:
+            for partition in range(self.partitions):
+                async with self._open(place, settings, partition=partition) as lane:
+                    replayable = lane.replayable
+                    batches = await self._read_all(lane, records_max=13)
+                if not replayable:
+                    check(
+                        all(batch.frame is None or batch.frame.ids_column for batch in batches), "records without ids"
+                    )
+                    return
+                whole = _values(batches)
+                done = 0
+                for batch in batches:
+                    done += batch.frame.records if batch.frame is not None else 0
+                    if batch.frame is None and not batch.ended:
+                        continue
+                    async with self._open(place, settings, batch.position, partition=partition) as lane:
+                        rest = _values(await self._read_all(lane, records_max=1000))
+                    check(
+                        rest == whole[done:],
+                        f"from {batch.position!r} it gives {len(rest)} of {len(whole) - done} records",
+                    )
+
+        self._run(run)
+
+    def test_a_position_that_is_none_of_its_own_is_refused(self) -> None:
+        """It says that it is unreadable, or of something else; it never starts over in silence."""
+
+        async def run(place: Path, settings: Mapping[str, Any]) -> None:
+            async with self._open(place, settings) as lane:
+                if not lane.replayable:
+                    return
+            for position in (b"\xff\x00", b'{"source": "another", "version": 1, "partitions": 1}'):
+                try:
+                    async with self._open(place, settings, position) as lane:
+                        await lane.read(10, 1 << 20, _READ_S)
+                except MillstreamError as error:
+                    check(str(error), "the message is empty")
+                else:
+                    raise AssertionError(f"the position {position!r} is taken")
+
+        self._run(run)
+
+    def test_a_lane_that_drains_ends_what_it_began(self) -> None:
+        """After `drain` nothing new is taken in, and reads end soon."""
+
+        async def run(place: Path, settings: Mapping[str, Any]) -> None:
+            async with self._open(place, settings) as lane:
+                first = await lane.read(3, 1 << 20, 5.0)
+                await lane.drain()
+                batches = [first]
+                for _ in range(_QUIET_READS):
+                    batches.append(await lane.read(1000, 1 << 24, _READ_S))
+                    if batches[-1].ended:
+                        break
+                drained = _values(batches)
+            if not lane.replayable:
+                return
+            async with self._open(place, settings, batches[-1].position) as lane:
+                rest = _values(await self._read_all(lane, records_max=1000))
+            if self.partitions == 1:
+                self._check(drained + rest, place)
+
+        self._run(run)
+
+    def test_a_system_that_is_away_is_waited_for(self) -> None:
+        """Reads give nothing until it is back; nothing is lost or repeated."""
+        with self._place() as (place, settings):
+
+            async def run() -> None:
+                async with self._open(place, settings) as lane:
+                    batches = [await lane.read(5, 1 << 20, 5.0)]
+                    if self.stop_target(place):
+                        try:
+                            batches += [await lane.read(5, 1 << 20, _READ_S) for _ in range(3)]
+                        finally:
+                            self.start_target(place)
+                    batches += await self._read_all(
+                        lane, records_max=1000, enough=len(self.expected(place)) - _count(batches)
+                    )
+                if self.partitions == 1:
+                    self._check(_values(batches), place)
+
+            asyncio.run(run())
+
+    def test_refused_credentials_are_said_without_the_secret(self) -> None:
+        """It is for the user to change: `UserError`."""
+        with self._place() as (place, _):
+            refused = self.refused_settings(place)
+            if refused is None:
+                return
+            settings, secret = refused
+
+            async def run() -> None:
+                try:
+                    async with self._open(place, settings) as lane:
+                        await lane.read(1, 1 << 20, _READ_S)
+                except UserError as error:
+                    check(secret not in str(error), "a message shows the secret")
+                else:
+                    raise AssertionError("no UserError was raised")
+
+            asyncio.run(run())
+
+    # Their parts
+
+    @asynccontextmanager
+    async def _open(
+        self, place: Path, settings: Mapping[str, Any], position: bytes = b"", *, partition: int = 0
+    ) -> AsyncIterator[SourceLane]:
+        source = Source.model_validate(dict(settings))
+        lane = LaneId("in", SOURCE_INPUT, partition)
+        opening = open_source(source, lane, self.partitions, position, base_dir=place, clock=SystemClock())
+        async with asyncio.timeout(_LIMIT_S), opening as opened:
+            yield opened
+
+    async def _read_all(self, lane: SourceLane, *, records_max: int, enough: int | None = None) -> list[SourceBatch]:
+        """Until it has ended, or has been quiet for a while; `enough`: or has given so many records."""
+        batches: list[SourceBatch] = []
+        quiet = 0
+        while (not batches or not batches[-1].ended) and (quiet < _QUIET_READS or (enough or 0) > _count(batches)):
+            batch = await lane.read(records_max, 1 << 20, _READ_S)
+            check(batch.frame is None or 1 <= batch.frame.records <= records_max, "more records than it was asked for")
+            quiet = quiet + 1 if batch.frame is None else 0
+            batches.append(batch)
+        if batches[-1].ended:
+            last = await lane.read(records_max, 1 << 20, _READ_S)
+            check(last.frame is None, "it gives records after its end")
+            check(last.ended, "it goes on after its end")
+        return batches
+
+    def _check(self, values: Sequence[bytes], place: Path) -> None:
+        expected = self.expected(place)
+        check(sorted(values) == sorted(expected), f"it gave {len(values)} records of {len(expected)}")
+
+    def _run(self, run: Any) -> None:
+        with self._place() as (place, settings):
+            coroutine: Coroutine[Any, Any, None] = run(place, settings)
+            asyncio.run(coroutine)
+
+    def _place(self) -> _Place:
+        return _Place(self)
+
+
+class _Place:
+    """An empty directory, and the settings for it."""
+
+    def __init__(self, suite: SourceConformance) -> None:
+        self._suite = suite
+        self._directory = TemporaryDirectory(prefix="millstream-conformance-")
+
+    def __enter__(self) -> tuple[Path, Mapping[str, Any]]:
+        place = Path(self._directory.__enter__())
+        return place, json.loads(json.dumps(dict(self._suite.settings(place))))
+
+    def __exit__(self, *_: object) -> None:
+        self._directory.cleanup()
+
+
+def _count(batches: Sequence[SourceBatch]) -> int:
+    return sum(batch.frame.records for batch in batches if batch.frame is not None)
+
+
+def _values(batches: Sequence[SourceBatch]) -> list[bytes]:
+    return [value for batch in batches if batch.frame is not None for value in batch.frame.values()]

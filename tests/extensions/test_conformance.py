@@ -1,0 +1,128 @@
+"""The suites that packages run against their connectors, run against toys and against ours."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from millstream.testing import SinkConformance, SourceConformance
+from tests.contract.sinks.file_target import numbers_in
+from tests.support.redis_server import RedisServer, open_redis
+
+TOYS = Path(__file__).parent / "toys"
+
+
+@pytest.fixture(scope="module")
+def redis_of_its_own() -> Iterator[RedisServer]:
+    with open_redis() as server:
+        yield server
+
+
+class TestFileSink(SinkConformance):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        return {"file": {"path": "out", "format": "jsonl"}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        return numbers_in(place / "out") if (place / "out").exists() else []
+
+
+class TestFileSource(SourceConformance):
+    partitions = 2
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        for name in "abc":
+            (place / f"{name}.jsonl").write_text("".join(f'{{"n": "{name}{n}"}}\n' for n in range(40)))
+        return {"file": {"paths": ["*.jsonl"], "format": "jsonl"}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [line for path in place.glob("*.jsonl") for line in path.read_bytes().splitlines()]
+
+
+class TestRedisSink(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_of_its_own: RedisServer) -> None:
+        self.server = redis_of_its_own
+        self.stream = f"out-{uuid4()}"
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.stream = f"out-{uuid4()}"
+        return {"redisStreams": {**self.server.settings, "stream": self.stream}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        return [json.loads(entry["value"])["n"] for entry in self.server.entries(self.stream)]
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.kill()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "password").write_text("wr0ng")
+        settings = {**self.server.settings, "password": {"file": "password"}, "stream": "out"}
+        return {"redisStreams": settings}, "wr0ng"
+
+
+class TestRedisSource(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_of_its_own: RedisServer) -> None:
+        self.server = redis_of_its_own
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.stream = f"in-{uuid4()}"
+        for n in range(100):
+            self.server.client.xadd(self.stream, {"n": n})
+        return {"redisStreams": {**self.server.settings, "stream": self.stream, "stopAtEnd": True}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b'{"n":"%d"}' % n for n in range(100)]
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.kill()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "password").write_text("wr0ng")
+        settings = {**self.server.settings, "password": {"file": "password"}, "stream": "in"}
+        return {"redisStreams": settings}, "wr0ng"
+
+
+@pytest.mark.guarantee("I1")
+def test_a_package_runs_the_suites_against_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    install = ["install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    subprocess.run([sys.executable, "-m", "pip", *install, str(TOYS)], check=True, timeout=100)
+    shutil.copy(TOYS / "conformance.py", tmp_path / "test_toys.py")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_toys.py"]
+    passed = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert passed.returncode == 0, passed.stdout[-4000:]
+    # One that commits its rows before it moves the position does not pass.
+    lane = site / "millstream_toys" / "sqlite" / "lane.py"
+    text = lane.read_text()
+    broken = text.replace(
+        '            transaction.executemany("INSERT INTO records VALUES (?)", rows)\n',
+        '            transaction.executemany("INSERT INTO records VALUES (?)", rows)\n'
+        "            transaction.commit(); __import__('time').sleep(0.01)\n",
+    )
+    assert broken != text
+    lane.write_text(broken)
+    shutil.rmtree(lane.parent / "__pycache__", ignore_errors=True)
+    failed = subprocess.run(
+        [*run, "-k", "Sqlite and killed"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert failed.returncode == 1, failed.stdout[-4000:]
+    assert "more than once" in failed.stdout
