@@ -68,7 +68,6 @@ def main() -> int:
             watch = wide.start(*COMMAND, "status", "--watch", cwd=directory)
             wide.until(lambda terminal: any(line.startswith("slow: price") for line in terminal.shown))
             watched = wide.shown
-            own.resize(120, 24)
             own.type("\x03")
             run.wait(120)
             own.until(lambda terminal: "data directory:" in terminal.text)
@@ -103,7 +102,11 @@ def ended(terminal: Terminal) -> list[str]:
     lines = terminal.all
     last = next(index for index, line in enumerate(lines) if line.startswith("account:"))
     first = max(index for index, line in enumerate(lines[:last]) if line.startswith("VERTEX"))
-    return lines[first : last + 1]
+    # Its heading may have two lines.
+    first -= lines[first - 1].startswith(" ")
+    # The sentence is wider than the terminal.
+    behind = next(index for index, line in enumerate(lines) if "data directory:" in line)
+    return lines[first:behind]
 
 
 def page(narrow: list[str], wide: list[str], end: list[str]) -> str:
@@ -116,7 +119,7 @@ def page(narrow: list[str], wide: list[str], end: list[str]) -> str:
         "## `millstream status --watch`, 120 columns",
         "The same run, from another terminal.",
         block(wide),
-        "## The end",
+        "## The end, 80 columns",
         "After Ctrl-C: what is in flight is finished, and the account is shown. `--report` has written its page.",
         block(end),
         "## The report",
