@@ -1,0 +1,34 @@
+"""The examples with servers run, in a short form, and find nothing wrong with what their targets have."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import kafka_server, postgres_server
+
+WHY = kafka_server.why_missing() or postgres_server.why_missing()
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY or "they are there")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("example", "option", "says"),
+    [
+        ("kafka-to-postgres", "--orders=1000", "orders: 1000 of 1000 rows, 0 of them wrong"),
+        ("cdc-to-kafka", "--customers=1000", "rows, and the table has 1351"),
+    ],
+)
+async def test_it_checks_what_its_target_has(example: str, option: str, says: str) -> None:
+    command = [sys.executable, str(EXAMPLES / example / f"{example.replace('-', '_')}.py"), option]
+    pipe = asyncio.subprocess.PIPE
+    running = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    out, err = await running.communicate()
+    assert running.returncode == 0, out.decode() + err.decode()
+    assert says in out.decode()
+    assert "account: BALANCED" in out.decode()
