@@ -39,7 +39,7 @@ async def change(shop: postgres_server.Database, customers: int) -> None:
         FILL.format(customers // 2),
         "UPDATE customers SET name = name || ' (moved)' WHERE id % 3 = 0",
         "DELETE FROM customers WHERE id % 10 = 0",
-        "BEGIN; UPDATE customers SET name = 'nobody'; ROLLBACK",
+        "BEGIN; UPDATE customers SET name = 'rolled back'; ROLLBACK",
         f"INSERT INTO customers (name, email) VALUES ('{LAST}', 'last@example.org')",
     )
 
