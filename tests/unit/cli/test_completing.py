@@ -70,7 +70,7 @@ def test_a_name_that_is_missing_is_one_of_those_here(here: Path, capsys: pytest.
     (here / "other.yaml").write_text(PIPELINE.replace("priced", "other"))
     assert main(["peek", "--file", "other.yaml"]) == 2
     assert "; there are: read-price, other, price-refused-dead-letter\n" in capsys.readouterr().err
-    # A file that is being written has no names, and is no reason for another message.
+    # A file that is being written has no names, which causes no other message.
     (here / "other.yaml").write_text("spec: [")
     (here / "pipeline.yaml").unlink()
     assert main(["tap"]) == 2
