@@ -16,6 +16,7 @@ from millstream_reader.sources.http.records import RequestRefused, read_records
 from millstream_reader.sources.postgres.changes import Changes, Table
 from millstream_reader.sources.postgres.pgoutput import Begin, Change, Column, NotPgoutputError, Relation, parse
 from millstream_reader.sources.postgres.texts import quoted, to_json
+from millstream_udf.message_socket import HEADER_BYTES, MessageSocket, TooLarge
 from tests.fuzzing.using import Target, use
 
 
@@ -198,7 +199,49 @@ def _results_seeds() -> Sequence[bytes]:
     return (Computed(pa.table({"window": pa.array([0, 1], pa.uint32()), "value": [b"a", b"b"]})).encode(),)
 
 
+def _taken(socket: MessageSocket) -> bytes | None:
+    """The next message of what has ended, so that it need not be waited for."""
+    try:
+        socket.receive().send(None)
+    except TooLarge:
+        return None
+    except StopIteration as returned:
+        message: bytes | None = returned.value
+        return message
+    raise AssertionError("it waits for more behind the end")
+
+
+def call_messages(data: bytes) -> None:
+    """Messages of a function's socket, in pieces of any size."""
+    limit = 1 << 20
+    for step in (1, 7, 4096):
+        socket, place = MessageSocket(limit), 0
+        while place < len(data) and socket.failed is None:
+            buffer = socket.get_buffer(-1)
+            piece = data[place : place + min(step, len(buffer))]
+            buffer[: len(piece)] = piece
+            socket.buffer_updated(len(piece))
+            place += len(piece)
+        place = 0
+        socket.eof_received()
+        while (message := _taken(socket)) is not None:
+            assert data[place : place + HEADER_BYTES] == len(message).to_bytes(HEADER_BYTES, "little")
+            place += HEADER_BYTES
+            assert data[place : place + len(message)] == message
+            place += len(message)
+        size = int.from_bytes(data[place : place + HEADER_BYTES], "little")
+        whole = len(data) - place >= HEADER_BYTES
+        assert (socket.failed is not None) == (whole and size > limit)
+        assert socket.failed is not None or not whole or len(data) - place < HEADER_BYTES + size
+
+
+def _call_seeds() -> Sequence[bytes]:
+    messages = (b"", b"a", b"bc" * 40, b"")
+    return (b"".join(len(message).to_bytes(HEADER_BYTES, "little") + message for message in messages), b"\xff" * 8)
+
+
 TARGETS = {
+    "call-messages": Target(call_messages, _call_seeds),
     "envelope": Target(envelope, _envelope_seeds),
     "http-request": Target(http_request, _http_seeds),
     "avro": Target(avro, _avro_seeds),

@@ -23,7 +23,7 @@ from millstream.udf.checks import check_parts
 from millstream.udf.native.messages import calls_allowed, description_of, hello_of, map_answer_of, sink_answer_of
 from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
-from millstream.udf.native.wire import open_wire
+from millstream.udf.native.wire import calls_socket_of, open_calls_wire
 from millstream.udf.protocol import (
     ClientTls,
     Connection,
@@ -49,8 +49,9 @@ _Message = TypeVar("_Message", bound=Message)
 class NativeConnection(Connection):
     """See `Connection`. Made by `open_connection`."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, target: str) -> None:
         self._channel = channel
+        self._target = target
 
     async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
         method: Any = self._channel.unary_unary(f"{SERVICE}/Describe")
@@ -62,9 +63,11 @@ class NativeConnection(Connection):
     @asynccontextmanager
     async def open_map(self, kind: FunctionKind, name: StreamName, *, outputs_max: int) -> AsyncIterator[MapStream]:
         times_allowed = kind is FunctionKind.SOURCE_TRANSFORM
+        beside = calls_socket_of(self._target)
+        hello = hello_of(kind, name, calls_socket=bool(beside))
         dialect = Dialect(
-            open=partial(open_wire, self._channel, f"{SERVICE}/Map", name.where),
-            hello=udf_pb2.SealedMapRequest(hello=hello_of(kind, name)).SerializeToString(),
+            open=partial(open_calls_wire, self._channel, f"{SERVICE}/Map", name.where, beside),
+            hello=udf_pb2.SealedMapRequest(hello=hello).SerializeToString(),
             welcome=partial(_map_welcome, where=name.where),
             answer=partial(map_answer, outputs_max=outputs_max, times_allowed=times_allowed),
             failed=lambda error: MapAnswer(error=error),
@@ -74,9 +77,11 @@ class NativeConnection(Connection):
 
     @asynccontextmanager
     async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:
+        beside = calls_socket_of(self._target)
+        hello = hello_of(FunctionKind.SINK, name, calls_socket=bool(beside))
         dialect = Dialect(
-            open=partial(open_wire, self._channel, f"{SERVICE}/Sink", name.where),
-            hello=udf_pb2.SealedSinkRequest(hello=hello_of(FunctionKind.SINK, name)).SerializeToString(),
+            open=partial(open_calls_wire, self._channel, f"{SERVICE}/Sink", name.where, beside),
+            hello=udf_pb2.SealedSinkRequest(hello=hello).SerializeToString(),
             welcome=partial(_sink_welcome, where=name.where),
             answer=sink_answer,
             failed=lambda error: SinkAnswer(error=error),
@@ -166,7 +171,7 @@ async def open_channel(target: str, tls: ClientTls | None = None) -> AsyncIterat
 async def open_connection(target: str, tls: ClientTls | None = None) -> AsyncIterator[Connection]:
     """A connection to `unix:/path` or `host:port`."""
     async with open_channel(target, tls) as channel:
-        yield NativeConnection(channel)
+        yield NativeConnection(channel, target)
 
 
 def decoded(kind: type[_Message], data: bytes) -> _Message:

@@ -38,7 +38,7 @@ _RESULTS = {
 }
 
 
-def hello_of(kind: FunctionKind, name: StreamName) -> udf_pb2.Hello:
+def hello_of(kind: FunctionKind, name: StreamName, *, calls_socket: bool = False) -> udf_pb2.Hello:
     """The first message of a stream."""
     return udf_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
@@ -47,6 +47,7 @@ def hello_of(kind: FunctionKind, name: StreamName) -> udf_pb2.Hello:
         vertex=name.vertex,
         lane=name.lane,
         replica=name.replica,
+        calls_socket=calls_socket,
     )
 
 

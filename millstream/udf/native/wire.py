@@ -1,26 +1,37 @@
-"""A stream over gRPC, as the calls and reads of functions see it.
+"""A stream of the native protocol, as the calls and reads of functions see it: over gRPC, and calls over a socket where
+the function has one beside its own.
 
-Above it: the streams of the native protocol. Below it: gRPC.
+Above it: the streams of the native protocol. Below it: gRPC, and `millstream_udf.message_socket`. How the two share the
+work stands in `millstream_udf.calls_socket`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from millstream.errors import UdfError
-from millstream.udf.calls import WireEndedError
+from millstream.limits import GRPC_MESSAGE_BYTES_MAX
+from millstream.udf.calls import Wire, WireEndedError
 from millstream.udf.native.service import FATAL
+from millstream_udf.calls_socket import SUFFIX
+from millstream_udf.message_socket import MessageSocket, TooLarge
+from millstream_udf.wire.udf.v1 import udf_pb2
 
 _RawCall = Any
 """grpc.aio.StreamStreamCall of bytes; its stubs are generic where the class is not."""
 _RawMessage = Any
 """Bytes, or `grpc.aio.EOF`."""
+_CONNECT_TIMEOUT_S = 5.0
+_STATUS_TIMEOUT_S = 1.0
+"""How long the status of a stream may come after the end of its socket."""
 
 
 class GrpcWire:
@@ -47,9 +58,13 @@ class GrpcWire:
         except asyncio.InvalidStateError as error:
             raise WireEndedError(str(error)) from error
         if data is grpc.aio.EOF:
-            self._ended(await self._call.code(), await self._call.details())
+            await self.end()
         message: bytes = data
         return message
+
+    async def end(self) -> NoReturn:
+        """Raises how the stream has ended, when it has."""
+        self._ended(await self._call.code(), await self._call.details())
 
     async def half_close(self) -> None:
         try:
@@ -60,10 +75,94 @@ class GrpcWire:
             raise WireEndedError(str(error)) from error
 
     def _ended(self, code: grpc.StatusCode, details: str | None) -> NoReturn:
-        if code in FATAL:
-            error_code, what = FATAL[code]
-            raise UdfError(error_code, f"{self._where}: {what}: {details or code.name}")
-        raise WireEndedError(f"{code.name}: {details or 'the function closed it'}")
+        raise _end(self._where, code, details)
+
+
+class CallsWire:
+    """See `Wire`: messages after the function's welcome go over a socket, if the welcome names one. Made by
+    `open_calls_wire`."""
+
+    def __init__(self, stream: GrpcWire, path: str, where: str) -> None:
+        self._stream = stream
+        self._path = path
+        self._where = where
+        self._welcomed = False
+        self._socket: MessageSocket | None = None
+
+    async def send(self, message: bytes) -> None:
+        if self._socket is None:
+            await self._stream.send(message)
+            return
+        if len(message) > GRPC_MESSAGE_BYTES_MAX:
+            raise _end(self._where, grpc.StatusCode.RESOURCE_EXHAUSTED, f"a call of {len(message):,} bytes")
+        try:
+            await self._socket.send(message)
+        except ConnectionError as error:
+            raise WireEndedError(str(error)) from error
+
+    async def receive(self) -> bytes:
+        if self._socket is not None:
+            return await self._receive_from(self._socket)
+        message = await self._stream.receive()
+        if not self._welcomed:
+            self._welcomed = True
+            if token := _token_in(message):
+                await self._connect(token)
+        return message
+
+    async def half_close(self) -> None:
+        if self._socket is None:
+            await self._stream.half_close()
+        else:
+            self._socket.end()
+
+    def abort(self) -> None:
+        if self._socket is not None:
+            self._socket.abort()
+
+    async def _connect(self, token: bytes) -> None:
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                _, socket = await asyncio.get_running_loop().create_unix_connection(
+                    lambda: MessageSocket(GRPC_MESSAGE_BYTES_MAX), self._path
+                )
+        except OSError as error:
+            # A time-out is one, too.
+            raise WireEndedError(f"no connection to {self._path}: {error}") from error
+        self._socket = socket
+        await self.send(token)
+
+    async def _receive_from(self, socket: MessageSocket) -> bytes:
+        try:
+            message = await socket.receive()
+        except TooLarge as error:
+            raise _end(self._where, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+        if message is not None:
+            return message
+        # The function closes the socket when its stream ends, and the stream says why. A process that has died says
+        # nothing, and need not be waited for.
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                await self._stream.end()
+        except TimeoutError:
+            raise WireEndedError("the function closed the socket of its calls") from None
+
+
+def _end(where: str, code: grpc.StatusCode, details: str | None) -> UdfError | WireEndedError:
+    """What the end of a stream means."""
+    if code in FATAL:
+        error_code, what = FATAL[code]
+        return UdfError(error_code, f"{where}: {what}: {details or code.name}")
+    return WireEndedError(f"{code.name}: {details or 'the function closed it'}")
+
+
+def _token_in(welcome: bytes) -> bytes:
+    """Of a first message, which is judged elsewhere."""
+    try:
+        # Welcome has the same number in every response.
+        return udf_pb2.SealedMapResponse.FromString(welcome).welcome.calls_token
+    except DecodeError:
+        return b""
 
 
 @asynccontextmanager
@@ -74,3 +173,22 @@ async def open_wire(channel: grpc.aio.Channel, method: str, where: str) -> Async
         yield GrpcWire(call, where)
     finally:
         call.cancel()
+
+
+def calls_socket_of(target: str) -> str:
+    """Path of the socket for calls beside that of `target`, where there is one; else empty. Remote functions have none,
+    and containers may share the function's socket only."""
+    scheme, _, path = target.partition(":")
+    beside = path + SUFFIX
+    return beside if scheme == "unix" and os.path.exists(beside) else ""
+
+
+@asynccontextmanager
+async def open_calls_wire(channel: grpc.aio.Channel, method: str, where: str, path: str) -> AsyncIterator[Wire]:
+    """A stream of calls: over the socket at `path` where the function says so; empty where there is none."""
+    async with open_wire(channel, method, where) as stream:
+        wire = CallsWire(stream, path, where)
+        try:
+            yield wire
+        finally:
+            wire.abort()

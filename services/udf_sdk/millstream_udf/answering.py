@@ -89,8 +89,8 @@ async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSink
         return udf_pb2.SinkAnswer(call_id=call.call_id, error=_error_text(error))
 
 
-def encode_map(answer: udf_pb2.SealedMapAnswer) -> bytes:
-    """The message to send; one that no peer would accept is replaced by an answer that says so."""
+def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
+    """The parts of the message to send; one that no peer would accept is replaced by an answer that says so."""
     rest = udf_pb2.SealedMapAnswer(
         call_id=answer.call_id, records=answer.records, outcomes=answer.outcomes, error=answer.error
     )
@@ -102,15 +102,16 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> bytes:
         *field(7, answer.headers),
         *field(8, answer.event_times_us),
     )
-    data = b"".join(field(_ANSWER, rest.SerializeToString(), *columns))
-    if len(data) <= MESSAGE_BYTES_MAX:
-        return data
+    parts = field(_ANSWER, rest.SerializeToString(), *columns)
+    size = sum(map(len, parts))
+    if size <= MESSAGE_BYTES_MAX:
+        return parts
     error = (
-        f"the outputs of one call came to {len(data):,} bytes; the limit is {MESSAGE_BYTES_MAX:,}. "
+        f"the outputs of one call came to {size:,} bytes; the limit is {MESSAGE_BYTES_MAX:,}. "
         "Give smaller or fewer outputs per record"
     )
     failed = udf_pb2.SealedMapAnswer(call_id=answer.call_id, error=error)
-    return udf_pb2.SealedMapResponse(answer=failed).SerializeToString()
+    return [udf_pb2.SealedMapResponse(answer=failed).SerializeToString()]
 
 
 def _error_text(error: BaseException) -> str:

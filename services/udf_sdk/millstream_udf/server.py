@@ -18,16 +18,17 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from millstream_udf import checking, debugging, imported, logs, output_prefix, spans
+from millstream_udf import checking, debugging, freed_memory, imported, logs, output_prefix, spans
 from millstream_udf.answering import MESSAGE_BYTES_MAX, answer_map, answer_sink, context_of, encode_map
+from millstream_udf.calls_socket import PAIRING_TIMEOUT_S, CallsSockets, open_calls_sockets
 from millstream_udf.context import Context
 from millstream_udf.definition import (
     CONCURRENCY_VARIABLE,
@@ -44,6 +45,7 @@ from millstream_udf.definition import (
 )
 from millstream_udf.failures import summary
 from millstream_udf.groups import Gone
+from millstream_udf.message_socket import MessageSocket, TooLarge
 from millstream_udf.reduce_stream import PartQueue, reduce_stream
 from millstream_udf.reducing import ReduceFunction
 from millstream_udf.sources import SourceLane
@@ -65,6 +67,8 @@ SWITCH_INTERVAL_S = 0.0005
 """After which a computing reduce function lets the server read on; with Python's own 5 ms it waits for its input."""
 
 _Servicer: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+_Answer: TypeAlias = Callable[[bytes], Coroutine[Any, Any, Sequence[bytes]]]
+"""Makes the parts of the answer to a call."""
 _FOR_EVER_S = 365 * 86400.0
 _SERVICE = "millstream.udf.v1.Udf"
 _OPTIONS = [
@@ -76,10 +80,17 @@ _OPTIONS = [
 class Server:
     """The service of one function."""
 
-    def __init__(self, definition: Definition, thread: FunctionThread, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        thread: FunctionThread,
+        tasks: asyncio.TaskGroup,
+        sockets: CallsSockets | None = None,
+    ) -> None:
         self._definition = definition
         self._thread = thread
         self._tasks = tasks
+        self._sockets = sockets
         self._readers: set[_Reader] = set()
         self._draining = False
 
@@ -118,28 +129,29 @@ class Server:
         ).SerializeToString()
 
     async def _map(self, _: Any, context: _Servicer) -> None:
-        hello = await self._greet(context, udf_pb2.SealedMapRequest, udf_pb2.MapResponse, (MAP, SOURCE_TRANSFORM))
+        hello = await self._hello(context, udf_pb2.SealedMapRequest, (MAP, SOURCE_TRANSFORM))
         lane = self._thread.function.lane()
 
-        async def answer(data: bytes) -> bytes:
+        async def answer(data: bytes) -> Sequence[bytes]:
             call = udf_pb2.SealedMapRequest.FromString(data).call
             return encode_map(await answer_map(lane, hello, call))
 
-        await self._converse(context, answer)
+        await self._serve_calls(context, hello, udf_pb2.MapResponse, answer)
 
     async def _sink(self, _: Any, context: _Servicer) -> None:
-        hello = await self._greet(context, udf_pb2.SealedSinkRequest, udf_pb2.SinkResponse, (SINK,))
+        hello = await self._hello(context, udf_pb2.SealedSinkRequest, (SINK,))
         lane = self._thread.function.lane()
 
-        async def answer(data: bytes) -> bytes:
+        async def answer(data: bytes) -> Sequence[bytes]:
             call = udf_pb2.SealedSinkRequest.FromString(data).call
-            return udf_pb2.SinkResponse(answer=await answer_sink(lane, hello, call)).SerializeToString()
+            return (udf_pb2.SinkResponse(answer=await answer_sink(lane, hello, call)).SerializeToString(),)
 
-        await self._converse(context, answer)
+        await self._serve_calls(context, hello, udf_pb2.SinkResponse, answer)
 
     async def _source(self, _: Any, context: _Servicer) -> None:
-        hello = await self._greet(context, udf_pb2.SourceRequest, udf_pb2.SourceResponse, (SOURCE,))
-        with self._reader(context) as reader:
+        hello = await self._hello(context, udf_pb2.SourceRequest, (SOURCE,))
+        await self._welcome(context, udf_pb2.SourceResponse)
+        with self._reader(_GrpcStream(context)) as reader:
             data = await reader.read()
             if data is None:
                 return
@@ -166,7 +178,8 @@ class Server:
                 await self._thread.run(lane.close())
 
     async def _reduce(self, _: Any, context: _Servicer) -> None:
-        hello = await self._greet(context, udf_pb2.SealedReduceRequest, udf_pb2.ReduceResponse, (REDUCE,))
+        hello = await self._hello(context, udf_pb2.SealedReduceRequest, (REDUCE,))
+        await self._welcome(context, udf_pb2.ReduceResponse)
         parts = PartQueue(patient=not self._definition.is_async)
         loop = asyncio.get_running_loop()
 
@@ -179,7 +192,7 @@ class Server:
                 raise Gone("the stream is gone") from None
 
         function = ReduceFunction(self._definition, self._thread.function.call)
-        with self._reader(context) as reader:
+        with self._reader(_GrpcStream(context)) as reader:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     reading = tasks.create_task(_read_parts(reader, parts))
@@ -189,14 +202,10 @@ class Server:
         if breach := reading.result():
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, breach)
 
-    async def _greet(
-        self,
-        context: _Servicer,
-        request: type[Message],
-        response: type[Message],
-        kinds: tuple[udf_pb2.Kind.ValueType, ...],
+    async def _hello(
+        self, context: _Servicer, request: type[Message], kinds: tuple[udf_pb2.Kind.ValueType, ...]
     ) -> udf_pb2.Hello:
-        """Hello and Welcome. Aborts the stream, with what to do, when the two sides do not fit."""
+        """Hello. Aborts the stream, with what to do, when the two sides do not fit."""
         first: Any = await context.read()
         hello = getattr(request.FromString(first), "hello", None) if isinstance(first, bytes) else None
         if hello is None or not hello.protocol_version:
@@ -217,35 +226,60 @@ class Server:
                 f"{wanted}. "
                 f"Decorate a function with {DECORATORS.get(hello.kind, 'another decorator')}",
             )
-        welcome = udf_pb2.Welcome(protocol_version=PROTOCOL_VERSION, calls_max=self.calls_max)
-        await context.write(response(welcome=welcome).SerializeToString())
         return hello
 
-    async def _converse(self, context: _Servicer, answer: Callable[[bytes], Coroutine[Any, Any, bytes]]) -> None:
+    async def _welcome(self, context: _Servicer, response: Callable[..., Message], token: bytes = b"") -> None:
+        welcome = udf_pb2.Welcome(protocol_version=PROTOCOL_VERSION, calls_max=self.calls_max, calls_token=token)
+        await context.write(response(welcome=welcome).SerializeToString())
+
+    async def _serve_calls(
+        self, context: _Servicer, hello: udf_pb2.Hello, response: Callable[..., Message], answer: _Answer
+    ) -> None:
+        """Welcome the client, and answer its calls: over a socket where it offers to, or over the stream itself."""
+        if self._sockets is None or not hello.calls_socket:
+            await self._welcome(context, response)
+            await self._converse(_GrpcStream(context), answer)
+            return
+        with self._sockets.expecting() as (token, arriving):
+            await self._welcome(context, response, token)
+            try:
+                async with asyncio.timeout(PAIRING_TIMEOUT_S):
+                    socket = await arriving
+            except TimeoutError:
+                await context.abort(
+                    grpc.StatusCode.UNAVAILABLE, "the client did not connect to the socket for its calls"
+                )
+            await self._converse(_SocketStream(socket), answer)
+            if socket.failed is not None:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(socket.failed))
+            await socket.close()
+
+    async def _converse(self, stream: _Stream, answer: _Answer) -> None:
         """Read calls, have each answered, write the answers as they come."""
         held = _Held(self.calls_max)
         writing = asyncio.Lock()
 
         async def handle(data: bytes) -> None:
+            size = len(data)
             try:
                 reply = await self._thread.run(answer(data))
                 async with writing:
-                    await context.write(reply)
-            except grpc.aio.BaseError:
+                    await stream.write(reply)
+            except (grpc.aio.BaseError, ConnectionError):
                 # The stream is gone; its reader ends too. What has no answer is sent again on the next.
                 return
             finally:
-                held.release(len(data))
+                held.release(size)
 
-        with self._reader(context) as reader:
+        with self._reader(stream) as reader:
             async with asyncio.TaskGroup() as calls:
                 while (data := await reader.read()) is not None:
                     await held.acquire(len(data))
                     calls.create_task(handle(data))
 
     @contextmanager
-    def _reader(self, context: _Servicer) -> Iterator[_Reader]:
-        reader = _Reader(context, self._tasks, stopped=self._draining)
+    def _reader(self, stream: _Stream) -> Iterator[_Reader]:
+        reader = _Reader(stream, self._tasks, stopped=self._draining)
         self._readers.add(reader)
         try:
             yield reader
@@ -265,11 +299,54 @@ async def _read_parts(reader: _Reader, parts: PartQueue) -> str:
     return ""
 
 
+class _Stream(Protocol):
+    """What carries the messages of one stream."""
+
+    async def read(self) -> bytes | None:
+        """The next message; None at the end."""
+
+    async def write(self, parts: Sequence[bytes]) -> None:
+        """Send the message of these parts. Raises `BaseError` or `ConnectionError` when the stream is gone."""
+
+
+class _GrpcStream:
+    """See `_Stream`."""
+
+    def __init__(self, context: _Servicer) -> None:
+        self._context = context
+
+    async def read(self) -> bytes | None:
+        try:
+            data: Any = await self._context.read()
+        except grpc.aio.BaseError:
+            return None
+        return data if isinstance(data, bytes) else None
+
+    async def write(self, parts: Sequence[bytes]) -> None:
+        await self._context.write(b"".join(parts))
+
+
+class _SocketStream:
+    """See `_Stream`."""
+
+    def __init__(self, socket: MessageSocket) -> None:
+        self._socket = socket
+
+    async def read(self) -> bytes | None:
+        try:
+            return await self._socket.receive()
+        except TooLarge:
+            return None
+
+    async def write(self, parts: Sequence[bytes]) -> None:
+        await self._socket.send(*parts)
+
+
 class _Reader:
     """Reads a stream until its end, or until it is stopped."""
 
-    def __init__(self, context: _Servicer, tasks: asyncio.TaskGroup, *, stopped: bool) -> None:
-        self._context = context
+    def __init__(self, stream: _Stream, tasks: asyncio.TaskGroup, *, stopped: bool) -> None:
+        self._stream = stream
         self._tasks = tasks
         self._stopped = stopped
         self._pending: asyncio.Task[bytes | None] | None = None
@@ -279,7 +356,7 @@ class _Reader:
         if self._stopped:
             return None
         # A task of its own, so that stopping it cannot be mistaken for the cancellation of the stream.
-        self._pending = self._tasks.create_task(self._read())
+        self._pending = self._tasks.create_task(self._stream.read())
         try:
             return await self._pending
         except asyncio.CancelledError:
@@ -287,13 +364,6 @@ class _Reader:
             if task is None or task.cancelling():
                 raise
             return None
-
-    async def _read(self) -> bytes | None:
-        try:
-            data: Any = await self._context.read()
-        except grpc.aio.BaseError:
-            return None
-        return data if isinstance(data, bytes) else None
 
     def stop(self) -> None:
         self._stopped = True
@@ -329,12 +399,17 @@ async def serve_until_told(definition: Definition, socket: str) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    async with open_thread(definition, _context()) as thread, asyncio.TaskGroup() as tasks:
+    async with (
+        open_thread(definition, _context()) as thread,
+        asyncio.TaskGroup() as tasks,
+        AsyncExitStack() as listening,
+    ):
         # The modules and what `setup` made stay for as long as the process: looking through them for garbage again and
         # again would hold calls up for tens of milliseconds, and find nothing.
         gc.collect()
         gc.freeze()
-        server = Server(definition, thread, tasks)
+        sockets = await listening.enter_async_context(open_calls_sockets(socket, MESSAGE_BYTES_MAX, tasks))
+        server = Server(definition, thread, tasks, sockets)
         transport = grpc.aio.server(options=_OPTIONS)
         transport.add_generic_rpc_handlers((server.handlers(),))
         transport.add_insecure_port(f"unix:{socket}")
@@ -393,6 +468,7 @@ def run(definition: Definition) -> None:
         output_prefix.install()
         # A reduce function computes for long at a time, and this process's other thread has parts to read meanwhile.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+    freed_memory.keep()
     imported.keep_listed()
     debugging.explain_breakpoints()
     context = _context()

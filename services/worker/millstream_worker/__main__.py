@@ -32,6 +32,7 @@ from millstream.spec import resolved
 from millstream.spec.resolved import Resolved
 from millstream.telemetry.logging import configure_logging
 from millstream.udf.sources import OnChange
+from millstream_udf import freed_memory
 from millstream_worker.ending import report
 from millstream_worker.programs import Development
 from millstream_worker.worker import Worker, WorkerConfig, open_worker
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logging(config.resolved.pipeline.name, only.vertex, only.number, level=options.log_level)
         if HEARTBEAT_VARIABLE not in os.environ:
             _note(config, options.pipeline)
+        freed_memory.keep()
         return uvloop.run(_run(config, takes_orders=options.orders))
     except Exception as error:  # noqa: BLE001  # a failure is reported in the log, whatever it is
         return report(error)

@@ -35,4 +35,4 @@ def test_an_answer_is_whole() -> None:
     answer.outcomes.add(index=1, reason="why")
     filled = {descriptor.name for descriptor, _ in answer.ListFields()}
     assert filled == set(answer.DESCRIPTOR.fields_by_name), "a field that is new has to be sent, too"
-    assert udf_pb2.SealedMapResponse.FromString(encode_map(answer)).answer == answer
+    assert udf_pb2.SealedMapResponse.FromString(b"".join(encode_map(answer))).answer == answer

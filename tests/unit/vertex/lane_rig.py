@@ -86,7 +86,7 @@ class InProcessStream:
             id_prefix=id_prefix,
             first_index=first_index,
         )
-        answer = encode_map(await answer_map(self._lane, self._hello, call))
+        answer = b"".join(encode_map(await answer_map(self._lane, self._hello, call)))
         return map_answer_of(udf_pb2.SealedMapResponse.FromString(answer).answer, frame.records, times_allowed=True)
 
 

@@ -116,6 +116,7 @@ class Hello(_message.Message):
     VERTEX_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
+    CALLS_SOCKET_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     kind: Global___Kind.ValueType
     pipeline: _builtins.str
@@ -123,6 +124,10 @@ class Hello(_message.Message):
     lane: _builtins.str
     """For example "in-map.0"."""
     replica: _builtins.int
+    calls_socket: _builtins.bool
+    """Map and sink: the client reaches the directory of the server's socket, and offers to send calls over a second socket
+    there, "<path of the socket>.calls". A server without one leaves calls_token empty.
+    """
     def __init__(
         self,
         *,
@@ -132,10 +137,11 @@ class Hello(_message.Message):
         vertex: _builtins.str = ...,
         lane: _builtins.str = ...,
         replica: _builtins.int = ...,
+        calls_socket: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "lane", b"lane", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "kind", b"kind", "lane", b"lane", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -149,18 +155,26 @@ class Welcome(_message.Message):
 
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     CALLS_MAX_FIELD_NUMBER: _builtins.int
+    CALLS_TOKEN_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     calls_max: _builtins.int
     """Calls the client may have without an answer; at least 1."""
+    calls_token: _builtins.bytes
+    """Not empty: the messages that follow in this stream, both ways, travel over the second socket. The client connects to
+    it and sends these bytes as the first message. A message is its length, four bytes, little-endian, and then what
+    would be a gRPC message. The client half-closes that connection instead of the stream; the server closes it when all
+    is answered, and ends the stream with its status.
+    """
     def __init__(
         self,
         *,
         protocol_version: _builtins.int = ...,
         calls_max: _builtins.int = ...,
+        calls_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "protocol_version", b"protocol_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

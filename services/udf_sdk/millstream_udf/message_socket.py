@@ -1,0 +1,176 @@
+"""Messages over a stream socket: each begins with its length, four bytes, little-endian.
+
+Above it: the server, and in a pipeline the client. Below it: the event loop. A message is received straight into memory
+of its own, and sent without being joined. It knows nothing of what is in a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import cast
+
+HEADER_BYTES = 4
+_SMALL_BYTES = 64 * 1024
+"""What is read at once while it is not known how long the next message is."""
+_WAITING_MAX = 16
+"""Received messages that wait to be taken, over which no more is read."""
+_WAITING_BYTES_MAX = 1024 * 1024
+"""And their bytes."""
+_UNSENT_BYTES_MAX = 1024 * 1024
+"""Bytes that the socket has not taken, over which `send` waits."""
+
+
+class TooLarge(Exception):
+    """A message is larger than the other side may send."""
+
+
+class MessageSocket(asyncio.BufferedProtocol):
+    """One connection. `receive` belongs to one task, and `send` to one at a time."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._transport: asyncio.Transport | None = None
+        self._small = bytearray(_SMALL_BYTES)
+        self._message: bytearray | None = None
+        """A message of which the first part has come."""
+        self._filled = 0
+        """Bytes of it, or of `_small`."""
+        self._received: deque[bytes] = deque()
+        self._received_bytes = 0
+        self._paused = False
+        self._ended = False
+        """Nothing more comes."""
+        self.failed: TooLarge | None = None
+        """Why it reads nothing more, where the other side is why."""
+        self._aborted = False
+        self._changed = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._lost = asyncio.Event()
+
+    async def receive(self) -> bytes | None:
+        """The next message; None when the other side has ended, or the connection is lost. Raises `TooLarge`."""
+        while not self._received:
+            if self.failed is not None:
+                raise self.failed
+            if self._ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        message = self._received.popleft()
+        self._received_bytes -= len(message)
+        if self._paused and not self._is_full() and self._is_open():
+            assert self._transport is not None
+            self._paused = False
+            self._transport.resume_reading()
+        return message
+
+    async def send(self, *parts: bytes) -> None:
+        """Send a message of these parts. Returns when there is room for another; raises `ConnectionError` when the
+        connection is lost."""
+        size = sum(map(len, parts))
+        if not self._is_open():
+            raise ConnectionResetError("the socket is closed")
+        assert self._transport is not None
+        self._transport.writelines((size.to_bytes(HEADER_BYTES, "little"), *parts))
+        await self._writable.wait()
+
+    def end(self) -> None:
+        """Send nothing more."""
+        if self._is_open():
+            assert self._transport is not None
+            self._transport.write_eof()
+
+    async def close(self) -> None:
+        """Returns when all is sent, or nothing more can be."""
+        if self._transport is not None:
+            self._transport.close()
+            await self._lost.wait()
+
+    def abort(self) -> None:
+        """Close it, whatever is not sent."""
+        self._aborted = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are of a class of their own.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(_UNSENT_BYTES_MAX)
+        if self._aborted:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended = True
+        self._changed.set()
+        self._writable.set()
+        self._lost.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._small if self._message is None else self._message)[self._filled :]
+
+    def buffer_updated(self, count: int) -> None:
+        self._filled += count
+        if self._message is None:
+            self._take_small()
+        elif self._filled == len(self._message):
+            self._put(bytes(self._message))
+            self._message, self._filled = None, 0
+        if self._is_full() and not self._paused and self._is_open():
+            assert self._transport is not None
+            self._paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._ended = True
+        self._changed.set()
+        # What is not answered yet may still be sent.
+        return True
+
+    def _take_small(self) -> None:
+        """Take the messages out of what was read, and begin the one that has come in part."""
+        with memoryview(self._small) as read:
+            start = 0
+            while self._filled - start >= HEADER_BYTES:
+                body = start + HEADER_BYTES
+                size = int.from_bytes(read[start:body], "little")
+                if size > self._bytes_max:
+                    self._refuse(size)
+                    return
+                if body + size > self._filled:
+                    if size <= _SMALL_BYTES - HEADER_BYTES:
+                        break
+                    self._message = bytearray(size)
+                    self._filled -= body
+                    self._message[: self._filled] = read[body : body + self._filled]
+                    return
+                self._put(bytes(read[body : body + size]))
+                start = body + size
+            self._filled -= start
+            if start:
+                read[: self._filled] = bytes(read[start : start + self._filled])
+
+    def _put(self, message: bytes) -> None:
+        self._received.append(message)
+        self._received_bytes += len(message)
+        self._changed.set()
+
+    def _refuse(self, size: int) -> None:
+        self.failed = TooLarge(f"a message of {size:,} bytes was announced; the limit is {self._bytes_max:,}")
+        self._changed.set()
+        self.abort()
+
+    def _is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def _is_full(self) -> bool:
+        return len(self._received) >= _WAITING_MAX or self._received_bytes >= _WAITING_BYTES_MAX
