@@ -2,9 +2,10 @@
 
     python benchmarks/udf.py [--seconds 3] [--json]
 
-Three figures:
+Four figures:
   * stage: the function stage alone (unpack columns, call, pack), records per second of CPU;
-  * stream: the same function in its own process, over the gRPC stream, records per second of wall clock;
+  * stream: the same function in its own process, as a pipeline calls it, records per second of wall clock;
+  * leg: what a frame there and back costs the pipeline's process and the function's, milliseconds of processor time;
   * slow: an async function that waits 20 ms a record with 500 in flight; its limit is 25,000 records/s.
 """
 
@@ -18,9 +19,11 @@ import sys
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uvloop
 
 from millstream.frame import Frame, build_frame
@@ -28,6 +31,7 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import open_local_function
 from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
+from millstream_udf import freed_memory
 from millstream_udf.answering import answer_map, context_of
 from millstream_udf.definition import define
 from millstream_udf.execution import open_function
@@ -59,8 +63,20 @@ async def measure_stage(function: Callable[..., Any], records: int, seconds: flo
         return calls * records / (time.process_time() - began)
 
 
-async def measure_stream(function: str, records: int, in_flight: int, seconds: float, env: dict[str, str]) -> float:
-    """Records per second of wall clock, through a process of its own."""
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Of a function in a process of its own."""
+
+    records_per_s: float
+    """Of wall clock."""
+    caller_ms: float
+    """Processor time of a frame here."""
+    function_ms: float
+    """And there."""
+
+
+async def measure_stream(function: str, records: int, in_flight: int, seconds: float, env: dict[str, str]) -> Streamed:
+    """Through a process of its own."""
     frame = frame_of(records)
     done = 0
     spec = SidecarSpec(python_command(f"{FUNCTIONS}:{function}"), "udf", "benchmark", function, env=env)
@@ -69,18 +85,24 @@ async def measure_stream(function: str, records: int, in_flight: int, seconds: f
         sidecar.open_map(FunctionKind.MAP, StreamName("benchmark", function, "in.0", 0)) as stream,
     ):
         await stream.call(frame, watermark_us=0)
-        began = time.monotonic()
+        process = psutil.Process(sidecar.statistics().pid)
+        began, here, there, calls = time.monotonic(), time.process_time(), sum(process.cpu_times()[:2]), 0
 
         async def caller() -> None:
-            nonlocal done
+            nonlocal done, calls
             while time.monotonic() - began < seconds:
                 answer = await stream.call(frame, watermark_us=0)
                 done += answer.records
+                calls += 1
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(in_flight):
                 tasks.create_task(caller())
-        return done / (time.monotonic() - began)
+        return Streamed(
+            done / (time.monotonic() - began),
+            1e3 * (time.process_time() - here) / calls,
+            1e3 * (sum(process.cpu_times()[:2]) - there) / calls,
+        )
 
 
 async def measure(seconds: float) -> dict[str, float]:
@@ -93,12 +115,16 @@ async def measure(seconds: float) -> dict[str, float]:
                 rate = await measure_stage(functions[name], records, seconds / 4)
                 figures[f"stage {name} frames of {records}"] = rate
     for records, in_flight in ((1, 1), (1, 16), (500, 8), (2000, 8), (4096, 8)):
-        rate = await measure_stream("identity", records, in_flight, seconds, {})
-        figures[f"stream identity frames of {records} in flight {in_flight}"] = rate
+        streamed = await measure_stream("identity", records, in_flight, seconds, {})
+        figures[f"stream identity frames of {records} in flight {in_flight}"] = streamed.records_per_s
+        if in_flight > 1:
+            figures[f"leg frames of {records}, caller ms"] = streamed.caller_ms
+            figures[f"leg frames of {records}, function ms"] = streamed.function_ms
     for records, in_flight in ((100, 12), (500, 4), (1, 500)):
         env = {"MILLSTREAM_UDF_CONCURRENCY": str(SLOW_IN_FLIGHT)}
-        rate = await measure_stream("slow", records, in_flight, seconds, env)
-        figures[f"slow frames of {records} calls {in_flight} share of limit"] = rate / (SLOW_IN_FLIGHT / SLOW_DELAY_S)
+        streamed = await measure_stream("slow", records, in_flight, seconds, env)
+        share = streamed.records_per_s / (SLOW_IN_FLIGHT / SLOW_DELAY_S)
+        figures[f"slow frames of {records} calls {in_flight} share of limit"] = share
     return figures
 
 
@@ -107,6 +133,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for each stream figure")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     arguments = parser.parse_args()
+    # As in a worker.
+    freed_memory.keep()
     figures = uvloop.run(measure(arguments.seconds))
     for name, figure in figures.items():
         print(f"{name:50} {figure:12,.2f}" if figure < 10 else f"{name:50} {figure:12,.0f}")
