@@ -176,6 +176,11 @@ def test_a_start_says_what_it_waits_for_instead_of_zeros() -> None:
     assert lines[1] == "waits for: map (0 of 1 vertices are there)"
     assert "0" not in lines[3]
     assert plain_lines(starting) == ["00:02 starting: waits for map (0 of 1 vertices are there)"]
+    # The state has said so, and the figures have the room.
+    spark = replace(scene(2.0, "waiting for Spark"), waits_for="Spark, which computes the windows")
+    (line,) = plain_lines(spark)
+    assert line.startswith("00:02 waiting for Spark: in ")
+    assert "waits for" not in line
 
 
 def test_lines_without_a_terminal_are_short_and_name_what_is_slow_and_what_does_not_run() -> None:
