@@ -173,7 +173,7 @@ KAFKA_PREFETCH_BYTES = 16 * MIB
 KAFKA_FETCH_AGAIN_MS = 10
 """How soon a client that holds that much looks whether there is room again: it empties 16 MiB in some 50 ms."""
 KAFKA_TOPICS_REREAD_S = 30.0
-"""How often a source looks for new partitions."""
+"""How often a source looks for new partitions and topics."""
 KAFKA_MARKER_REFRESH_S = 3600.0
 """A lane that writes nothing tells Kafka its position this often: offsets are forgotten after seven days by default,
 and operators seldom set less than a day."""

@@ -12,6 +12,8 @@ from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After, NotEmpty
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 
+PATTERN = "^"
+"""What a regular expression in place of a topic begins with."""
 _BROKER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _OURS = re.compile(
     r"(sasl|ssl)\..*|security\.protocol|bootstrap\.servers|metadata\.broker\.list|.*_cb|plugin\..*|opaque|"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from millstream import codes
 from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError, UserError
 from millstream.limits import KAFKA_CALL_S, KAFKA_REPORTED_EVERY_S
-from millstream.spec.kafka import KafkaCluster
+from millstream.spec.kafka import PATTERN, KafkaCluster
 from millstream.spec.references import resolve
 
 _log = logging.getLogger(__name__)
@@ -217,6 +218,14 @@ def topic_partitions(consumer: Consumer, topic: str, limit_s: float) -> list[int
     return sorted(found.partitions)
 
 
+def topics_like(consumer: Consumer, topic: str, limit_s: float) -> list[str]:
+    """The topics that a pattern has now, without those of Kafka itself; of a name that is not a pattern, that name."""
+    if not topic.startswith(PATTERN):
+        return [topic]
+    found = consumer.list_topics(timeout=limit_s).topics
+    return sorted(name for name in found if not name.startswith("__") and re.match(topic, name))
+
+
 async def look_for_topics(cluster: KafkaCluster, topics: Sequence[str], base_dir: Path, where: str) -> None:
     """See that the cluster answers and has these topics. Errors: those of `reach`."""
     heard = Heard(where)
@@ -225,7 +234,9 @@ async def look_for_topics(cluster: KafkaCluster, topics: Sequence[str], base_dir
         consumer = await thread.run(made, Consumer, settings, where)
         try:
             for topic in topics:
-                asked = partial(topic_partitions, consumer, topic)
-                await thread.run(reach, asked, consumer.poll, heard, thread, cluster, where)
+                names = partial(topics_like, consumer, topic)
+                for name in await thread.run(reach, names, consumer.poll, heard, thread, cluster, where):
+                    asked = partial(topic_partitions, consumer, name)
+                    await thread.run(reach, asked, consumer.poll, heard, thread, cluster, where)
         finally:
             thread.end(consumer.close)

@@ -14,7 +14,9 @@ from confluent_kafka.cimpl import NewPartitions
 
 from millstream import codes
 from millstream.record import Record
+from millstream.spec.models import Source
 from millstream_reader.source import SourceBatch
+from millstream_reader.sources.kafka import lane as lane_module
 from millstream_reader.sources.kafka.lane import KafkaSourceLane
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
@@ -130,6 +132,30 @@ async def test_a_start_is_decided_once_and_new_partitions_are_read_from_their_be
     async with open_lane(earlier) as lane:
         records, _, _ = await read_to_end(lane)
     assert len(records) == 122
+
+
+async def test_topics_by_a_pattern_and_those_that_come_later(
+    kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_module, "KAFKA_TOPICS_REREAD_S", 0.0)
+    prefix = f"like-{uuid4()}"
+    pattern = spec(kafka, f"^{prefix}-[0-9]$", start="latest")
+    async with open_lane(pattern) as lane:
+        first = await lane.read(10, 1 << 20, 0.05)
+        assert first.frame is None
+        for name in ("1", "x", "2"):
+            kafka.produce(kafka.create(f"{prefix}-{name}"), [name.encode()])
+        batches = [first]
+        records = await read_until(lane, lambda records: len(records) == 2, batches)
+    assert sorted(values(records)) == [b"1", b"2"]
+    kafka.produce(f"{prefix}-1", [b"3"])
+    async with open_lane(pattern, batches[-1].position) as lane:
+        assert values(await read_until(lane, lambda records: len(records) == 1)) == [b"3"]
+    async with open_lane(spec(kafka, f"^{prefix}-,{prefix}-1", stopAtEnd=True)) as lane:
+        records, _, _ = await read_to_end(lane)
+    assert sorted(values(records)) == [b"1", b"2", b"3", b"x"]
+    with pytest.raises(ValueError, match="is not a regular expression"):
+        Source.model_validate(spec(kafka, "^("))
 
 
 async def test_records_that_were_removed_are_damage_and_named(kafka: KafkaServer, topic: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.kafka import KafkaCluster, clear_password
+from millstream.spec.kafka import PATTERN, KafkaCluster, clear_password
 from millstream.spec.problems import Finding, Path
-from millstream.spec.values import Flag, Text
+from millstream.spec.rules import After
+from millstream.spec.values import Flag, Text, problem
 from millstream_reader.connector import SourceConnector, SourceOwner
 from millstream_reader.sources.starts import EARLIEST, Start
 
@@ -17,13 +20,24 @@ if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
 
 
+def _checked_topics(written: str) -> str:
+    for name in written.split(","):
+        try:
+            re.compile(name.strip() if name.strip().startswith(PATTERN) else "")
+        except re.error as error:
+            what = f"{name.strip()!r} is not a regular expression: {error}"
+            raise problem(codes.VALUE_MALFORMED, what, "a name, or an expression such as `^orders-`") from None
+    return written
+
+
 class KafkaSource(KafkaCluster):
     """Reads topics of Kafka; each of their partitions is read by one lane, in order."""
 
     noun = "a kafka source"
 
-    topic: Text
-    """The topic; several with commas between them."""
+    topic: Annotated[Text, After(_checked_topics)]
+    """The topic; several with commas between them. One that begins with `^` is a regular expression, which topics match
+    from their first character: `^orders-`. Those that are created later are found within half a minute."""
     start: Start = EARLIEST
     """Where the first run starts: `earliest`, `latest`, or at the first record of a time (RFC 3339, with an offset).
     Later runs go on where the last commit ended. Partitions that are added later are read from their beginning."""

@@ -13,7 +13,7 @@ import logging
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from millstream.wire.kafka import (
     open_thread,
     reach,
     topic_partitions,
+    topics_like,
     user_error,
 )
 from millstream_reader.connector import SourceOwner
@@ -145,10 +146,15 @@ class KafkaSourceLane:
         self._looked_s = time.monotonic()
         return [
             (topic, partition)
-            for topic in self._spec.topics
+            for topic in self._topics()
             for partition in self._reach(partial(topic_partitions, self._client, topic))
             if (zlib.crc32(topic.encode()) + partition) % self._owner.partitions == self._owner.lane.partition
         ]
+
+    def _topics(self) -> Sequence[str]:
+        """Those that are named, and those that patterns have now."""
+        found = (self._reach(partial(topics_like, self._client, topic)) for topic in self._spec.topics)
+        return tuple(dict.fromkeys(name for names in found for name in names))
 
     def _add(self, splits: list[Split]) -> bool:
         """Take new partitions up, from their beginning; whether there are any. What has an end takes none."""
