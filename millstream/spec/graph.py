@@ -137,7 +137,7 @@ class Graph:
         return self._edges[name]
 
     def data_edges(self, vertex: str) -> tuple[Edge, ...]:
-        """The edges that take what a vertex puts out."""
+        """The edges that take the output of a vertex."""
         return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "data")
 
     def dead_letter_edges(self, vertex: str) -> tuple[Edge, ...]:

@@ -170,7 +170,7 @@ class Edge(SpecModel):
     """Name of the edge, part of its buffers' names. Default: `<from>-<to>`, for a dead-letter edge
     `<from>-<to>-dead-letter`, for a late edge `<from>-<to>-late`."""
     kind: EdgeKind = "data"
-    """`data`: what the vertex puts out. `deadLetter`: records it gave up on, with the reason. `late`: records that
+    """`data`: the output of the vertex. `deadLetter`: records it gave up on, with the reason. `late`: records that
     came to a reduce after all their windows were closed, as they were."""
     conditions: Conditions | None = None
     """Which messages take this edge; only of kind `data`. Default: all."""

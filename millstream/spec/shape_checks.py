@@ -343,7 +343,7 @@ def _chains(outline: Outline) -> Iterator[Finding]:
 def _needs_buffer(outline: Outline, edge: EdgeOutline, origin: VertexOutline, target: VertexOutline) -> Iterator[str]:
     """Why the vertices at the ends of an edge cannot run as one lane."""
     if edge.kind != "data":
-        yield "it does not carry what its vertex puts out"
+        yield "it does not carry the output of its vertex"
     if edge.picks:
         yield f"it has `{edge.picks}`, and a chained edge takes every record"
     if origin.kind is not None and not origin.kind.may_lead_chain:
@@ -353,7 +353,7 @@ def _needs_buffer(outline: Outline, edge: EdgeOutline, origin: VertexOutline, ta
     if any(
         other.index != edge.index and other.kind == "data" and other.origin == origin.name for other in outline.edges
     ):
-        yield f"`{origin.name}` has other data edges, so what it puts out goes to several vertices"
+        yield f"`{origin.name}` has other data edges, so its output goes to several vertices"
     if any(other.index != edge.index and other.target == target.name for other in outline.edges):
         yield f"`{target.name}` reads other edges too"
     if origin.name in topology.reachable([target.name], [(one.origin, one.target) for one in outline.edges]):

@@ -79,7 +79,7 @@ async def test_a_tap_has_no_effect_even_if_it_is_stopped_or_killed(
 
     shown = numbers(seen.out)
     assert all(later > sooner for sooner, later in pairwise(shown))
-    # Nothing is passed over in silence: what was shown and what was missed is all that came after the tap began.
+    # Nothing is skipped silently: what was shown and what was missed is all that came after the tap began.
     assert count - shown[0] <= len(shown) + missed(seen) <= count
     gaps = sum(later != sooner + 1 for sooner, later in pairwise(shown))
     assert gaps <= seen.err.count("missed here")

@@ -249,7 +249,7 @@ def _joined(*, group_by: str = "", **more: Any) -> CrashPipeline:
 
     both, one = expected_of(in_time, closed_at_last_s), expected_of(_on_side("in", in_time), closed_at_last_s)
     first = len(expected_of(_FIRST, closed_s)) + len(expected_of(_on_side("in", _FIRST), closed_s))
-    # Each reduce tells of what is late for it.
+    # Each reduce reports what is late for it.
     everything = Counter(event.n for event in (*_FIRST, *_LATE, *_SECOND, *late, *_on_side("in", late)))
 
     async def feed(outputs: Outputs) -> None:

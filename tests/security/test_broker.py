@@ -136,7 +136,7 @@ async def test_a_stranger_is_refused(run: Run, stranger: Stranger) -> None:
     assert "SEEN" not in seen.stdout
     assert "--broker-access" in seen.stdout
     assert run.key not in seen.stdout
-    # Whose pipeline it is looks into it as ever, and it has not noticed anything.
+    # Whose pipeline it is looks into it as before, and it has not noticed anything.
     place = ("--data-dir", str(run.folder / "data"))
     peeked = await command(run.folder, "peek", "in-map", "--from", "1", "--count", "1", *place)
     assert peeked.exit_code == 0, peeked.err

@@ -1,6 +1,6 @@
 """What the broker really keeps: read from its settings, not assumed.
 
-Above it: `jetstream.py`. Below it: what the server tells of itself, over the connection or at its monitoring endpoint,
+Above it: `jetstream.py`. Below it: what the server reports about itself, over the connection or at its monitoring endpoint,
 and the configuration of a stream.
 """
 
@@ -28,7 +28,7 @@ _STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLe
 
 
 async def ask_server_settings(connection: BrokerConnection) -> tuple[dict[str, Any] | None, str]:
-    """What the server tells of itself over NATS, and where that was learned; None with why it does not.
+    """What the server reports about itself over NATS, and where that was learned; None with why it does not.
 
     It answers where its configuration lends that to the account (deploy/README.md).
     """

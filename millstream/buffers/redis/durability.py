@@ -1,6 +1,6 @@
 """What the server really keeps: read from its settings, not assumed.
 
-Above it: `ledger.py`. Below it: what the server tells of itself.
+Above it: `ledger.py`. Below it: what the server reports about itself.
 
 With `appendfsync always` a commit is written to the append-only file and fsynced before it is answered; with `no` it is
 written before it is answered, so it survives the process and not the machine. With `everysec` the server may put the

@@ -1,4 +1,4 @@
-"""OT stores in Redis or Valkey: a hash per vertex, a field per lane, and a channel that tells of every put.
+"""OT stores in Redis or Valkey: a hash per vertex, a field per lane, and a channel that announces every put.
 
     publish ── put, guarded by how often it was put before ──► hash
                        │                                        │

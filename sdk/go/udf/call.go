@@ -15,7 +15,7 @@ type Call struct {
 	Replica int
 	// 0 for the first attempt at these records; then how often the function failed on one of them or asked for it again.
 	Attempt int
-	// No record older than this will follow (late data excepted). Zero where a function is not told of one.
+	// No record older than this will follow (late data excepted). Zero if the function gets none.
 	Watermark time.Time
 	// W3C trace context of the mesh's span around this call; empty when it is not sampled.
 	Traceparent string

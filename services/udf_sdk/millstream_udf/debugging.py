@@ -91,7 +91,7 @@ def advice() -> str:
     vertex = os.environ.get("MILLSTREAM_VERTEX", "NAME")
     return (
         "a function in a pipeline has no terminal. `millstream run ... --debug-function "
-        f"{vertex}` waits for a debugger; in a test of the function pdb works as ever"
+        f"{vertex}` waits for a debugger; in a test of the function pdb works as usual"
     )
 
 

@@ -41,7 +41,7 @@ _RESULT_BYTES = 8
 """What a result takes beside its value: an answer of empty ones has an end too."""
 """An answer leaves when its results have come to this."""
 ANSWER_GROUPS = 4096
-"""Or when it tells of so many groups."""
+"""Or when it reports so many groups."""
 RESULT_BYTES_MAX = 7 * 1024 * 1024
 """Of one result, with its keys and headers: a result becomes a record, and a larger one is refused."""
 

@@ -349,7 +349,7 @@ class Mapper:
             largest = max((row.size for row in rows), default=0)
             if largest > RECORD_BYTES_MAX:
                 del attempted.rows[index]
-                reason = f"the function put out a record of {largest} bytes; at most {RECORD_BYTES_MAX} can be sent"
+                reason = f"the function returned a record of {largest} bytes; at most {RECORD_BYTES_MAX} can be sent"
                 self._give_up(index, Outcome(index, Result.ERROR, reason), attempted, attempted.attempts(index) + 1)
 
     def _refuse_future(self, pending: Sequence[int], attempted: _Attempted) -> None:

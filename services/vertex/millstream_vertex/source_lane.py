@@ -99,7 +99,7 @@ class SourceVertexLane:
         bound: future.FutureBound | None = None,
         run: str = "",
     ) -> None:
-        """`router`: of the source, for its dead letters; `outlet`: for what it puts out. `seen` is needed for a source
+        """`router`: of the source, for its dead letters; `outlet`: for its output. `seen` is needed for a source
         that is not replayable; `on_invalid` decides about input that cannot be read; `naming` how messages name a
         record. `bound`: of event times; the transformer knows it itself. `run`: id of the lane's ledger, for the
         dead letters of those that follow in a chain."""

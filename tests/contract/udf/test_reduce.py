@@ -281,7 +281,7 @@ async def test_a_slow_function_holds_its_caller_up(
     reduction = UdfReduction(program(sidecar))
     running = asyncio.create_task(asyncio.to_thread(lambda: results_of(reduction.run(parts()))))
     async with asyncio.timeout(30):
-        # Until nothing moves any more. Counters and another process's file: no event tells of them.
+        # Until nothing moves any more. Counters and another process's file: no event reports them.
         stood = -1
         while stood != taken or taken < 2 or not begun.exists():
             stood = taken

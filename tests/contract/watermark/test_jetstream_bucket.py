@@ -144,7 +144,7 @@ async def test_a_server_that_freezes_costs_a_retry_and_no_entry(tmp_path: Path) 
         server.pause()
         store.publish(LANE, OtEntry(epoch=1, watermark_us=2))
         async with asyncio.timeout(3 * limits.OT_PUT_TIMEOUT_S):
-            while not store.statistics().put_failures:  # noqa: ASYNC110 - a counter, no event tells of it
+            while not store.statistics().put_failures:  # noqa: ASYNC110 - a counter, no event reports it
                 await asyncio.sleep(0.01)
         server.resume()
         async with asyncio.timeout(10):

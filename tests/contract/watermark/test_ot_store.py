@@ -136,7 +136,7 @@ def entry(watermark_us: int, *, epoch: int = 1, idle: bool = False, ended: bool 
 async def within(seconds: float, holds: Callable[[], bool]) -> None:
     """Wait, for a bounded time, for something that no event tells."""
     async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 - a counter, no event tells of it
+        while not holds():  # noqa: ASYNC110 - a counter, no event reports it
             await asyncio.sleep(0.002)
 
 

@@ -1,4 +1,4 @@
-"""Late records in a lane's queue: what nothing but the log holds stays there until the mark tells of it."""
+"""Late records in a lane's queue: what nothing but the log holds stays there until the mark counts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_late_records_are_kept_until_the_mark_tells_of_them(tmp_path: Path
         for begin in range(10, 200, 10):
             lane.append(queue, frame_of([begin], values=[b"x" * 600]), watermark_us=begin)
             queue.close(begin + 10)
-        # The results are committed before the lane comes to tell of the late records.
+        # The results are committed before the lane comes to report the late records.
         await queue.sync()
         lane.progress.hand_over = queue.pending()[-1].number
         await queue.committed(lane.progress)

@@ -20,7 +20,7 @@ REASONS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], str]] = {
     "of another kind": (
         {**TWO, "b": OUT},
         [arrow("in>a"), arrow("a>out"), arrow("a!b", chain=True)],
-        "it does not carry what its vertex puts out",
+        "it does not carry the output of its vertex",
     ),
     "with conditions": (
         TWO,

@@ -52,7 +52,7 @@ class Results:
         HANDED OVER ──► computed ──► WAITING ──► its turn ──► kept, if it needs several commits ──► sent ──► COMMITTED
              kept before a restart ────┘
 
-    A hand-over may be computed again at will until its first commit; what is kept is never computed again.
+    A hand-over may be computed any number of times until its first commit; what is kept is never computed again.
     """
 
     def __init__(

@@ -354,7 +354,7 @@ async def _stop(calls: ThreadPoolExecutor, spark: SparkSession) -> None:
 
 
 def _hush_py4j() -> None:
-    """Keep py4j from telling of connections that end with their JVM: the error of the pending answer says so.
+    """Keep py4j from reporting connections that end with their JVM: the error of the pending answer says so.
 
     It gives Java's objects back in a thread of its own, also while the JVM ends, and says so with the root logger.
     """

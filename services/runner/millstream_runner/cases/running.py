@@ -3,7 +3,7 @@ theirs.
 
     pipeline file ─► sources and sinks replaced ─► `millstream run` in a temporary directory ─► envelopes of each sink
 
-Above it: the command. Below it: the runner. What stands between sources and sinks runs as ever: functions, windows,
+Above it: the command. Below it: the runner. What is between sources and sinks runs as usual: functions, windows,
 routing, retries, dead letters.
 """
 

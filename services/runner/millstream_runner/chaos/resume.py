@@ -3,7 +3,7 @@
 The **time to resume** is the time from the fault (the end of it, where it lasts) to the moment at which every lane the
 struck process served has committed again:
 
-- the lane tells of more than it had told before, records read or, after a fault of Spark's, results written;
+- the lane reports more than before: records read or, after a fault of Spark's, results written;
 - it told so after the process that replaces the struck one was started, since what was on its way before may still
   be committed by others; for a vertex that is the next epoch of the lane;
 - lanes that have ended have nothing to come back to.
@@ -29,7 +29,7 @@ class Waiting:
     results: bool
     """Only results count, not records that were read."""
     lanes: dict[LaneId, list[int]]
-    """Lanes that must come back, and when each told of progress since the fault."""
+    """Lanes that must come back, and when each reported progress since the fault."""
     since_us: int | None
     """Progress counts from here on; None as long as that is not known."""
     newer_epochs: bool

@@ -36,7 +36,7 @@ _NETWORK = frozenset({
 _GONE_AT_RESTART = frozenset({"ramfs", "tmpfs"})
 _SYNCS = 15
 _SYNC_SLOW_MS = 20.0
-"""Above that a commit waits longer for the disk than for all else."""
+"""Above that a commit waits longer for the disk than for everything else."""
 _DISK_SMALL_BYTES = 2048 * MIB
 _MEMORY_BYTES = 600 * MIB
 """What the broker, two workers and a few functions take."""

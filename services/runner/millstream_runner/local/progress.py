@@ -162,7 +162,7 @@ class PipelineProgress:
     def _take(self, lane: LaneId, now_s: float) -> None:
         """Bring a lane to what it published last, if it fits to what the lanes before it had written by then.
 
-        Every lane publishes for itself, so one may be known to have read what its writer has not told of yet. Its entry
+        Every lane publishes for itself, so one may be known to have read what its writer has not published yet. Its entry
         before is as true, of the moment before.
         """
         key = (lane.vertex, lane.key)

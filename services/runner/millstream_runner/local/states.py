@@ -18,7 +18,7 @@ class State(Enum):
     STARTING = "starting"
     """Started, and does not work yet."""
     WAITING_FOR_SPARK = "waiting for Spark"
-    """All else is there; windows cannot be computed yet."""
+    """Everything else is ready; windows cannot be computed yet."""
     RUNNING = "running"
     """Takes in what there is."""
     SILENT = "not answering"

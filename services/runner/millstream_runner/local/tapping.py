@@ -6,7 +6,7 @@
 A tap watches each buffer as a reader reads it, and has no place in it: no mark of its own, nothing that a trim or an
 owner would wait for. It is handed committed frames only. While it is behind by more than its queue and a reader's
 prefetch hold, frames are trimmed before it gets them; they are counted, by the numbers that writers give their frames,
-and never passed over in silence. Above it: `millstream tap`. Below it: the ledgers, of any technology.
+and never skipped silently. Above it: `millstream tap`. Below it: the ledgers, of any technology.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Tap:
         return [Passed(buffer.buffer.partition, frame.sequence, index, record) for index, record in enumerate(records)]
 
     async def _behind(self, marks: Mapping[LaneId, mark_pb2.Mark]) -> bool:
-        """Whether frames that these marks tell of have not been looked at yet, and can still be."""
+        """Whether frames that these marks name have not been looked at yet, and can still be."""
         for buffer in self.buffers:
             told = {key: writer.frames_told for key, writer in buffer.writers.items()}
             if all(told.get(key, 0) >= one.frames for key, one in _written(marks, buffer.buffer).items()):

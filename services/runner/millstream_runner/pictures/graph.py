@@ -16,7 +16,7 @@ from millstream_runner.pictures.layout import Arc, Box, Layout, Placed, Route, l
 from millstream_runner.pictures.page import in_both, page, table, text
 
 _NAME_PX, _SMALL_PX = 7.9, 6.7
-"""Width of a character of a vertex's name (13 px, bold) and of all else (11 px), of the widest monospace fonts."""
+"""Width of a character of a vertex's name (13 px, bold) and of other text (11 px), of the widest monospace fonts."""
 _NAME_CHARS_MAX, _SMALL_CHARS_MAX = 30, 38
 """Of a line; the whole text is the element's title."""
 _VERTEX_HEIGHT = 46.0

@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="of the run")
     parser.add_argument("--sinks", type=Path, required=True, metavar="DIR", help="below it file sinks have written")
     parser.add_argument("--guarantees", type=Path, metavar="FILE", help="JSON: the id of each sink's guarantee")
-    parser.add_argument("--expect", choices=("mesh", "windows"), help="compute what this pipeline must have put out")
+    parser.add_argument("--expect", choices=("mesh", "windows"), help="compute the output that this pipeline must have")
     parser.add_argument("--inputs", type=Path, metavar="FILE", help="what the feeder sent to the pipeline `push`")
     parser.add_argument("--received", type=Path, metavar="FILE", help="what the receiver got from it")
     parser.add_argument("--id", metavar="FIELD", help="member of the rows that names the record")

@@ -1,4 +1,4 @@
-"""What the pipelines that ship must have put out, computed from what their sources are documented to make. Pure.
+"""The output that the included pipelines must have, computed from what their sources are documented to make. Pure.
 
 Record n of a generator is number n, keyed `key-<n modulo keyCount>`, its event time n steps after the start.
 """
