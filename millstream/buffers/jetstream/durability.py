@@ -1,7 +1,7 @@
 """What the broker really keeps: read from its settings, not assumed.
 
-Above it: `jetstream.py`. Below it: what the server reports about itself, over the connection or at its monitoring endpoint,
-and the configuration of a stream.
+Above it: `jetstream.py`. Below it: what the server reports about itself, over the connection or at its
+monitoring endpoint, and the configuration of a stream.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ class PipelineProgress:
     def _take(self, lane: LaneId, now_s: float) -> None:
         """Bring a lane to what it published last, if it fits to what the lanes before it had written by then.
 
-        Every lane publishes for itself, so one may be known to have read what its writer has not published yet. Its entry
-        before is as true, of the moment before.
+        Every lane publishes for itself, so one may be known to have read what its writer has not published yet. Its
+        entry before is as true, of the moment before.
         """
         key = (lane.vertex, lane.key)
         entry = self._entries.get(key)

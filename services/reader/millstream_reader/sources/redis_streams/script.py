@@ -1,4 +1,4 @@
-"""What the server reports about a stream in one step: entries, and how many there ever were. Lua in Redis 7 or Valkey."""
+"""What the server reports about a stream in one step: entries, and how many there were. Lua in Redis 7 or Valkey."""
 
 from __future__ import annotations
 
