@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs/cli.md"
 
 def documented() -> dict[str, set[str]]:
     """Members of what each command prints, by its row; those behind a semicolon come in other cases."""
-    table = PAGE.read_text(encoding="utf-8").partition("## Facts as JSON")[2].partition("\n## ")[0]
+    table = PAGE.read_text(encoding="utf-8").partition("## JSON output")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([^`]+)` \| [^|]* \| (.*) \|$", table, re.M)
     assert len(rows) > 15
     in_any_case = {name: re.sub(r"\(.*?\)|, each with.*", "", text.split(";")[0]) for name, text in rows}
