@@ -113,7 +113,7 @@ class SourceConformance(ABC):
         self._run(run)
 
     def test_a_position_that_is_none_of_its_own_is_refused(self) -> None:
-        """It says that it is unreadable, or of something else; it never starts over in silence."""
+        """It says that it is unreadable, or of something else; it never starts over silently."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(place, settings) as lane:
