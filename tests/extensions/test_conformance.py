@@ -100,7 +100,7 @@ class TestRedisSource(SourceConformance):
 
 
 @pytest.mark.guarantee("I1")
-def test_a_package_runs_the_suites_against_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_does_not_keep_to_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
     install = ["install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(site)]
     subprocess.run([sys.executable, "-m", "pip", *install, str(TOYS)], check=True, timeout=100)
@@ -108,7 +108,8 @@ def test_a_package_runs_the_suites_against_its_own(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_toys.py"]
-    passed = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    only = ["-k", "Countdown or another_run"]
+    passed = subprocess.run([*run, *only], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert passed.returncode == 0, passed.stdout[-4000:]
     # One that commits its rows before it moves the position does not pass.
     lane = site / "millstream_toys" / "sqlite" / "lane.py"
@@ -116,7 +117,7 @@ def test_a_package_runs_the_suites_against_its_own(tmp_path: Path, monkeypatch: 
     broken = text.replace(
         '            transaction.executemany("INSERT INTO records VALUES (?)", rows)\n',
         '            transaction.executemany("INSERT INTO records VALUES (?)", rows)\n'
-        "            transaction.commit(); __import__('time').sleep(0.01)\n",
+        "            transaction.commit(); __import__('time').sleep(0.2)\n",
     )
     assert broken != text
     lane.write_text(broken)

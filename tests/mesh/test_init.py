@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
+import sys
 import urllib.request
 from contextlib import closing
 from pathlib import Path
@@ -172,6 +174,35 @@ async def test_go(tmp_path: Path) -> None:
     assert "lines.case.yaml: passed" in ended.out
 
 
+async def test_connector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = await made(tmp_path, "connector")
+    unknown = await command(project, "validate", "pipeline.yaml")
+    assert unknown.exit_code == 2
+    assert "myConnector" in unknown.err
+    # As `pip install -e .` has it, but in a place of the test's own.
+    site = tmp_path / "site"
+    install = ["install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-m", "pip", *install, str(project)], check=True)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    tests = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert tests.returncode == 0, tests.stdout[-3000:]
+    await run(project)
+    await start_over(project)
+    with closing(sqlite3.connect(project / "orders.db")) as database:
+        orders = [
+            json.loads(value)["item"] for (value,) in database.execute("SELECT value FROM records ORDER BY rowid")
+        ]
+    assert orders == ["lamp", "desk", "chair"]
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 async def test_what_every_project_has(tmp_path: Path, template: str) -> None:
     project = await made(tmp_path, template)
@@ -183,8 +214,8 @@ async def test_what_every_project_has(tmp_path: Path, template: str) -> None:
     assert f"name: my-{template}" in (project / "pipeline.yaml").read_text()
     others = {"millstream-sdk", ".millstream"}
     left = [path for path in project.rglob("*") if path.is_file() and others.isdisjoint(path.parts)]
-    assert not [path for path in left if "@" in path.read_text().replace("@udf", "")], "a place that was not filled"
-    if template != "go":
+    assert not [path for path in left if re.search(r"@\w+@", path.read_text())], "a place that was not filled"
+    if template not in ("go", "connector"):
         launch = json.loads((project / ".vscode" / "launch.json").read_text())
         assert all(one["type"] == "debugpy" for one in launch["configurations"])
         modules = {one["module"] for one in launch["configurations"] if one["request"] == "launch"}

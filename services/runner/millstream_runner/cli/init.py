@@ -36,6 +36,7 @@ _FUNCTIONS = {
     "http": "price",
 }
 """The vertex to debug, by template."""
+_WITHOUT_PYTHON_FUNCTIONS = ("go", "connector")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,7 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
     if target.exists() and not target.is_dir():
         raise UserError(codes.PATH_EXISTS, f"{target} is a file; nothing was written. Name a directory")
     name = name_of(target)
-    values = {"name": _yaml_text(name), "module": name, "function": _FUNCTIONS.get(template, "")}
+    package = re.sub(r"^(?=\d)", "_", name.replace("-", "_"))
+    words = name.split("-")
+    values = {
+        "name": _yaml_text(name),
+        "module": name,
+        "package": package,
+        "kind": words[0] + "".join(word.title() for word in words[1:]),
+        "function": _FUNCTIONS.get(template, ""),
+    }
     contents = _contents(template, values)
     taken = sorted(path for path in contents if (target / path).exists())
     if taken:
@@ -88,8 +97,8 @@ def _yaml_text(name: str) -> str:
 
 def _next_step(template: str, target: Path) -> str:
     there = "" if target.resolve() == Path.cwd() else f"cd {shlex.quote(str(target))} && "
-    build = "go build -o words . && " if template == "go" else ""
-    changed = "main.go" if template == "go" else "functions.py"
+    build = {"go": "go build -o words . && ", "connector": "pip install -e . && "}.get(template, "")
+    changed = {"go": "main.go", "connector": "lane.py"}.get(template, "functions.py")
     return f"{there}{build}millstream run, then change {changed}; README.md has the rest"
 
 
@@ -97,11 +106,11 @@ def _contents(template: str, values: Mapping[str, str]) -> dict[Path, bytes]:
     """The files of a new project, with the values in their places."""
     templates = files("millstream_runner.cli") / "templates"
     found = _files_below(templates / _COMMON, Path()) | _files_below(templates / template, Path())
-    if template == "go":
+    if template in _WITHOUT_PYTHON_FUNCTIONS:
         # There is no function in Python to attach to.
         found = {path: text for path, text in found.items() if path.parts[0] not in (".vscode", ".run")}
     found[_PIPELINE] = MODELINE + found[_PIPELINE]
-    filled = {path: _filled(text, values).encode() for path, text in found.items()}
+    filled = {Path(_filled(str(path), values)): _filled(text, values).encode() for path, text in found.items()}
     return filled | (_go_sdk() if template == "go" else {})
 
 

@@ -10,6 +10,7 @@ TEMPLATES = {
     "async": "a function that waits for a service, hundreds of records at once",
     "batch": "a function over many records at once, for models and numpy",
     "http": "records by HTTP, until Ctrl-C",
+    "connector": "a package with a sink for pipelines of others, and the tests that every sink has to pass",
     "go": "a function in Go (needs Go 1.24)",
 }
 """By name; the first is the default."""
