@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +32,7 @@ Moment = Literal["before", "inside", "after"]
 
 _LIMIT_S = 60.0
 _INSIDE_S = 0.02
-"""At most how long after its beginning a call is cut."""
+"""At most how long after its beginning the first call is cut; a later one within what the longest before it took."""
 
 
 def die_writing(settings: Mapping[str, Any], place: Path, call: int, moment: Moment) -> None:
@@ -53,7 +54,7 @@ def _die() -> None:
 
 
 async def _deliver(settings: Mapping[str, Any], place: Path, call: int, moment: Moment) -> None:
-    calls = 0
+    calls, longest_s = 0, 0.0
     spec = FallbackSink.model_validate(dict(settings))
     async with open_sink(spec, owner_of(place, 1)) as lane:
         for frame, end in offered(range(1, FRAMES + 1)):
@@ -62,13 +63,15 @@ async def _deliver(settings: Mapping[str, Any], place: Path, call: int, moment: 
                 if calls == call and moment == "before":
                     _die()
                 if calls == call and moment == "inside":
-                    threading.Timer(random.uniform(0, _INSIDE_S), _die).start()
+                    threading.Timer(random.uniform(0, longest_s or _INSIDE_S), _die).start()
+                begun_s = time.monotonic()
                 while True:
                     try:
                         await work()
                         break
                     except RetryLaterError:
                         await asyncio.sleep(0.01)
+                longest_s = max(longest_s, time.monotonic() - begun_s)
                 if calls == call:
                     _die()
 
