@@ -31,6 +31,8 @@ COMMIT_FRAMES_MAX = COMMIT_MESSAGES_MAX - 32
 """Frames among them; the others are for the ids of records and the mark."""
 COMMIT_BYTES_MAX = 8 * MIB
 """Bytes in an atomic batch, unless what one record became is larger."""
+PREPARED_BYTES_MAX = 4 * MIB
+"""Frames and ids that a lane keeps in its mark while the target of its chain is given a delivery."""
 BUFFER_RECORDS_MAX = 1_000_000
 """Default of `bufferMaxLength`."""
 BUFFER_BYTES_MAX = 128 * MIB
@@ -263,6 +265,8 @@ assert MESSAGE_PARTS_MAX > RESULT_FRAME_RECORDS_MAX + 16
 # A ledger holds at least a full buffer, and what its lanes commit until they see that it is full.
 assert LEDGER_SLACK_BYTES >= GRPC_MESSAGE_BYTES_MAX
 assert LEDGER_BYTES_MAX > BUFFER_BYTES_MAX + 8 * COMMIT_BYTES_MAX
+# A mark with what is prepared is one message, and has two positions of a source.
+assert PREPARED_BYTES_MAX + 2 * SOURCE_POSITION_BYTES_MAX + MIB < MESSAGE_BYTES_MAX
 # Marks, ids and state need messages too: frames may use at most all but a few of a batch.
 assert COMMIT_MESSAGES_MAX <= 1000
 # It is reported before it is acted on, and a pause of a few seconds is nothing to act on.

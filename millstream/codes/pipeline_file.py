@@ -285,8 +285,9 @@ EDGE_NOT_CHAINED = Code(
     2240,
     "An edge cannot be chained",
     happened=(
-        "An edge has `chain: true`, and the vertices at its ends cannot run as one lane: one of them is not a source "
-        "or a map, their partitions, replicas or placement differ, or other edges meet there."
+        "An edge has `chain: true`, and the vertices at its ends cannot run as one lane: the first is not a "
+        "source or a map, the second not a map or a sink that can end a chain, their partitions, replicas or placement "
+        "differ, or other edges meet there."
     ),
     data=_UNTOUCHED,
     do="Remove what the message names, or leave `chain` out: then the edge has a buffer.",

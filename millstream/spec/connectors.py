@@ -174,6 +174,10 @@ class SinkKind(Connector[S]):
     asks_for_fallback = False
     """Whether it may send a record to the fallback by itself."""
 
+    whole: ClassVar[bool] = False
+    """Whether what it promises holds at the end of a chain, too, where records and their ids may be others when they
+    are sent again: it takes whole deliveries, or keeps no position and promises nothing that needs one."""
+
     def guarantee(self, settings: S, *, fallback: bool) -> Guarantee:
         """What it promises about records that have to be sent again. `fallback`: to a lane of which it gets some
         records only, maybe others when they are sent again."""

@@ -11,7 +11,9 @@ def promises(graph: Graph) -> Iterator[tuple[Vertex, str, Guarantee]]:
     """The vertices that promise something, such as sinks, in topological order, each with what is promised and of what:
     its name, or `<name> (fallback)` for the fallback of a sink."""
     for vertex in graph.vertices:
-        for part, guarantee in vertex.definition.guarantees(vertex.settings):
+        kind = vertex.definition
+        given = kind.guarantees if graph.chained_into(vertex.name) is None else kind.guarantees_in_chain
+        for part, guarantee in given(vertex.settings):
             yield vertex, f"{vertex.name} ({part})" if part else vertex.name, guarantee
 
 

@@ -55,6 +55,8 @@ class VertexUse:
     """Records at which a buffer before it is full."""
     dead_letters: bool
     """Whether an edge with dead letters leads to it."""
+    chained: bool = False
+    """Whether the edge to it has no buffer."""
 
 
 class VertexKind(Generic[S]):
@@ -139,6 +141,14 @@ class VertexKind(Generic[S]):
         """What it promises about records that have to be sent again, each with what of the vertex it speaks of: empty
         for the vertex itself."""
         yield from ()
+
+    def guarantees_in_chain(self, settings: S) -> Iterator[tuple[str, Guarantee]]:
+        """What it promises where it follows in a chain."""
+        return self.guarantees(settings)
+
+    def chain_problem(self, settings: S) -> str | None:
+        """Why a vertex with valid settings cannot follow in a chain; None where it can."""
+        return None
 
     def dead_letters(self, written: Mapping[str, Any], watermark: Mapping[str, Any]) -> bool:
         """Whether it may give up on a record, where it has an edge for those. `watermark`: the pipeline's, as it is

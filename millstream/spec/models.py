@@ -179,7 +179,7 @@ class Edge(SpecModel):
     message and counts it."""
     chain: bool = False
     """`true`: the edge has no buffer. The vertices at its ends run as one lane that commits once, behind the last of
-    them; only between a source or a map and a map (docs/explanation/chains.md)."""
+    them; only between a source or a map and a map or a sink (docs/explanation/chains.md)."""
 
     @classmethod
     def completed(cls, data: Any) -> Any:
@@ -346,7 +346,13 @@ class PipelineSpec(SpecModel):
         for index, vertex in enumerate(self.vertices):
             limits = (vertex.limits or VertexLimits()).over(self.limits)
             dead_letters = any(edge.to == vertex.name and edge.kind == "deadLetter" for edge in self.edges)
-            use = VertexUse(limits.usable_length, dead_letters)
+            into = next(
+                (number for number, edge in enumerate(self.edges) if edge.chain and edge.to == vertex.name), None
+            )
+            use = VertexUse(limits.usable_length, dead_letters, chained=into is not None)
+            if into is not None and (why := vertex.definition.chain_problem(vertex.settings)) is not None:
+                loc = ("edges", into, "chain")
+                yield ShapeProblem(codes.EDGE_NOT_CHAINED, loc, why, "no `chain`, which gives it a buffer")
             for problem in vertex.definition.use_problems(vertex.settings, use):
                 yield problem._replace(loc=("vertices", index, *problem.loc))
 

@@ -349,7 +349,7 @@ def _needs_buffer(outline: Outline, edge: EdgeOutline, origin: VertexOutline, ta
     if origin.kind is not None and not origin.kind.may_lead_chain:
         yield f"`{origin.name}` is a {origin.kind.name}, and only sources and maps can be followed in a chain"
     if target.kind is not None and not target.kind.may_follow_in_chain:
-        yield f"`{target.name}` is a {target.kind.name}, and only maps can follow in a chain"
+        yield f"`{target.name}` is a {target.kind.name}, and only maps and sinks can follow in a chain"
     if any(
         other.index != edge.index and other.kind == "data" and other.origin == origin.name for other in outline.edges
     ):

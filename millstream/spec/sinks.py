@@ -5,7 +5,7 @@ from typing import Literal
 
 from millstream import codes
 from millstream.retry import ASKED_MAX
-from millstream.spec.connectors import SINKS, Demand, Guarantee, SinkKind, SinkUse
+from millstream.spec.connectors import SINKS, Demand, Guarantee, GuaranteeId, SinkKind, SinkUse
 from millstream.spec.programs import Backoff, Program
 from millstream.spec.registry import Choice
 from millstream.spec.values import Flag, PositiveCount, ShapeProblem, SpecModel
@@ -55,6 +55,13 @@ class FallbackSink(Choice):
         return self.connector.guarantee(self.settings, fallback=fallback)
 
 
+IN_CHAIN = (
+    "at least once: at the end of a chain there is no buffer from which the same records, with the same ids, could be "
+    "sent again; a buffer before it gives: "
+)
+"""Of a sink that needs them."""
+
+
 class Sink(FallbackSink):
     """Where the records of a sink vertex go."""
 
@@ -66,6 +73,12 @@ class Sink(FallbackSink):
     so."""
     retry_strategy: SinkRetryStrategy = SinkRetryStrategy()
     """What happens when the sink refuses a record."""
+
+    def in_chain(self, promise: Guarantee) -> Guarantee:
+        """What is left of its promise at the end of a chain."""
+        if promise.id is not GuaranteeId.IDEMPOTENT or self.connector.whole:
+            return promise
+        return Guarantee(GuaranteeId.AT_LEAST_ONCE, f"{IN_CHAIN}{promise.sentence}")
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """A fallback that is named must exist, and one that exists must be reachable."""

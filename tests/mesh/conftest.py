@@ -14,6 +14,7 @@ from millstream.dead_letter import Envelope, read_envelope
 FUNCTIONS = """\
 import json
 import os
+import random
 import time
 import uuid
 
@@ -52,6 +53,13 @@ def twice_or_not(record):
     if number % 3 == 0:
         return []
     return [Message(json.dumps({"number": number, "copy": copy})) for copy in range(2)]
+
+
+@udf.map
+def whimsical(record):
+    row = json.loads(record.value)
+    whim, copies = str(uuid.uuid4()), random.choice((1, 2, 3)) if row["number"] % 7 else 0
+    return [Message(json.dumps({**row, "whim": whim, "of": copies, "copy": copy})) for copy in range(copies)]
 
 
 @udf.map

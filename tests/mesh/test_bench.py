@@ -26,3 +26,13 @@ async def test_too_few_records_are_refused_and_not_measured_wrongly(tmp_path: Pa
     ended = await command(tmp_path, "bench", "map", "--records", "1")
     assert ended.exit_code == 2
     assert "1 records are too few to measure" in ended.err
+
+
+async def test_a_pipeline_without_buffers_is_measured(tmp_path: Path) -> None:
+    options = ("--unbuffered", "--builtin", "--records", "3000000", "-o", "json")
+    ended = await command(tmp_path, "bench", "map", *options)
+    assert ended.exit_code == 0, ended.err
+    result = json.loads(ended.out.splitlines()[-1])
+    assert result["records_per_s"] > 0
+    assert result["stored_times"] == 0
+    assert set(result["processes"]) == {"broker", "in-0"}

@@ -106,6 +106,45 @@ CHAINS = CrashPipeline(
 )
 
 
+# Chains that end in a sink: one from the source on, whose function gives other records at every attempt, and one behind
+# the buffer of its dead letters. Files are taken away as they are finished, so that only positions say how far it is.
+
+
+def check_whims(rows: Sequence[Mapping[str, Any]], numbers: Iterable[int]) -> None:
+    """All that the function gave for a number at one attempt is there, once, and nothing of another attempt."""
+    whims: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        whims.setdefault(row["number"], []).append(row)
+    assert whims.keys() == {number for number in numbers if number % 7}
+    for found in whims.values():
+        assert len({row["whim"] for row in found}) == 1, found
+        assert [row["copy"] for row in found] == [*range(found[0]["of"])], found
+
+
+def _check_unbuffered(outputs: Outputs) -> None:
+    check_whims(outputs.rows("out"), (number for number in range(_NUMBERS) if number % 10 not in (1, 2, 3)))
+    dead = sorted(row["number"] for row in outputs.values("columns"))
+    assert dead == [number for number in range(_NUMBERS) if number % 10 in (1, 3)]
+
+
+UNBUFFERED = CrashPipeline(
+    # Slowly, so that every owner cuts it in other places.
+    PipelineFiles.generator(_NUMBERS, keyCount=8, rpu=200)
+    + PipelineFiles.function("picky", vertex="picky", more=", retryStrategy: {backoff: {interval: 1ms, steps: 2}}")
+    + PipelineFiles.function("whimsical", vertex="whim")
+    + file_sink("out", 25)
+    + "- name: same\n  udf: {builtin: {name: cat}}\n"
+    + file_sink("columns", 5, "parquet"),
+    [
+        *("{from: in, to: picky, chain: true}", "{from: picky, to: whim, chain: true}"),
+        *("{from: whim, to: out, chain: true}", "{from: picky, to: same, kind: deadLetter}"),
+        "{from: same, to: columns, chain: true}",
+    ],
+    _check_unbuffered,
+    between=_take_files,
+)
+
+
 # Windows over two partitions, with a sink for their results, one for late records and one for everything that came.
 
 _FIRST = _events((n / 2 for n in range(60)), 0)
@@ -402,6 +441,7 @@ PIPELINES = {
     "windows": windows(10, 10),
     "map": MAP,
     "chains": CHAINS,
+    "unbuffered": UNBUFFERED,
     "outside": OUTSIDE,
     "early": _early(),
     "large": LARGE,

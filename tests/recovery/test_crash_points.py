@@ -164,6 +164,48 @@ async def test_of_owners_that_hand_the_same_windows_over_at_once_one_has_an_effe
     assert all("FencedError" in before for befores, _ in found for before in befores)
 
 
+DELIVERIES = (
+    "chain.prepare:before#2@out",
+    "chain.prepare:after#2@out",
+    "sink.write:after#2",
+    "file_sink.name:before#2@out",
+    "file_sink.name:after#2@out",
+    "chain.commit:before#2@out",
+    "chain.commit:after#2@out",
+    "chain.commit:before@columns",
+)
+"""Around the deliveries of chains that end in sinks."""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.guarantee("I1", "I2", "I9")
+async def test_killed_around_a_delivery_the_target_decides_whether_it_counts(tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    async with open_crash_runs(tmp_path, spark=None) as runs:
+        outcomes = await asyncio.gather(*(runs.case("unbuffered", point) for point in DELIVERIES))
+        assert not report(outcomes), report(outcomes)
+        assert not [point for outcome in outcomes for point in outcome.missed]
+        pairs = [(first, later) for first in DELIVERIES for later in DELIVERIES]
+        twice = rng.sample(pairs, sized(4, len(pairs)))
+        again = await asyncio.gather(*(runs.case("unbuffered", *pair) for pair in twice))
+        assert not report(again), report(again)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.guarantee("I1", "I2")
+async def test_of_owners_that_make_the_same_delivery_one_has_an_effect(tmp_path: Path) -> None:
+    points = (
+        "chain.prepare:before@out",
+        "chain.prepare:after@out",
+        "file_sink.name:before@out",
+        "chain.commit:before@out",
+    )
+    async with open_crash_runs(tmp_path, spark=None) as runs:
+        found = await asyncio.gather(*(runs.zombies("unbuffered", point) for point in points))
+    assert not report([last for _, last in found]), report([last for _, last in found])
+    assert all("FencedError" in before for befores, _ in found for before in befores)
+
+
 SECURED = sized(2, 6)
 """Points of each pipeline that is encrypted, with a user for each vertex and its map in a sandbox."""
 

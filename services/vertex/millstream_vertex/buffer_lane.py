@@ -69,4 +69,4 @@ class BufferLane:
             self.input.changed.clear()
             watermark_us = self._watermark_after([])
             if watermark_us > self.core.watermark_us:
-                self.core.publish(watermark_us, idle=len(self.core.tracker) == 0)
+                self.core.publish(watermark_us, idle=self.core.is_quiet)

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from millstream.account import account_of, consumed
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
@@ -33,6 +34,24 @@ class LaneCounters:
 
     retries: int = 0
     udf_errors: int = 0
+
+
+class Deliverer(Protocol):
+    """Commits for a lane whose chain ends in a sink."""
+
+    prompt: bool
+    """What was delivered is committed at once, because something outside waits for it."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Everything that was taken is committed."""
+
+    async def commit_all(
+        self,
+        watermark_after: Callable[[Sequence[Unit]], int],
+        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+    ) -> None:
+        """As `LaneCore.commit_all`."""
 
 
 class LaneCore:
@@ -78,6 +97,8 @@ class LaneCore:
         self._leaving = False
         self.left = False
         """Something that was read was not committed."""
+        self.deliverer: Deliverer | None = None
+        """Of a lane whose chain ends in a sink."""
         self._watermark_us = max(committer.mark.watermark_us, published_us)
         self._idle = False
 
@@ -86,11 +107,14 @@ class LaneCore:
         watermark_after: Callable[[Sequence[Unit]], int],
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
     ) -> None:
-        """Commit units as they get ready, until `units` is closed and empty.
+        """Commit units as they get ready, until `units` is closed and empty. A sink that ends the chain is first.
 
         `watermark_after(units)`: the lane's watermark once those units are done; called once per commit, in order.
         `committed(units)`: they are durable.
         """
+        if self.deliverer is not None:
+            await self.deliverer.commit_all(watermark_after, committed)
+            return
         waiting: deque[Unit] = deque()
         begun_s = -math.inf
         while True:
@@ -107,7 +131,7 @@ class LaneCore:
                 continue
             begun_s = self.clock.monotonic_s()
             batch = self.committer.take(waiting)
-            watermark_us = self._promise(watermark_after(batch))
+            watermark_us = self.promise(watermark_after(batch))
             with self.telemetry.span(
                 "millstream.commit", parent=_traceparent(batch), lane=self.lane.key, records=_records(batch)
             ):
@@ -183,7 +207,7 @@ class LaneCore:
     def publish(self, watermark_us: int, *, idle: bool = False) -> None:
         """Tell the OT store where the lane stands. The watermark never goes back."""
         before_us, was_idle = self._watermark_us, self._idle
-        self._watermark_us = max(self._watermark_us, self._promise(watermark_us))
+        self._watermark_us = max(self._watermark_us, self.promise(watermark_us))
         self._idle = idle
         mark = self.committer.mark
         entry = ot_pb2.OtEntry(
@@ -234,14 +258,19 @@ class LaneCore:
         what is published as written: of an entry that never arrived they would leave the rest."""
         await self._ot.flush()
 
-    def _promise(self, watermark_us: int) -> int:
+    def promise(self, watermark_us: int) -> int:
         """With watermarks disabled nothing is promised but the end."""
         return watermark_us if self.watermarks or self.committer.mark.ended else START_OF_TIME_US
 
     @property
     def watermark_us(self) -> int:
-        """The newest watermark published."""
-        return self._watermark_us
+        """The newest watermark published, or committed by a former owner."""
+        return max(self._watermark_us, self.committer.mark.watermark_us)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Everything that was read is committed."""
+        return len(self.tracker) == 0 and (self.deliverer is None or self.deliverer.is_empty)
 
     def statistics(self, pending: int | None) -> LaneStatistics:
         numbers = self._statistics(self.lane, self.counters)

@@ -18,7 +18,7 @@ from millstream_reader.tracker import Tracked
 from millstream_vertex.buffer_lane import BufferLane
 from millstream_vertex.map_step import Lineage, MapStep
 from millstream_vertex.slicing import Slicer
-from millstream_writer.committer import Unit
+from millstream_writer.committer import Unit, size_of
 from millstream_writer.routing import FrameLimits
 
 
@@ -123,9 +123,14 @@ class MapLane:
         self._slicer.answered(max(ahead, piece.records), done.seconds)
         self._first_answer.set()
         unit = Unit(
-            position=piece.end, witnesses=read.witnesses, frames=done.frames, account=done.account, passed=done.passed
+            position=piece.end,
+            witnesses=read.witnesses,
+            frames=done.frames,
+            account=done.account,
+            passed=done.passed,
+            delivered=done.delivered,
         )
-        unit.size = sum(frame.size for _, frame in unit.frames)
+        unit.size = sum(frame.size for _, frame in unit.frames) + size_of(unit.delivered)
         self._slicer.gave(piece.records, unit.size)
         if piece.completes:
             unit.account.input_bytes = read.size

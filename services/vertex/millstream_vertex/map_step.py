@@ -23,9 +23,10 @@ from millstream.naming import Origin
 from millstream.record import BufferId, LaneId
 from millstream.telemetry import Telemetry
 from millstream_reader.buffer import late_records
+from millstream_udf import columns
 from millstream_vertex.lane import LaneCounters
 from millstream_vertex.mapping import Mapper
-from millstream_writer.committer import Passed
+from millstream_writer.committer import Delivered, Passed
 from millstream_writer.routing import Router, Tags, cut
 
 
@@ -90,6 +91,8 @@ class Left:
     """Records that met no edge's condition."""
     passed: Sequence[Passed] = ()
     """What went through the vertices behind it in its chain."""
+    delivered: list[Delivered] | None = None
+    """For the sink at the end of the chain; None where there is none."""
     seconds: float = 0.0
     """That their functions took."""
 
@@ -104,8 +107,9 @@ class Outlet(Protocol):
         only what needs them makes them of the two."""
         ...
 
-    def nothing(self) -> Sequence[Passed]:
-        """What goes through the vertices of the chain when no record does."""
+    def nothing(self) -> Left:
+        """What becomes of no records."""
+        ...
 
 
 class ToBuffers:
@@ -120,8 +124,39 @@ class ToBuffers:
         routed = self._router.route(frame, tags)
         return Left(routed.frames, routed.unrouted)
 
-    def nothing(self) -> Sequence[Passed]:
-        return ()
+    def nothing(self) -> Left:
+        return Left()
+
+
+class ToSink:
+    """The end of a chain without buffers: a sink, which gets the records before the commit."""
+
+    def __init__(self, lane: LaneId, number: int) -> None:
+        """`number`: of the sink, in the chain."""
+        self._lane = lane
+        self._number = number
+
+    async def take(
+        self, frame: Frame, tags: Tags | None, lineage: Lineage, parents: Sequence[int] | None, watermark_us: int
+    ) -> Left:
+        lineage = lineage.children(parents, self._number - 1)
+        prefix = lineage.origin(self._lane).id_prefix
+        account = Account(input_bytes=frame.size, late=late_records(frame, watermark_us))
+        left = Left(passed=[Passed(frame.records, frame.size, account)], delivered=[])
+        assert left.delivered is not None
+        start = 0
+        for piece in cut(frame):
+            part = lineage.part(start, piece.records)
+            start += piece.records
+            if part.names is not None and not piece.ids_column:
+                ids = columns.pack_bytes([f"{prefix}{name}".encode() for name in part.names])
+                left.delivered.append(Delivered(replace(piece, ids_column=ids), prefix, part.first))
+            else:
+                left.delivered.append(Delivered(piece, prefix, part.first))
+        return left
+
+    def nothing(self) -> Left:
+        return Left(passed=[Passed()], delivered=[])
 
 
 class ToNext:
@@ -135,8 +170,8 @@ class ToNext:
     ) -> Left:
         """`tags` are for edges with conditions, which this is not."""
         lineage = lineage.children(parents, self._step.number - 1)
-        left, passed = Left(), Passed(frame.records, frame.size)
-        behind: list[Passed] = list(self._step.behind())
+        left, passed = self._step.behind(), Passed(frame.records, frame.size)
+        behind = list(left.passed)
         start = 0
         # A function is given no larger frames than it would read from a buffer.
         for piece in cut(frame):
@@ -147,12 +182,16 @@ class ToNext:
             for total, more in zip(behind, stepped.passed, strict=True):
                 total.add(more)
             left.frames += stepped.frames
+            if left.delivered is not None:
+                left.delivered += stepped.delivered or ()
             left.seconds += stepped.seconds
         left.passed = [passed, *behind]
         return left
 
-    def nothing(self) -> Sequence[Passed]:
-        return [Passed(), *self._step.behind()]
+    def nothing(self) -> Left:
+        behind = self._step.behind()
+        behind.passed = [Passed(), *behind.passed]
+        return behind
 
 
 @dataclass(slots=True)
@@ -163,6 +202,7 @@ class Stepped:
     """Of the step itself; `input_bytes` is the caller's to say."""
     frames: list[tuple[BufferId, Frame]]
     passed: Sequence[Passed]
+    delivered: list[Delivered] | None
     seconds: float
     """That the functions took, all of the chain."""
 
@@ -193,8 +233,8 @@ class MapStep:
         self._clock = clock
         self.number = number
 
-    def behind(self) -> Sequence[Passed]:
-        """What goes through the vertices behind this one when no record does."""
+    def behind(self) -> Left:
+        """What becomes of no records behind this one."""
         return self._outlet.nothing()
 
     async def take(self, frame: Frame, lineage: Lineage, *, watermark_us: int, sequence: int = 0) -> Stepped:
@@ -219,7 +259,7 @@ class MapStep:
         self._counters.udf_errors += mapped.errors
         account = mapped.account
         account.late = late_records(frame, watermark_us)
-        left = Left(passed=self._outlet.nothing())
+        left = self._outlet.nothing()
         if mapped.frame is not None:
             output = mapped.frame.traced(span.traceparent) if span.traceparent else mapped.frame
             left = await self._outlet.take(output, mapped.tags, lineage, mapped.parents, watermark_us)
@@ -227,4 +267,4 @@ class MapStep:
         frames = left.frames
         if mapped.dead_letters is not None:
             frames = frames + self._router.route_dead_letter(mapped.dead_letters).frames
-        return Stepped(account, frames, left.passed, seconds + left.seconds)
+        return Stepped(account, frames, left.passed, left.delivered, seconds + left.seconds)

@@ -38,7 +38,7 @@ from millstream_vertex.map_step import Lineage, Outlet
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.slicing import Slicer
 from millstream_vertex.source_parts import Behind, LeftOut, digests_of
-from millstream_writer.committer import Unit
+from millstream_writer.committer import Unit, size_of
 from millstream_writer.routing import Router
 
 _LOOK_TIMEOUT_S = 5.0
@@ -123,11 +123,17 @@ class SourceVertexLane:
         self._bytes_max = min(FRAME_BYTES_MAX, written.piece.size)
         if len(written.buffers) > COMMIT_FRAMES_MAX // 2:
             self._records_max = max(1, min(self._records_max, COMMIT_FRAMES_MAX // written.copies_max))
+        nothing = outlet.nothing()
+        self._numbers = bool(nothing.passed)
+        """Others follow in the chain, and name records by their number."""
         # Functions that follow in a chain are given no more at once than they are done with in time, as from a buffer.
-        self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=self._records_max) if outlet.nothing() else None
+        functions = len(nothing.passed) - (nothing.delivered is not None)
+        self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=self._records_max) if functions else None
         self._first_passed = asyncio.Event()
         # What a read becomes is bounded by its own bounds, unless functions make more of it.
         self._may_grow = transformer is not None or self._pace is not None
+        if core.deliverer is not None:
+            core.deliverer.prompt = not source.replayable
         self._left_out = LeftOut(core.lane, core.committer.mark.ahead)
         self._numbered = core.committer.mark.numbered
 
@@ -223,7 +229,12 @@ class SourceVertexLane:
             new = seen.admit(batch.frame, batch.made_up) if seen is not None else new
             remembers = True
         frame = new.frame
-        unit = SourceUnit(source_position=batch.position, account=Account(repeated_ids=new.repeated))
+        unit = SourceUnit(
+            source_position=batch.position,
+            account=Account(repeated_ids=new.repeated),
+            passed=self._outlet.nothing().passed,
+            delivered=self._outlet.nothing().delivered,
+        )
         self._set_aside(batch, unit)
         if frame is None:
             unit.size += sum(part.size for _, part in unit.frames)
@@ -233,9 +244,10 @@ class SourceVertexLane:
             self.core.units.add(done)
             return True
         lineage, in_flight_max = Lineage(), None
-        if self._pace is not None:
+        if self._numbers:
             lineage = Lineage("", self._numbered, None, _position_text(batch.position), self._run)
             self._numbered += frame.records
+        if self._pace is not None:
             in_flight_max = self._pace.records_in_flight_max()
         await self.core.tracker.begin(Tracked(frame.records, frame.size), records_max=in_flight_max)
         read = _Read(frame, batch.position, lineage, new.digests, remembers, behind, unit)
@@ -316,10 +328,10 @@ class SourceVertexLane:
         last.source_position = read.position
         last.account.add(aside.account)
         last.frames = aside.frames + last.frames
-        if self._pace is not None:
+        if self._numbers:
             last.numbered = read.lineage.first + read.frame.records
         for unit in units:
-            unit.size = len(unit.ids) + sum(part.size for _, part in unit.frames)
+            unit.size = len(unit.ids) + sum(part.size for _, part in unit.frames) + size_of(unit.delivered)
         return units
 
     def _name_parts(self, read: _Read, units: Sequence[SourceUnit]) -> None:
@@ -333,7 +345,7 @@ class SourceVertexLane:
             if unit is not units[-1]:
                 unit.pieces = 0
                 unit.ahead = None if read.remembers else read.behind.ahead(read.frame.slice(0, stop))
-                unit.numbered = read.lineage.first + stop if self._pace is not None else 0
+                unit.numbered = read.lineage.first + stop if self._numbers else 0
             start = stop
 
     async def _parts(self, frame: Frame, lineage: Lineage, position: str) -> list[SourceUnit]:
@@ -349,7 +361,8 @@ class SourceVertexLane:
     async def _pass(self, frame: Frame, lineage: Lineage, position: str) -> SourceUnit:
         """Have records transformed, and send on what comes of them."""
         core = self.core
-        ahead, unit = core.tracker.records, SourceUnit(records=frame.records, passed=self._outlet.nothing())
+        ahead, nothing = core.tracker.records, self._outlet.nothing()
+        unit = SourceUnit(records=frame.records, passed=nothing.passed, delivered=nothing.delivered)
         with core.telemetry.source_span(frame, lane=core.lane.key) as span:
             output, tags = frame, None
             parents: Sequence[int] | None = None
@@ -387,7 +400,8 @@ class SourceVertexLane:
         unit.frames.extend(left.frames)
         unit.account.unrouted = left.unrouted
         unit.passed = left.passed
-        unit.size = sum(part.size for _, part in unit.frames)
+        unit.delivered = left.delivered
+        unit.size = sum(part.size for _, part in unit.frames) + size_of(unit.delivered)
         if self._pace is not None:
             self._pace.answered(max(ahead, frame.records), left.seconds)
             self._pace.gave(frame.records, unit.size)
@@ -437,7 +451,7 @@ class SourceVertexLane:
         self.core.publish(self._watermark.watermark_us)
         while True:
             await asyncio.sleep(OT_PUBLISH_INTERVAL_S * 2)
-            waiting = len(self.core.tracker) == 0 and not self.core.left
+            waiting = self.core.is_quiet and not self.core.left
             watermark_us = self._watermark.tick(
                 self.core.clock.now_us(), self.core.clock.monotonic_s(), waiting=waiting
             )

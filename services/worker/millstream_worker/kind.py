@@ -16,7 +16,9 @@ from millstream.spec.kinds import VertexKind
 from millstream.spec.values import SpecModel
 
 if TYPE_CHECKING:
+    from millstream_vertex.lane import LaneCore
     from millstream_vertex.map_step import MapStep, Outlet
+    from millstream_vertex.to_sink import Target
     from millstream_worker.lanes import LaneOpening, StepOpening, VertexLane
 
 S = TypeVar("S", bound=SpecModel)
@@ -34,3 +36,8 @@ class RunnableKind(VertexKind[S]):
         """What a vertex of this kind does to a frame in the lane of another; only of kinds that `may_follow_in_chain`.
         `outlet`: where its outputs go; `number`: its place in the chain, from 0."""
         raise MillstreamError(codes.IMPOSSIBLE, f"{opening.where}: a {self.name} cannot follow in a chain")
+
+    async def open_target(self, settings: S, opening: StepOpening, core: LaneCore) -> Target:
+        """Where the outputs of the lane of another vertex go without a buffer, with all former owners fenced; only of
+        kinds without output that `may_follow_in_chain`. `core`: of that lane."""
+        raise MillstreamError(codes.IMPOSSIBLE, f"{opening.where}: a {self.name} cannot be the end of a chain")

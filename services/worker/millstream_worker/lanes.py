@@ -35,11 +35,12 @@ from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore, LaneCounters
 from millstream_vertex.lane_log import log_opened
 from millstream_vertex.little import little_of
-from millstream_vertex.map_step import Outlet, ToBuffers, ToNext
+from millstream_vertex.map_step import Outlet, ToBuffers, ToNext, ToSink
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.past import check_not_older
 from millstream_vertex.remembered import open_seen_ids
-from millstream_vertex.settings import future_bound, members_of
+from millstream_vertex.settings import future_bound, id_bounds, members_of
+from millstream_vertex.to_sink import ChainDeliverer, Target, recover
 from millstream_worker.kind import RunnableKind
 from millstream_worker.shared import Shared
 from millstream_writer.committer import Committer
@@ -157,7 +158,8 @@ class LaneOpening(StepOpening):
 
     async def outlet(self) -> Outlet:
         """Where the outputs of the lane's vertex go: to its buffers, or through the vertices that follow in its chain,
-        which are opened."""
+        which are opened. Of a chain that ends in a sink, what a former owner delivered is committed: only then the
+        mark says how far the lane is."""
         whole, chain = self.shared.whole, self.chain
         outlet: Outlet = ToBuffers(self.shared.router(whole, chain[-1]))
         for number in reversed(range(1, len(chain))):
@@ -168,8 +170,21 @@ class LaneOpening(StepOpening):
             lane = LaneId(vertex.name, edge.name, self.lane.partition)
             counters = self.core.followers.setdefault(lane, LaneCounters())
             opening = StepOpening(self.shared, lane, self._telemetry[vertex.name], counters, self.stack)
-            outlet = ToNext(await kind.open_step(vertex.settings, opening, outlet, number))
+            if kind.has_output:
+                outlet = ToNext(await kind.open_step(vertex.settings, opening, outlet, number))
+            else:
+                outlet = ToSink(lane, number)
+                await self._deliver_to(await kind.open_target(vertex.settings, opening, self.core))
         return outlet
+
+    async def _deliver_to(self, target: Target) -> None:
+        """Have the lane's commits made through the sink at the end of its chain, from where the target is."""
+        committer = self.core.committer
+        bounds = id_bounds(self.graph, self.lane.vertex)
+        committer.ids_ttl_s = bounds.ttl_s if bounds is not None else 0.0
+        if target.kept is not None:
+            await recover(committer, target.kept, self.where)
+        self.core.deliverer = ChainDeliverer(self.core, target)
 
     async def upstream(self) -> Ledger:
         """The ledger that has the lane's buffer."""

@@ -25,9 +25,15 @@ from millstream.errors import (
 )
 from millstream.frame import Frame, join_frames
 from millstream.ledger.marks import fenced, lost_mark
-from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark, Witness
+from millstream.ledger.protocol import Commit, FrameWrite, Ledger, Receipt, StoredMark, Witness
 from millstream.ledger.witness import merged, not_passed
-from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
+from millstream.limits import (
+    COMMIT_BYTES_MAX,
+    COMMIT_FRAMES_MAX,
+    FRAME_BYTES_MAX,
+    FRAME_RECORDS_MAX,
+    PREPARED_BYTES_MAX,
+)
 from millstream.pauses import Pauses
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
@@ -68,6 +74,29 @@ class Passed:
         self.account.add(other.account)
 
 
+class Delivered(NamedTuple):
+    """Records for the sink at the end of a chain."""
+
+    frame: Frame
+    prefix: str
+    """Of their ids: the number of a record follows, from `first` on."""
+    first: int
+
+
+def size_of(delivered: Sequence[Delivered] | None) -> int:
+    """Bytes of these records."""
+    return sum(one.frame.size for one in delivered or ())
+
+
+class Delivery(NamedTuple):
+    """How far the target of a chain's sink is with it, or may be."""
+
+    frames: int
+    """Handed to it since the lane's first commit."""
+    name: str
+    """Of the delivery that the last of them is in."""
+
+
 @dataclass(slots=True)
 class Unit:
     """A stretch of a lane's input that is finished: its outputs, and where the lane stands after it."""
@@ -86,6 +115,8 @@ class Unit:
     account: Account = field(default_factory=Account)
     passed: Sequence[Passed] = ()
     """Through the vertices behind the first of a chain, in their order."""
+    delivered: Sequence[Delivered] | None = None
+    """For the sink at the end of the chain, in order; None for lanes without one."""
     numbered: int = 0
     """Records that a source has handed on to a chain, after this unit and since its first; 0 for others."""
     ids: bytes = b""
@@ -97,7 +128,9 @@ class Unit:
 
     @property
     def fits_a_commit(self) -> bool:
-        return len(self.frames) <= COMMIT_FRAMES_MAX and self.size <= COMMIT_BYTES_MAX
+        # What is prepared for a sink goes into one message, mark and all.
+        size_max = COMMIT_BYTES_MAX if self.delivered is None else PREPARED_BYTES_MAX
+        return len(self.frames) <= COMMIT_FRAMES_MAX and self.size <= size_max
 
 
 def batch_of(units: Sequence[Unit]) -> int:
@@ -176,26 +209,22 @@ class Committer:
     def _waits_for(self, buffer: BufferId) -> bool:
         return buffer not in self._never_waits_for and not self._router.discards_when_full(buffer)
 
-    async def commit(self, units: Sequence[Unit], *, watermark_us: int, ended: bool = False) -> None:
+    async def commit(
+        self, units: Sequence[Unit], *, watermark_us: int, ended: bool = False, delivery: Delivery | None = None
+    ) -> None:
         """Make `units` (in input order) durable, with the lane's new watermark. Waits while a buffer is full.
+        `delivery`: what the sink at the end of the chain has for sure, where that is new.
 
         Raises `FencedError`. The watermark is never lowered: the mark keeps the highest it was given.
         """
-        frames = join_small([pair for unit in units for pair in unit.frames], self._router.joins_below)
-        if len(frames) > COMMIT_FRAMES_MAX:
-            raise UserError(
-                codes.COMMIT_TOO_LARGE,
-                f"{self._lane}: what is to be committed together became {len(frames)} frames; "
-                f"{COMMIT_FRAMES_MAX} are the most. Let the function give fewer outputs for one input, "
-                "or send them to fewer edges and partitions",
-            )
+        frames = self._joined(units)
         ids = b"".join(unit.ids for unit in units)
         watermark_us = max(watermark_us, self.mark.watermark_us)
         pauses, leave_out = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), False
         while True:
             kept = await self._make_room(frames, leave_out=leave_out)
             writes = [FrameWrite(buffer, frame.encode()) for buffer, frame in kept]
-            mark = self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, ended)
+            mark = self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, ended, delivery)
             commit = Commit(self._lane, writes, mark, self._stored.sequence, ids, self.ids_ttl_s)
             try:
                 receipt = await self._ledger.commit(commit)
@@ -210,10 +239,71 @@ class Committer:
                 await pauses.wait()
                 continue
             break
-        for (buffer, _), sequence in zip(kept, receipt.frame_sequences, strict=True):
+        self._landed(commit, receipt)
+
+    async def prepare(self, units: Sequence[Unit], *, watermark_us: int, delivery: Delivery) -> None:
+        """Store what is to be committed when the target has the delivery of these units, before it is made: the next
+        owner asks the target, and goes on from what it says. Waits as `commit` does, and raises as it does."""
+        frames = self._joined(units)
+        kept = await self._make_room(frames, leave_out=False)
+        writes = [FrameWrite(buffer, frame.encode()) for buffer, frame in kept]
+        watermark_us = max(watermark_us, self.mark.watermark_us)
+        prepared = mark_pb2.Prepared(
+            mark=self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, False, delivery),
+            ids=b"".join(unit.ids for unit in units),
+        )
+        for buffer, data in writes:
+            prepared.frames.add(edge=buffer.edge, partition=buffer.partition, data=data)
+        mark = mark_pb2.Mark()
+        mark.CopyFrom(self.mark)
+        mark.commit_id = os.urandom(16)
+        mark.prepared.CopyFrom(prepared)
+        await self._put(Commit(self._lane, (), mark, self._stored.sequence))
+
+    async def commit_prepared(self) -> None:
+        """Commit what was prepared: the target has its delivery."""
+        prepared, before = self.mark.prepared, self.mark
+        mark = mark_pb2.Mark()
+        mark.CopyFrom(prepared.mark)
+        # Another owner may have prepared it, and a repair may have come between.
+        mark.epoch, mark.owner = before.epoch, before.owner
+        del mark.accepted[:], mark.given_up[:]
+        mark.accepted.extend(before.accepted)
+        mark.given_up.extend(not_passed(before.given_up, mark))
+        writes = [FrameWrite(BufferId(one.edge, one.partition), one.data) for one in prepared.frames]
+        await self._put(Commit(self._lane, writes, mark, self._stored.sequence, prepared.ids, self.ids_ttl_s))
+
+    async def _put(self, commit: Commit) -> None:
+        """Commit, again while the server cannot take it."""
+        pauses = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S)
+        while True:
+            try:
+                receipt = await self._ledger.commit(commit)
+            except RetryLaterError as error:
+                if pauses.none_yet:
+                    log.warning("commit put off: %s%s", error, self._hint(error), extra={"lane": str(self._lane)})
+                await pauses.wait()
+                continue
+            self._landed(commit, receipt)
+            return
+
+    def _landed(self, commit: Commit, receipt: Receipt) -> None:
+        for (buffer, _), sequence in zip(commit.frames, receipt.frame_sequences, strict=True):
             self._sequences[buffer] = sequence
-        self._stored = StoredMark(mark, receipt.mark_sequence)
-        self._backpressure.written(self._lane, mark.written)
+        self._stored = StoredMark(commit.mark, receipt.mark_sequence)
+        self._backpressure.written(self._lane, commit.mark.written)
+
+    def _joined(self, units: Sequence[Unit]) -> list[tuple[BufferId, Frame]]:
+        """What the units write, small frames joined."""
+        frames = join_small([pair for unit in units for pair in unit.frames], self._router.joins_below)
+        if len(frames) > COMMIT_FRAMES_MAX:
+            raise UserError(
+                codes.COMMIT_TOO_LARGE,
+                f"{self._lane}: what is to be committed together became {len(frames)} frames; "
+                f"{COMMIT_FRAMES_MAX} are the most. Let the function give fewer outputs for one input, "
+                "or send them to fewer edges and partitions",
+            )
+        return frames
 
     async def confirm(self) -> None:
         """Return when the ledger still has the last commit; wait for that while it does not answer.
@@ -273,6 +363,7 @@ class Committer:
         discarded: Counter[str],
         watermark_us: int,
         ended: bool,
+        delivery: Delivery | None,
     ) -> mark_pb2.Mark:
         """`discarded`: records left out, by edge."""
         previous = self._stored.mark
@@ -294,6 +385,8 @@ class Committer:
             accepted=previous.accepted,
             read=merged(previous.read, (witness for unit in units for witness in unit.witnesses)),
             numbered=max((unit.numbered for unit in units), default=0) or previous.numbered,
+            delivered=delivery.frames if delivery is not None else previous.delivered,
+            delivery=delivery.name if delivery is not None else previous.delivery,
         )
         if previous.HasField("reduce"):
             mark.reduce.CopyFrom(previous.reduce)

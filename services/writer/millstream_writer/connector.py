@@ -59,6 +59,8 @@ class SinkOwner:
     """The sink is the lane's fallback: it gets some of the records only."""
     envelope: bool = False
     """The sink gets the envelope of each record as its value."""
+    whole: bool = False
+    """The lane is at the end of a chain: it has to be a `WholeLane`, if it keeps a position."""
     client: UdfClient | None = None
     """The running program of a sink whose settings are a `Program`."""
 
@@ -80,7 +82,7 @@ class SinkOwner:
         return StreamName(self.pipeline, self.lane.vertex, self.lane.key, self.replica)
 
     def as_fallback(self, *, envelope: bool = False, client: UdfClient | None = None) -> SinkOwner:
-        return replace(self, fallback=True, envelope=envelope, client=client)
+        return replace(self, fallback=True, whole=False, envelope=envelope, client=client)
 
 
 class SinkConnector(SinkKind[S]):

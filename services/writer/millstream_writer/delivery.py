@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,8 +65,8 @@ class DeliveryStatistics:
 class DeliveryLimits:
     """How much may be taken before it is made durable. Half of what the buffer upstream may hold, or it would stop."""
 
-    unsettled_records_max: int
-    unsettled_bytes_max: int
+    unsettled_records_max: int = sys.maxsize
+    unsettled_bytes_max: int = sys.maxsize
 
 
 class _Write(NamedTuple):
@@ -176,9 +177,10 @@ class Delivery:
 
     async def flush(self) -> None:
         """Make everything taken durable; waits as long as the target takes."""
-        await self._until_done(self._primary.flush)
+        # The fallback first: where the primary's position is what counts, it passes nothing that is not stored.
         if self._fallback is not None:
             await self._until_done(self._fallback.flush)
+        await self._until_done(self._primary.flush)
 
     async def tick(self) -> None:
         """Call at least every second. A target that is away is tried again at the next tick."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from millstream.codes.code import Code
 from millstream.frame import Frame
@@ -158,6 +158,31 @@ class SinkLane(Protocol):
 
     async def tick(self) -> None:
         """Called at least every second: for time-based commits. Raises as `flush` does."""
+
+
+@runtime_checkable
+class WholeLane(SinkLane, Protocol):
+    """A lane whose owner asks for whole deliveries (`SinkOwner.whole`): its position is never within one.
+
+    A delivery is what is written from one flush to the next; of a lane that does not collect, each write. Where records
+    of a write are refused, nothing of it is in the target before the next call.
+    """
+
+    @property
+    def collects(self) -> bool:
+        """A write is in the target only when `flush` is called; otherwise when it returns, unless records of it were
+        refused."""
+
+    @property
+    def is_ripe(self) -> bool:
+        """It is time to flush what was collected."""
+
+    @property
+    def delivery_records_max(self) -> int:
+        """Records after which a delivery should end."""
+
+    async def reach(self) -> Position:
+        """How far the target is, with every former owner fenced. Raises `RetryLaterError` while it is away."""
 
 
 class UnkeptLane:

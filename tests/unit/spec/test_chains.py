@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from millstream.record import BufferId, LaneId
+from millstream.spec.connectors import GuaranteeId
 from millstream.spec.graph import Graph
+from millstream.spec.guarantees import guarantees_of
 from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.placement import replicas_of
 from millstream.spec.problems import SpecError
@@ -16,7 +18,16 @@ from tests.unit.spec.test_graph import IN, MAP, OUT, arrow, pipeline
 TWO: dict[str, Any] = {"in": IN, "a": MAP, "b": MAP, "out": OUT}
 WHOLE = [arrow("in>a"), arrow("a>b", chain=True), arrow("b>out")]
 REASONS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], str]] = {
-    "into a sink": (TWO, [arrow("in>a"), arrow("a>b"), arrow("b>out", chain=True)], "`out` is a sink"),
+    "into a reduce": (
+        {**TWO, "b": {"udf": {"python": "f.py:f", "groupBy": {"window": {"fixed": {"length": "1s"}}}}}},
+        WHOLE,
+        "`b` is a reduce, and only maps and sinks can follow in a chain",
+    ),
+    "into one of two sinks": (
+        {**TWO, "other": OUT},
+        [arrow("in>a"), arrow("a>b"), arrow("b>out", chain=True), arrow("b>other")],
+        "`b` has other data edges",
+    ),
     "of another kind": (
         {**TWO, "b": OUT},
         [arrow("in>a"), arrow("a>out"), arrow("a!b", chain=True)],
@@ -57,6 +68,43 @@ def test_an_edge_that_needs_its_buffer_says_why(
     (problem,) = caught.value.problems
     assert problem.code.id == "MS-2240"
     assert why in problem.what
+
+
+def test_a_chain_may_end_in_a_sink_and_is_one_vertex_without_edges() -> None:
+    graph = Graph.of(pipeline(TWO, [arrow("in>a", chain=True), arrow("a>b", chain=True), arrow("b>out", chain=True)]))
+    assert graph.chains == (("in", "a", "b", "out"),)
+    assert [edge.name for edge in graph.stages.edges] == []
+    assert [one.name for one in replicas_of(graph)] == ["in-0"]
+
+
+HTTP: dict[str, Any] = {"http": {"url": "http://127.0.0.1:1/"}}
+
+
+@pytest.mark.parametrize(
+    ("sink", "chained", "promised"),
+    [
+        ({"file": {"path": "out"}}, True, GuaranteeId.TRANSACTIONAL),
+        (HTTP, False, GuaranteeId.IDEMPOTENT),
+        (HTTP, True, GuaranteeId.AT_LEAST_ONCE),
+    ],
+)
+def test_what_a_sink_promises_in_a_chain(sink: dict[str, Any], promised: GuaranteeId, *, chained: bool) -> None:
+    vertices = {"in": IN, "out": {"sink": sink}}
+    graph = Graph.of(pipeline(vertices, [arrow("in>out", chain=chained)]))
+    assert guarantees_of(graph)["out"].id is promised
+    # And so much may be demanded.
+    demanding = {**vertices, "out": {"sink": {**sink, "guarantee": "exactlyOnce"}}}
+    if promised is GuaranteeId.AT_LEAST_ONCE:
+        with pytest.raises(ValueError, match="there is no buffer from which the same records"):
+            pipeline(demanding, [arrow("in>out", chain=chained)])
+    else:
+        pipeline(demanding, [arrow("in>out", chain=chained)])
+
+
+def test_a_sink_that_takes_no_whole_deliveries_keeps_its_buffer() -> None:
+    sink = {"jetstream": {"url": "nats://127.0.0.1:1", "subject": "s.a", "positions": "s-positions"}}
+    with pytest.raises(ValueError, match="does not take whole deliveries"):
+        pipeline({"in": IN, "out": {"sink": sink}}, [arrow("in>out", chain=True)])
 
 
 def test_a_chain_is_one_vertex_where_it_runs() -> None:

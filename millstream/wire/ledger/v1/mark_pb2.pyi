@@ -41,6 +41,9 @@ class Mark(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     NUMBERED_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
+    DELIVERY_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """Chosen again for every commit; tells whether a commit whose answer was lost has landed."""
     epoch: _builtins.int
@@ -61,6 +64,12 @@ class Mark(_message.Message):
     """Of a source that others follow in a chain: records it has handed on, since the lane's first commit. They are
     numbered by it, the same at every attempt.
     """
+    delivered: _builtins.int
+    """Of a chain that ends in a sink: frames that it was handed, since the lane's first commit. The position that the
+    target keeps is a number of theirs.
+    """
+    delivery: _builtins.str
+    """Name of the delivery that the last of them was in."""
     @_builtins.property
     def account(self) -> Global___Account:
         """Where every input record went, since the lane's first commit."""
@@ -97,6 +106,10 @@ class Mark(_message.Message):
     def ahead(self) -> Global___Ahead:
         """Of a source: records behind `position` that are committed too, where what one read became did not fit a commit."""
 
+    @_builtins.property
+    def prepared(self) -> Global___Prepared:
+        """What becomes of the lane when its target has a delivery that may be under way."""
+
     def __init__(
         self,
         *,
@@ -117,14 +130,74 @@ class Mark(_message.Message):
         members: _abc.Iterable[Global___Member] | None = ...,
         numbered: _builtins.int = ...,
         ahead: Global___Ahead | None = ...,
+        delivered: _builtins.int = ...,
+        delivery: _builtins.str = ...,
+        prepared: Global___Prepared | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "ahead", b"ahead", "reduce", b"reduce"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "ahead", b"ahead", "prepared", b"prepared", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Mark: _TypeAlias = Mark  # noqa: Y015
+
+@_typing.final
+class Prepared(_message.Message):
+    """A commit that is made as soon as it is known that the target has the delivery that it speaks of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MARK_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    ids: _builtins.bytes
+    """Digests of ids that are to be remembered."""
+    @_builtins.property
+    def mark(self) -> Global___Mark: ...
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreparedFrame]:
+        """What it writes to buffers: dead letters."""
+
+    def __init__(
+        self,
+        *,
+        mark: Global___Mark | None = ...,
+        frames: _abc.Iterable[Global___PreparedFrame] | None = ...,
+        ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mark", b"mark"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "ids", b"ids", "mark", b"mark"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prepared: _TypeAlias = Prepared  # noqa: Y015
+
+@_typing.final
+class PreparedFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGE_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    edge: _builtins.str
+    partition: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        edge: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "edge", b"edge", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreparedFrame: _TypeAlias = PreparedFrame  # noqa: Y015
 
 @_typing.final
 class Ahead(_message.Message):

@@ -58,15 +58,14 @@ spec:
       sink:
         blackhole: {{}}
   edges:
-    - {{from: in, to: map}}
+    - {{from: in, to: map{whole}}}
 {chained}\
-    - {{from: {last}, to: out}}
+    - {{from: {last}, to: out{whole}}}
 """
 _MAP = """\
     - name: {name}
       partitions: {partitions}
-      udf:
-        python: "identity.py:process"
+      udf: {function}
 """
 _FUNCTION = "def process(value):\n    return value\n"
 
@@ -83,6 +82,8 @@ class Pipeline:
     """The process whose metrics have the latency."""
     metric: str
     """A histogram in seconds."""
+    told_through: str | None = None
+    """The edge to the sink, where the source's lane commits for it."""
     passes_on: bool = True
     """The sink gets as many records as the source makes, so its rate can be measured."""
 
@@ -101,6 +102,10 @@ class Load:
     """Of the map: a record goes to that of its key."""
     chain: int = 1
     """Maps, one behind the other in a chain."""
+    unbuffered: bool = False
+    """The source and the sink are part of the chain."""
+    builtin: bool = False
+    """The maps are built in, and not functions in Python."""
     warm_up_s: float = 0.0
     """Latencies of the first seconds are left out."""
     warm_up_count: int = 0
@@ -145,9 +150,11 @@ async def measure_map(
     if tls:
         make_certificate(directory / "data" / "broker")
     write_private(directory / "identity.py", _FUNCTION)
+    function = "{builtin: {name: cat}}" if load.builtin else "{python: 'identity.py:process'}"
     maps = ["map", *(f"map-{number}" for number in range(2, load.chain + 1))]
     text = _PIPELINE.format(
-        maps="".join(_MAP.format(name=name, partitions=load.partitions) for name in maps),
+        maps="".join(_MAP.format(name=name, partitions=load.partitions, function=function) for name in maps),
+        whole=", chain: true" if load.unbuffered else "",
         chained="".join(f"    - {{from: {one}, to: {other}, chain: true}}\n" for one, other in pairwise(maps)),
         last=maps[-1],
         rate=load.rate,
@@ -157,7 +164,10 @@ async def measure_map(
         buffer=BUFFER_RECORDS // load.partitions,
         ledger=ledger,
     )
-    pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
+    if load.unbuffered:
+        pipeline = Pipeline(text, ("in-0",), "in-0", LATENCY, told_through=f"{maps[-1]}-out")
+    else:
+        pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
     measured = await measure(directory, pipeline, load, durability, workers)
     arrived = measured.records
     if arrived != load.records:
@@ -226,7 +236,10 @@ async def _watch(options: RunOptions, pipeline: Pipeline, used: Technology, load
         asyncio.TaskGroup() as group,
     ):
         clock = _Clock(load, measured)
-        if pipeline.passes_on:
+        if pipeline.told_through is not None:
+            store = await _store(buffer.stores, "in")
+            group.create_task(clock.follow_chain(store, pipeline.told_through), name="chain")
+        elif pipeline.passes_on:
             group.create_task(clock.follow_source(await _store(buffer.stores, "in")), name="source")
             group.create_task(clock.follow_sink(await _store(buffer.stores, "out")), name="sink")
         else:
@@ -275,6 +288,13 @@ class _Clock:
         async with store.watch() as updates:
             async for update in updates:
                 self._take(update.consumed_records, update.entry.published_us)
+
+    async def follow_chain(self, store: OtStore, edge: str) -> None:
+        async with store.watch() as updates:
+            async for update in updates:
+                entry = update.entry
+                records = sum(state.records for state in entry.inputs if state.edge == edge)
+                self._take(records, entry.published_us)
 
     def _take(self, records: int, published_us: int) -> None:
         measured = self._measured

@@ -652,6 +652,10 @@ def _add_bench(commands: Commands) -> None:
     for bench in (throughput, latency):
         bench.add_argument("--chain", type=int, default=1, metavar="N", help="maps in a chain (default: 1, no chain)")
         bench.add_argument(
+            "--unbuffered", action="store_true", help="source, maps and sink are one chain, which has no buffer"
+        )
+        bench.add_argument("--builtin", action="store_true", help="maps are the built-in `cat`, and not Python")
+        bench.add_argument(
             "--tls", action="store_true", help="a second time with encrypted connections to the broker, for comparison"
         )
     reduce = _below(benches, "reduce", "records into windows, and from the close of windows to their results")

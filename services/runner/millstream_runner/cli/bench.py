@@ -56,6 +56,9 @@ def _load(arguments: argparse.Namespace) -> Load:
     _check_positive(arguments, "chain")
     if arguments.bench == "map":
         _check_positive(arguments, "partitions")
+        if arguments.unbuffered and arguments.partitions > 1:
+            what = "--unbuffered --partitions: a record keeps its partition inside a chain, so there is one"
+            raise UserError(codes.OPTION_VALUE, what)
         if arguments.keys < 0:
             raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: a number of keys is not below 0")
         return Load(
@@ -63,10 +66,18 @@ def _load(arguments: argparse.Namespace) -> Load:
             keys=arguments.keys,
             partitions=arguments.partitions,
             chain=arguments.chain,
+            unbuffered=arguments.unbuffered,
+            builtin=arguments.builtin,
         )
     records = round(arguments.rate * (arguments.seconds + _WARM_UP_S))
     return Load(
-        records=records, record_bytes=arguments.size, rate=arguments.rate, chain=arguments.chain, warm_up_s=_WARM_UP_S
+        records=records,
+        record_bytes=arguments.size,
+        rate=arguments.rate,
+        chain=arguments.chain,
+        unbuffered=arguments.unbuffered,
+        builtin=arguments.builtin,
+        warm_up_s=_WARM_UP_S,
     )
 
 
@@ -103,7 +114,8 @@ def _result(bench: str, load: Load, measured: Measured, raw_per_s: float) -> dic
         "records_per_s": round(measured.records_per_s),
         "raw_limit_records_per_s": round(raw_per_s),
         "share_of_limit": round(measured.records_per_s / raw_per_s, 4),
-        "stored_times": 2,
+        "stored_times": 0 if load.unbuffered else 2,
+        "function": "builtin" if load.builtin else "python",
         "latency_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
         "latency_frames": measured.latency.total,
         "durability": measured.durability,
@@ -133,11 +145,13 @@ def _lines(result: dict[str, Any]) -> list[str]:
     ]
     keyed = f", {result['keys']:,} keys, {result['partitions']} partitions" if result["keys"] else ""
     maps = f"chain of {result['chain']} maps" if result["chain"] > 1 else "map"
+    function = "built-in" if result["function"] == "builtin" else "Python, identity"
+    stored = f"stored {'twice' if result['stored_times'] else 'nowhere'} on their way"
     limit, share = result["raw_limit_records_per_s"], result["share_of_limit"]
     encrypted = [f"with TLS    {line}" for line in _lines(result["tls"])[1:4:2]] if "tls" in result else []
     return [
-        f"generator -> {maps} (Python, identity) -> blackhole: {result['records']:,} records of {size} bytes{keyed}",
-        f"rate        {rate:,} records/s ({rate * size / _MIB:.1f} MiB/s of values), stored twice on their way",
+        f"generator -> {maps} ({function}) -> blackhole: {result['records']:,} records of {size} bytes{keyed}",
+        f"rate        {rate:,} records/s ({rate * size / _MIB:.1f} MiB/s of values), {stored}",
         f"limit       {limit:,} records/s into JetStream alone, stored once; the pipeline reaches {share:.0%} of it",
         f"latency     p50 {latency['p50']}, p99 {latency['p99']}, end to end",
         *encrypted,

@@ -128,6 +128,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
         Example("records per second", "millstream bench map"),
         Example("the same, sooner and less exactly", "millstream bench map --records 400000"),
         Example("of a chain of four maps", "millstream bench map --chain 4"),
+        Example("without any buffer", "millstream bench map --unbuffered"),
     ),
     ("bench", "latency"): (
         Example("at a thousand records per second", "millstream bench latency"),

@@ -56,7 +56,7 @@ def check_buffered(graph: Graph, edge: Edge) -> None:
         raise UserError(
             codes.EDGE_HAS_NO_BUFFER,
             f"edge {edge.name} is chained and has no buffer: {' and '.join(chain)} run as one lane, and records go "
-            f"from one to the next in memory. Edges with buffers there: {', '.join(near)}",
+            f"from one to the next in memory. Edges with buffers there: {', '.join(near) or 'none'}",
         )
 
 

@@ -34,8 +34,9 @@ class Map(UdfKind):
     async def open_lane(self, settings: Udf, opening: LaneOpening) -> VertexLane:
         from millstream_vertex.map_lane import MapLane
 
+        outlet = await opening.outlet()
         base = await opening.buffer_lane()
-        step = await self.open_step(settings, opening, await opening.outlet(), 0)
+        step = await self.open_step(settings, opening, outlet, 0)
         # The default of 500 is Numaflow's; only who sets it wants calls that small.
         limits = [opening.shared.whole.limits_of(vertex) for vertex in opening.chain]
         batches = [one.read_batch_size for one in limits if "read_batch_size" in one.model_fields_set]

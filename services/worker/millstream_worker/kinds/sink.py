@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from millstream import codes
 from millstream.errors import UdfError, UserError
 from millstream.record import Position
-from millstream.spec.connectors import Guarantee
+from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.kinds import PlacedEnd, PlacedProgram, VertexUse
 from millstream.spec.sinks import OnSinkFailure, Sink, SinkRetryStrategy
 from millstream.spec.values import ShapeProblem
@@ -16,8 +18,12 @@ from millstream.statistics import LaneReport
 from millstream_worker.kind import RunnableKind
 
 if TYPE_CHECKING:
-    from millstream_worker.lanes import LaneOpening, VertexLane
-    from millstream_writer.connector import HeldInstead
+    from millstream_vertex.lane import LaneCore
+    from millstream_vertex.to_sink import Target
+    from millstream_worker.lanes import LaneOpening, StepOpening, VertexLane
+    from millstream_writer.connector import HeldInstead, SinkOwner
+    from millstream_writer.delivery import Delivery, DeliveryLimits
+    from millstream_writer.sink import SinkLane
 
 _LOSSES: dict[OnSinkFailure, str] = {
     "drop": "; records that are still refused after the retries are dropped and counted",
@@ -32,6 +38,7 @@ class SinkVertex(RunnableKind[Sink]):
     model = Sink
     meaning = "Makes it a sink vertex."
     has_output = False
+    may_follow_in_chain = True
     is_paced = True
     reports = frozenset({LaneReport.TARGET})
     drawn = ("[(", ")]")
@@ -58,6 +65,15 @@ class SinkVertex(RunnableKind[Sink]):
         if settings.fallback is not None:
             yield "fallback", settings.fallback.promise(fallback=True)
 
+    def guarantees_in_chain(self, settings: Sink) -> Iterator[tuple[str, Guarantee]]:
+        for part, guarantee in self.guarantees(settings):
+            yield part, settings.in_chain(guarantee) if not part else guarantee
+
+    def chain_problem(self, settings: Sink) -> str | None:
+        if settings.promise().id is GuaranteeId.TRANSACTIONAL and not settings.connector.whole:
+            return f"the sink `{settings.kind}` keeps a position, and does not take whole deliveries"
+        return None
+
     def dead_letters(self, written: Mapping[str, Any], watermark: Mapping[str, Any]) -> bool:
         # An edge out of it is wrong for another reason.
         return True
@@ -65,47 +81,87 @@ class SinkVertex(RunnableKind[Sink]):
     def use_problems(self, settings: Sink, use: VertexUse) -> Iterator[ShapeProblem]:
         for problem in settings.use_problems(use.buffer_records, dead_letters=use.dead_letters):
             yield problem._replace(loc=("sink", *problem.loc))
+        if use.chained:
+            holding = "a sink that holds it there, such as `file`; no `chain` on the edge to it; or no `guarantee`"
+            promise = settings.in_chain(settings.promise())
+            yield from promise.demand_problems(settings.guarantee, ("sink", "guarantee"), holding)
 
     async def open_lane(self, settings: Sink, opening: LaneOpening) -> VertexLane:
         from millstream_vertex.sink_lane import SinkVertexLane
-        from millstream_writer.connector import SinkOwner
-        from millstream_writer.delivery import Delivery, DeliveryLimits
-        from millstream_writer.sinks.opening import open_sink
+        from millstream_writer.delivery import DeliveryLimits
 
         base = await opening.buffer_lane()
-        shared, lane, mark = opening.shared, opening.lane, opening.core.committer.mark
-        owner = SinkOwner(
-            pipeline=shared.pipeline,
-            lane=lane,
-            replica=shared.config.replica,
-            epoch=mark.epoch,
-            start=Position(mark.sequence, mark.record_index),
-            ledger_id=(await shared.ledger(lane.vertex)).ledger_id,
-            base_dir=shared.config.resolved.base_dir,
-            clock=shared.clock,
-            held_instead=await _held_instead(opening),
-            envelope=shared.graph.writes_envelopes(lane.input, settings),
-            client=shared.programs.client("sink"),
-        )
-        primary = await opening.stack.enter_async_context(open_sink(settings, owner))
-        fallback = None
-        if settings.fallback is not None:
-            aside = owner.as_fallback(
-                envelope=shared.graph.writes_envelopes(lane.input, settings.fallback),
-                client=shared.programs.client("fallback"),
-            )
-            fallback = await opening.stack.enter_async_context(open_sink(settings.fallback, aside))
-        limits = shared.graph.limits_of(lane.vertex)
+        mark = opening.core.committer.mark
+        limits = opening.shared.graph.limits_of(opening.lane.vertex)
         half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
-        error = UdfError if settings.program is not None else UserError
-        delivery = Delivery(
-            *(primary, fallback, opening.retry_policy, half),
-            where=opening.where,
-            rng=shared.rng,
-            stop_error=error,
-            naming=shared.naming,
-        )
+        ledger = await opening.shared.ledger(opening.lane.vertex)
+        position = Position(mark.sequence, mark.record_index)
+        owner = _owner(opening, mark.epoch, position, ledger.ledger_id, await _held_instead(opening))
+        _, delivery = await _opened(settings, opening, owner, half)
         return SinkVertexLane(base, delivery)
+
+    async def open_target(self, settings: Sink, opening: StepOpening, core: LaneCore) -> Target:
+        from millstream_vertex.to_sink import Target, held_instead
+        from millstream_writer.delivery import DeliveryLimits
+        from millstream_writer.sink import WholeLane
+
+        mark, ledger = core.committer.mark, await opening.shared.ledger(core.lane.vertex)
+        held = held_instead(core.committer)
+        owner = _owner(opening, mark.epoch, Position(mark.delivered), ledger.ledger_id, held)
+        primary, delivery = await _opened(settings, opening, replace(owner, whole=True), DeliveryLimits())
+        kept = None
+        if primary.durable is not None:
+            if not isinstance(primary, WholeLane):
+                what = f"the sink {settings.kind} keeps a position, and does not take whole deliveries"
+                raise UserError(codes.EXTENSION, f"{opening.where}: {what}: it cannot be the end of a chain")
+            kept = primary
+        return Target(opening.lane, delivery, kept, opening.telemetry, opening.counters)
+
+
+def _owner(opening: StepOpening, epoch: int, start: Position, run: str, held: HeldInstead) -> SinkOwner:
+    from millstream_writer.connector import SinkOwner
+
+    shared = opening.shared
+    return SinkOwner(
+        pipeline=shared.pipeline,
+        lane=opening.lane,
+        replica=shared.config.replica,
+        epoch=epoch,
+        start=start,
+        ledger_id=run,
+        base_dir=shared.config.resolved.base_dir,
+        clock=shared.clock,
+        held_instead=held,
+    )
+
+
+async def _opened(
+    settings: Sink, opening: StepOpening, owner: SinkOwner, limits: DeliveryLimits
+) -> tuple[SinkLane, Delivery]:
+    """The sink, and what delivers to it and to its fallback."""
+    from millstream_writer.delivery import Delivery
+    from millstream_writer.sinks.opening import open_sink
+
+    shared, lane = opening.shared, opening.lane
+    programs = shared.outside.programs_of(lane.vertex)
+    envelope = shared.whole.writes_envelopes(lane.input, settings)
+    owner = replace(owner, envelope=envelope, client=programs.client("sink"))
+    primary = await opening.stack.enter_async_context(open_sink(settings, owner))
+    fallback = None
+    if settings.fallback is not None:
+        aside = owner.as_fallback(
+            envelope=shared.whole.writes_envelopes(lane.input, settings.fallback),
+            client=programs.client("fallback"),
+        )
+        fallback = await opening.stack.enter_async_context(open_sink(settings.fallback, aside))
+    delivery = Delivery(
+        *(primary, fallback, opening.retry_policy, limits),
+        where=opening.where,
+        rng=shared.rng,
+        stop_error=UdfError if settings.program is not None else UserError,
+        naming=shared.naming,
+    )
+    return primary, delivery
 
 
 async def _held_instead(opening: LaneOpening) -> HeldInstead:

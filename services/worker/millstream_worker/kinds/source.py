@@ -82,6 +82,7 @@ class SourceVertex(RunnableKind[Source]):
         from millstream_vertex.source_lane import SourceVertexLane
 
         shared, lane, core = opening.shared, opening.lane, opening.core
+        outlet = await opening.outlet()
         seen = await opening.seen_ids()
         source = await opening.stack.enter_async_context(
             open_source(
@@ -101,7 +102,7 @@ class SourceVertex(RunnableKind[Source]):
             mapper = await opening.mapper("transformer", FunctionKind.SOURCE_TRANSFORM)
         watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
         return SourceVertexLane(
-            *(core, source, mapper, opening.router, await opening.outlet()),
+            *(core, source, mapper, opening.router, outlet),
             *(watermark, seen, shared.whole.on_invalid(lane.vertex)),
             pipeline=shared.pipeline,
             naming=shared.naming,

@@ -14,7 +14,7 @@ from millstream.dead_letter import MEMBERS, envelope_line, envelope_of
 from millstream.record import Position
 from millstream.spec.columns import Column
 from millstream_udf import columns
-from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult
+from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WholeLane, WriteResult
 
 ENVELOPE_COLUMNS = tuple(Column(name=name, type="timestamp" if name == "eventTime" else "string") for name in MEMBERS)
 """Of a Parquet file without columns of its own."""
@@ -35,6 +35,26 @@ class EnvelopeLane:
     @property
     def durable(self) -> Position | None:
         return self._lane.durable
+
+    @property
+    def collects(self) -> bool:
+        return self._whole.collects
+
+    @property
+    def is_ripe(self) -> bool:
+        return self._whole.is_ripe
+
+    @property
+    def delivery_records_max(self) -> int:
+        return self._whole.delivery_records_max
+
+    async def reach(self) -> Position:
+        return await self._whole.reach()
+
+    @property
+    def _whole(self) -> WholeLane:
+        assert isinstance(self._lane, WholeLane), "it keeps a position, and its owner asks for whole deliveries"
+        return self._lane
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         return await self._lane.write([self._enveloped(item) for item in frames], end)

@@ -164,6 +164,8 @@ class KeptLane(ABC, Generic[T]):
             first = min(self._refused(frames, converted), default=None)
             if first is None:
                 await self._put(pieces, reached, name)
+            elif self._owner.whole:
+                self._rest = _Rest(pieces, reached, name)
             else:
                 parts = [piece.split(piece.before(first)) for piece in pieces]
                 before = [part for part, _ in parts if part.rows]
@@ -172,6 +174,22 @@ class KeptLane(ABC, Generic[T]):
                 self._rest = _Rest([part for _, part in parts], reached, name)
         failures = [found.failures for found in converted]
         return WriteResult(failures if any(failures) else ())
+
+    @property
+    def collects(self) -> bool:
+        return False
+
+    @property
+    def is_ripe(self) -> bool:
+        return self._rest is not None
+
+    @property
+    def delivery_records_max(self) -> int:
+        return self._records_max
+
+    async def reach(self) -> Position:
+        async with self._session():
+            return self._durable
 
     async def flush(self) -> None:
         if self._rest is not None:
@@ -220,6 +238,10 @@ class KeptLane(ABC, Generic[T]):
 
     async def _put(self, pieces: Sequence[_Piece[T]], reached: Position, frame: str) -> None:
         made: list[T] = []
+        if self._owner.whole:
+            if reached > self._durable:
+                await self._move([one for piece in pieces for one in piece.made], reached, frame)
+            return
         for whole in pieces:
             piece = whole
             while piece.rows:

@@ -18,6 +18,7 @@ class BlackholeSink(SpecModel):
 
 
 class _Blackhole(SinkConnector[BlackholeSink]):
+    whole = True
     model = BlackholeSink
     meaning = "Nowhere."
     promise = Guarantee(GuaranteeId.NO_TARGET, "nothing is written; each record is counted exactly once")

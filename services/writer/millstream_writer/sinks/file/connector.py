@@ -63,6 +63,7 @@ class FileSink(SpecModel):
 
 
 class _File(SinkConnector[FileSink]):
+    whole = True
     model = FileSink
     meaning = "To files."
     promise = Guarantee(
@@ -139,6 +140,7 @@ class _File(SinkConnector[FileSink]):
             clock=owner.clock,
             trust_names=not owner.fallback,
             held_instead=owner.held_instead,
+            whole=owner.whole,
         )
 
 

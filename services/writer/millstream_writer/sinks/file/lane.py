@@ -83,8 +83,11 @@ class FileSinkLane:
         finished: Position | None,
         clock: Clock,
         worker: ThreadPoolExecutor,
+        whole: bool = False,
     ) -> None:
-        """`start` is the lane's mark; `finished` how far it is by its files, None to write whatever is offered."""
+        """`start` is the lane's mark; `finished` how far it is by its files, None to write whatever is offered.
+        `whole`: files end only where a flush asks for it."""
+        self._whole = whole
         self._directory = directory
         self._format = file_format
         self._rolling = rolling
@@ -107,6 +110,23 @@ class FileSinkLane:
     def durable(self) -> Position | None:
         return self._durable
 
+    @property
+    def collects(self) -> bool:
+        return True
+
+    @property
+    def is_ripe(self) -> bool:
+        file = self._growing
+        full = file is not None and (file.records >= self._records_max or file.size >= self._rolling.max_bytes)
+        return full or self._is_old()
+
+    @property
+    def delivery_records_max(self) -> int:
+        return self._records_max
+
+    async def reach(self) -> Position:
+        return self._durable
+
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         return await self._run(self._write, frames, end)
 
@@ -115,7 +135,7 @@ class FileSinkLane:
 
     async def tick(self) -> None:
         # Most ticks find nothing to do; those need no thread.
-        if self._sealed or self._is_old():
+        if not self._whole and (self._sealed or self._is_old()):
             await self._run(self._tick)
 
     async def _run(self, call: Callable[..., _T], *arguments: object) -> _T:
@@ -138,7 +158,10 @@ class FileSinkLane:
             self._taken, self._taken_frame = taken, frames[-1].name if is_last else ""
         # 3. Store it as far as it goes. A full disk is not a failure of this write: it is reported by the next call.
         with suppress(RetryLaterError):
-            self._tick()
+            if self._whole:
+                self._write_out_large()
+            else:
+                self._tick()
         return WriteResult(failures if any(failures) else ())
 
     def _take(self, item: SinkFrame, converted: Converted[Any]) -> None:
@@ -155,12 +178,13 @@ class FileSinkLane:
                 file = _File(self._chain, self._format.begin(), self._clock.monotonic_s())
                 self._growing = file
             room = min(self._records_max - file.records, int((self._rolling.max_bytes - file.size) / record_size))
-            stop = min(len(rows), start + max(1, room))
+            stop = len(rows) if self._whole else min(len(rows), start + max(1, room))
             file.keep(file.body.add(converted.content, start, stop))
             file.records += stop - start
             file.size += int(record_size * (stop - start))
             start = stop
-            if start < len(rows) or file.records >= self._records_max or file.size >= self._rolling.max_bytes:
+            full = file.records >= self._records_max or file.size >= self._rolling.max_bytes
+            if start < len(rows) or (full and not self._whole):
                 self._seal(exact_position(item, indexes[rows[stop - 1]] + 1), item.name)
 
     def _seal(self, end: Position, frame: str) -> None:
@@ -196,7 +220,11 @@ class FileSinkLane:
             self._durable = max(self._durable, end)
         if self._growing is None:
             self._durable = self._taken
-        elif self._growing.unwritten_bytes >= WRITE_BYTES:
+        else:
+            self._write_out_large()
+
+    def _write_out_large(self) -> None:
+        if self._growing is not None and self._growing.unwritten_bytes >= WRITE_BYTES:
             self._write_out(self._growing)
 
     def _write_out(self, file: _File) -> UnfinishedFile:
@@ -268,6 +296,7 @@ async def open_file_sink(
     clock: Clock,
     trust_names: bool,
     held_instead: HeldInstead,
+    whole: bool = False,
 ) -> AsyncIterator[SinkLane]:
     """Open the directory for one lane and fence every earlier owner.
 
@@ -288,7 +317,12 @@ async def open_file_sink(
             finished = await loop.run_in_executor(worker, directory.finished) or start
             await _check_past(directory, start, finished, held_instead, owner.where)
         lane = FileSinkLane(
-            directory, file_format, spec.rolling, start=start, finished=finished, clock=clock, worker=worker
+            *(directory, file_format, spec.rolling),
+            start=start,
+            finished=finished,
+            clock=clock,
+            worker=worker,
+            whole=whole,
         )
         yield lane
     finally:

@@ -33,6 +33,7 @@ class KafkaSink(KafkaCluster):
 
 
 class _Kafka(SinkConnector[KafkaSink]):
+    whole = True
     model = KafkaSink
     meaning = "To a topic of Kafka."
     promise = Guarantee(

@@ -135,6 +135,7 @@ class PostgresSink(PostgresServer):
 
 
 class _Postgres(SinkConnector[PostgresSink]):
+    whole = True
     model = PostgresSink
     meaning = "To a table of PostgreSQL."
     packages: ClassVar[Mapping[str, str]] = {"asyncpg": "millstream[postgres]"}

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import zlib
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Sequence
@@ -161,6 +162,22 @@ class PostgresSinkLane:
                 await self._without_refused(connection, write)
         return write.result()
 
+    @property
+    def collects(self) -> bool:
+        return False
+
+    @property
+    def is_ripe(self) -> bool:
+        return self._rest is not None
+
+    @property
+    def delivery_records_max(self) -> int:
+        return sys.maxsize
+
+    async def reach(self) -> Position:
+        async with self._session():
+            return self._durable
+
     async def flush(self) -> None:
         if self._rest is not None:
             async with self._session() as connection:
@@ -234,14 +251,15 @@ class PostgresSinkLane:
             # What was in the way has gone meanwhile.
             await self._commit(connection, _Part(write.lines(), write.end, write.frame))
             return
-        first = min(end for end, _, _ in write.refused)
+        # A whole delivery is one transaction, which is not made before it is known what becomes of these.
+        first = Position(0) if self._owner.whole else min(end for end, _, _ in write.refused)
         before = [row for row in rows if row.end < first]
         if before:
             last = before[-1]
             lines = [row.line for row in before]
             await self._commit(connection, _Part(lines, last.end, write.frames[last.item].name))
         refused = {id(row) for row, _ in bad}
-        behind = [row.line for row in rows if row.end > first and id(row) not in refused]
+        behind = [row.line for row in rows if row.end >= first and id(row) not in refused]
         self._rest = _Part(behind, write.end, write.frame, write.refused)
 
     async def _find(self, connection: Connection, rows: Sequence[_Row]) -> list[tuple[_Row, BaseException]]:

@@ -60,6 +60,7 @@ class RedisSink(RedisServer):
 
 
 class _Redis(SinkConnector[RedisSink]):
+    whole = True
     model = RedisSink
     meaning = "To a stream, hashes or keys of Redis."
     packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
