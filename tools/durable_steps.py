@@ -69,6 +69,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("services/reduce/millstream_reduce/spark/preparing.py", ""): "windows to warm up with, in Spark's scratch space",
     ("millstream/udf/", ""): "sockets of sidecars: made again at every start",
     ("services/runner/millstream_runner/chaos/", ""): "not part of a run",
+    ("millstream/testing/", ""): "tests of connectors, not part of a run",
     ("services/runner/millstream_runner/cli/", ""): "what a command makes for its user once: new projects, benchmarks",
     ("services/runner/millstream_runner/bench/running.py", ""): "a benchmark's own files",
     ("millstream/buffers/jetstream/raw_limit.py", ""): "a benchmark's own stream",
