@@ -1,6 +1,6 @@
 """How fast a Python function is, by itself and behind its socket.
 
-    python benchmarks/udf.py [--seconds 3] [--json]
+    python benchmarks/udf.py [--seconds 3] [--grpc] [--json]
 
 Four figures:
   * stage: the function stage alone (unpack columns, call, pack), records per second of CPU;
@@ -33,6 +33,7 @@ from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_udf import freed_memory
 from millstream_udf.answering import answer_map, context_of
+from millstream_udf.calls_socket import SUFFIX
 from millstream_udf.definition import define
 from millstream_udf.execution import open_function
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -75,37 +76,39 @@ class Streamed:
     """And there."""
 
 
-async def measure_stream(function: str, records: int, in_flight: int, seconds: float, env: dict[str, str]) -> Streamed:
+async def measure_stream(
+    function: str, records: int, in_flight: int, seconds: float, env: dict[str, str], *, over_grpc: bool
+) -> Streamed:
     """Through a process of its own."""
     frame = frame_of(records)
     done = 0
     spec = SidecarSpec(python_command(f"{FUNCTIONS}:{function}"), "udf", "benchmark", function, env=env)
-    async with (
-        open_local_function(spec, log=lambda _, line: print(line, file=sys.stderr)) as sidecar,
-        sidecar.open_map(FunctionKind.MAP, StreamName("benchmark", function, "in.0", 0)) as stream,
-    ):
-        await stream.call(frame, watermark_us=0)
-        process = psutil.Process(sidecar.statistics().pid)
-        began, here, there, calls = time.monotonic(), time.process_time(), sum(process.cpu_times()[:2]), 0
+    async with open_local_function(spec, log=lambda _, line: print(line, file=sys.stderr)) as sidecar:
+        if over_grpc:
+            Path(sidecar.address.removeprefix("unix:") + SUFFIX).unlink()
+        async with sidecar.open_map(FunctionKind.MAP, StreamName("benchmark", function, "in.0", 0)) as stream:
+            await stream.call(frame, watermark_us=0)
+            process = psutil.Process(sidecar.statistics().pid)
+            began, here, there, calls = time.monotonic(), time.process_time(), sum(process.cpu_times()[:2]), 0
 
-        async def caller() -> None:
-            nonlocal done, calls
-            while time.monotonic() - began < seconds:
-                answer = await stream.call(frame, watermark_us=0)
-                done += answer.records
-                calls += 1
+            async def caller() -> None:
+                nonlocal done, calls
+                while time.monotonic() - began < seconds:
+                    answer = await stream.call(frame, watermark_us=0)
+                    done += answer.records
+                    calls += 1
 
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(in_flight):
-                tasks.create_task(caller())
-        return Streamed(
-            done / (time.monotonic() - began),
-            1e3 * (time.process_time() - here) / calls,
-            1e3 * (sum(process.cpu_times()[:2]) - there) / calls,
-        )
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(in_flight):
+                    tasks.create_task(caller())
+            return Streamed(
+                done / (time.monotonic() - began),
+                1e3 * (time.process_time() - here) / calls,
+                1e3 * (sum(process.cpu_times()[:2]) - there) / calls,
+            )
 
 
-async def measure(seconds: float) -> dict[str, float]:
+async def measure(seconds: float, *, over_grpc: bool) -> dict[str, float]:
     """All figures."""
     functions = runpy.run_path(str(FUNCTIONS))
     figures = {}
@@ -115,14 +118,14 @@ async def measure(seconds: float) -> dict[str, float]:
                 rate = await measure_stage(functions[name], records, seconds / 4)
                 figures[f"stage {name} frames of {records}"] = rate
     for records, in_flight in ((1, 1), (1, 16), (500, 8), (2000, 8), (4096, 8)):
-        streamed = await measure_stream("identity", records, in_flight, seconds, {})
+        streamed = await measure_stream("identity", records, in_flight, seconds, {}, over_grpc=over_grpc)
         figures[f"stream identity frames of {records} in flight {in_flight}"] = streamed.records_per_s
         if in_flight > 1:
             figures[f"leg frames of {records}, caller ms"] = streamed.caller_ms
             figures[f"leg frames of {records}, function ms"] = streamed.function_ms
     for records, in_flight in ((100, 12), (500, 4), (1, 500)):
         env = {"MILLSTREAM_UDF_CONCURRENCY": str(SLOW_IN_FLIGHT)}
-        streamed = await measure_stream("slow", records, in_flight, seconds, env)
+        streamed = await measure_stream("slow", records, in_flight, seconds, env, over_grpc=over_grpc)
         share = streamed.records_per_s / (SLOW_IN_FLIGHT / SLOW_DELAY_S)
         figures[f"slow frames of {records} calls {in_flight} share of limit"] = share
     return figures
@@ -131,11 +134,12 @@ async def measure(seconds: float) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each stream figure")
+    parser.add_argument("--grpc", action="store_true", help="calls without the socket beside gRPC")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     arguments = parser.parse_args()
     # As in a worker.
     freed_memory.keep()
-    figures = uvloop.run(measure(arguments.seconds))
+    figures = uvloop.run(measure(arguments.seconds, over_grpc=arguments.grpc))
     for name, figure in figures.items():
         print(f"{name:50} {figure:12,.2f}" if figure < 10 else f"{name:50} {figure:12,.0f}")
     if arguments.json:

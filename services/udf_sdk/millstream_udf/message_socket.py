@@ -7,6 +7,7 @@ of its own, and sent without being joined. It knows nothing of what is in a mess
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from typing import cast
 
@@ -15,10 +16,15 @@ _SMALL_BYTES = 64 * 1024
 """What is read at once while it is not known how long the next message is."""
 _WAITING_MAX = 16
 """Received messages that wait to be taken, over which no more is read."""
-_WAITING_BYTES_MAX = 1024 * 1024
+_WAITING_BYTES_MAX = 2 * 1024 * 1024
 """And their bytes."""
-_UNSENT_BYTES_MAX = 1024 * 1024
+_UNSENT_BYTES_MAX = 2 * 1024 * 1024
 """Bytes that the socket has not taken, over which `send` waits."""
+
+
+_KERNEL_BYTES = 2 * 1024 * 1024
+"""Sent bytes that the kernel may hold (it takes less where the system says so): whole messages, so that two processes
+need not take turns several times for each where the processors are busy."""
 
 
 class TooLarge(Exception):
@@ -100,6 +106,9 @@ class MessageSocket(asyncio.BufferedProtocol):
         # uvloop's transports are of a class of their own.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(_UNSENT_BYTES_MAX)
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
         if self._aborted:
             self._transport.abort()
 
