@@ -1,4 +1,4 @@
-"""The end of a chain without buffers: hands what the chain put out to a sink, and commits when the target has it.
+"""The end of a chain without buffers: hands the output of the chain to a sink, and commits when the target has it.
 
     units, in order ─┬─ target keeps a position ─► PREPARE: the next mark, in this one ─► delivery ─► COMMIT: that mark
                      └─ it keeps none ───────────► delivery ─► COMMIT
