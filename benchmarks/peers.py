@@ -51,6 +51,7 @@ PARTS = 20
 """Structured Streaming gets so many files, one for each of its batches."""
 PARTITIONS = 4
 LIMIT_S = 900.0
+RATE_MIN_S = 1.0
 _LOOK_EVERY_S = 0.25
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -584,7 +585,9 @@ def expected(lines: Path) -> tuple[int, int]:
 def row(name: str, runs: Sequence[list[Used]], sizes: Sequence[int]) -> str:
     small, large = sizes
     between = large - small
-    rate = statistics.median(between / max(0.001, two.wall_s - one.wall_s) for one, two in runs)
+    seconds = statistics.median(two.wall_s - one.wall_s for one, two in runs)
+    # Runs of about one length say nothing about a rate: there were too few records.
+    rate = f"{between / seconds:,.0f}" if seconds > RATE_MIN_S else "-"
     cpu = statistics.median((two.cpu_s - one.cpu_s) / between * 1e6 for one, two in runs)
     at_broker = statistics.median((two.broker_cpu_s - one.broker_cpu_s) / between * 1e6 for one, two in runs)
     whole = statistics.median(two.wall_s for _, two in runs)
@@ -592,7 +595,7 @@ def row(name: str, runs: Sequence[list[Used]], sizes: Sequence[int]) -> str:
     memory = max(two.memory_mib for _, two in runs)
     broker = f" + {at_broker:.1f}" if PEERS[name].beside_kafka else ""
     return (
-        f"| {name} | {rate:,.0f} | {cpu:.1f}{broker} | {whole:.1f} s, {whole_cpu:.1f} s | {memory:,.0f} MiB "
+        f"| {name} | {rate} | {cpu:.1f}{broker} | {whole:.1f} s, {whole_cpu:.1f} s | {memory:,.0f} MiB "
         f"| {PEERS[name].promise} |"
     )
 
