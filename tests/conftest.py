@@ -16,6 +16,7 @@ from tests.support import sizes
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
     from tests.support.kafka_server import KafkaServer
+    from tests.support.object_server import ObjectServer
     from tests.support.postgres_server import PostgresServer
     from tests.support.redis_server import RedisServer
 
@@ -81,4 +82,15 @@ def redis() -> Iterator[RedisServer]:
     from tests.support.redis_server import open_redis
 
     with open_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def objects() -> Iterator[ObjectServer]:
+    """A server with buckets, the same one for every test that asks for it. A test that kills it starts it again."""
+    from tests.support.object_server import open_objects_server, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_objects_server() as server:
         yield server

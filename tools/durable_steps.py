@@ -43,6 +43,7 @@ PRIMITIVES = re.compile(
         r"lane\.write",
         r".*(init_transactions|commit_transaction)",
         r"self\._jobs\.compute",
+        r"obstore\.(put|delete|copy|rename).*",
     ))
 )  # fmt: skip
 """Calls, as they are written."""

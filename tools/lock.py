@@ -25,6 +25,8 @@ _VERTEX = [
     "--extra",
     "nkeys",
     "--extra",
+    "objects",
+    "--extra",
     "redis",
     "--extra",
     "kafka",

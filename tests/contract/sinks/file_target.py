@@ -6,7 +6,9 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
+import fastavro
 import pyarrow.parquet as pq
 
 from millstream.clock import SystemClock
@@ -67,7 +69,7 @@ def finished_files(path: Path) -> list[Path]:
 
 def numbers_in(path: Path) -> list[int]:
     """The records of all finished files, each read as the whole file it must be."""
-    return [number for file in finished_files(path) for number in _numbers_of(file)]
+    return [number for file in finished_files(path) for number in numbers_of(file.name, file.read_bytes())]
 
 
 def leftovers(path: Path) -> list[Path]:
@@ -80,15 +82,18 @@ def leftovers(path: Path) -> list[Path]:
     ]
 
 
-def _numbers_of(file: Path) -> list[int]:
-    data = file.read_bytes()
-    if file.suffix == ".parquet":
+def numbers_of(name: str, data: bytes) -> list[int]:
+    """The records of a file, which must be whole."""
+    rows: list[Any]
+    if name.endswith(".parquet"):
         rows = pq.read_table(io.BytesIO(data)).to_pylist()
-    elif file.suffix == ".csv":
+    elif name.endswith(".avro"):
+        rows = list(fastavro.reader(io.BytesIO(data)))
+    elif name.endswith(".csv"):
         rows = list(csv.DictReader(io.StringIO(data.decode(), newline="")))
     else:
         assert data.endswith(b"\n")
         rows = [json.loads(line) for line in data.splitlines()]
-    assert rows, f"{file} is empty"
+    assert rows, f"{name} is empty"
     assert all(row["text"] == f"text {row['n']}" for row in rows)
     return [int(row["n"]) for row in rows]

@@ -14,10 +14,11 @@ from millstream.udf.function import open_local_function
 from millstream.udf.protocol import UdfClient
 from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_writer.sink import Guarantee
-from tests.contract.sinks.file_target import file_spec, numbers_in
+from tests.contract.sinks.file_target import COLUMNS, file_spec, numbers_in, numbers_of
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.support.kafka_server import KafkaServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
+from tests.support.object_server import Bucket, ObjectServer
 from tests.support.postgres_server import Database, PostgresServer
 from tests.support.redis_server import RedisServer
 
@@ -26,6 +27,8 @@ KINDS = [
     "file jsonl",
     "file csv",
     "file parquet",
+    "objects jsonl",
+    "objects parquet",
     "http",
     "http batches",
     "udsink",
@@ -40,6 +43,7 @@ KINDS = [
 
 _GUARANTEES = {
     "file": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "objects": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "http": Guarantee.EXACTLY_ONCE_IDEMPOTENT,
     "udsink": Guarantee.AT_LEAST_ONCE,
     "postgres": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
@@ -63,6 +67,7 @@ class SinkTarget:
     kafka: KafkaServer | None = None
     redis: RedisServer | None = None
     nats: OutsideNats | None = None
+    bucket: Bucket | None = None
     topic: str = ""
     """Of Kafka; the stream or prefix of Redis."""
 
@@ -72,6 +77,8 @@ class SinkTarget:
 
     def numbers(self) -> list[int]:
         """What has arrived, in the order of its coming; repeated records as the target itself takes them."""
+        if self.bucket is not None:
+            return object_numbers(self.bucket)
         if self.spec.kind == "file":
             return numbers_in(self.directory / "out")
         if self.spec.kind == "http":
@@ -101,6 +108,24 @@ def redis_spec(server: RedisServer, mode: str, target: str, /, **more: object) -
     return FallbackSink.model_validate({"redisStreams": {**server.settings, **options}})
 
 
+def object_spec(bucket: Bucket, form: str, /, **more: object) -> FallbackSink:
+    """A sink that writes below `out`."""
+    columns = [] if form == "jsonl" else COLUMNS
+    options = {"path": bucket.url("out"), "format": form, "columns": columns, "store": bucket.server.settings, **more}
+    return FallbackSink.model_validate({"file": options})
+
+
+def finished_objects(bucket: Bucket) -> list[str]:
+    """In the order of their records."""
+    keys = [key for key in bucket.keys("out") if "/_millstream/" not in key]
+    return sorted(keys, key=lambda key: (key.rpartition("/")[2], key))
+
+
+def object_numbers(bucket: Bucket) -> list[int]:
+    """The records of all finished objects, each read as the whole file it must be."""
+    return [number for key in finished_objects(bucket) for number in numbers_of(key, bucket.get(key))]
+
+
 def redis_numbers(server: RedisServer, target: str) -> list[int]:
     """Of a stream in its order, of keys in that of the numbers."""
     if server.client.exists(target):
@@ -122,12 +147,17 @@ async def open_target(
     postgres: PostgresServer | None = None,
     kafka: KafkaServer | None = None,
     redis: RedisServer | None = None,
+    objects: ObjectServer | None = None,
 ) -> AsyncIterator[SinkTarget]:
     """The servers: for kinds that begin with their names."""
     name, _, option = kind.partition(" ")
     async with AsyncExitStack() as stack:
         if name == "file":
             yield SinkTarget(kind, directory, file_spec(directory / "out", option))
+        elif name == "objects":
+            assert objects is not None
+            bucket = objects.bucket()
+            yield SinkTarget(kind, directory, object_spec(bucket, option), bucket=bucket)
         elif name == "postgres":
             assert postgres is not None
             database = await postgres.database()

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from millstream import codes
+from millstream.errors import UserError
+from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.problems import Finding
+from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import After, NotEmpty
-from millstream.spec.values import Flag, ShapeProblem, SpecModel, Text, problem
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
 
 
-FileFormat = Literal["lines", "jsonl", "csv"]
+FileFormat = Literal["lines", "jsonl", "csv", "parquet", "avro"]
+_TYPED: Mapping[str, str] = {"parquet": "pyarrow", "avro": "fastavro"}
+"""Formats with types of their own, with the module that reads each."""
 
 
 def _checked_encoding(written: str) -> str:
@@ -69,14 +75,20 @@ class FileSource(SpecModel):
     noun = "a file source"
 
     paths: Annotated[tuple[Text, ...], NotEmpty()]
-    """Files or glob patterns (`data/*.csv`, `**` for any depth), relative to the pipeline file."""
+    """Files or glob patterns (`data/*.csv`, `**` for any depth), relative to the pipeline file; or objects of a store:
+    `s3://bucket/prefix/*.jsonl`, `gs://…`, `az://container/…`. A prefix that ends in `/` is all below it. Parts of
+    an object's name that begin with `_` or `.` are left out."""
     format: FileFormat = "lines"
-    """`lines` (a record per line, without its end), `jsonl` (a JSON value per line) or `csv`. Names
-    that end in `.gz` are decompressed; `follow` leaves them out."""
+    """`lines` (a record per line, without its end), `jsonl` (a JSON value per line), `csv`, `parquet` or `avro` (a JSON
+    object per row). Names that end in `.gz` or `.zst` are decompressed; of files, `follow` leaves them out."""
     csv: CsvOptions | None = None
     """How CSV is read; only with `format: csv`."""
     follow: Flag = False
-    """Go on reading as files grow, are rotated or appear; the source then has no end."""
+    """Go on reading as files grow, are rotated or appear, or as objects appear; the source then has no end."""
+    poll_every_s: PositiveDuration = field(default=10.0, alias="pollEvery")
+    """How often it looks for new objects, with `follow`. Duration, default 10s."""
+    store: ObjectStore | None = None
+    """How the object store is reached. Default: by what the environment says."""
     encoding: Annotated[str, After(_checked_encoding)] = "utf-8"
     """Encoding of the files, one in which a newline is one byte; record values are UTF-8."""
 
@@ -85,11 +97,35 @@ class FileSource(SpecModel):
         if self.csv is not None and self.format != "csv":
             what = f"`csv` has no effect with `format: {self.format}`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("csv",), what, "`format: csv`, or no `csv`")
+        for index, path in enumerate(self.paths):
+            yield from url_problem(path, ("paths", index))
+            if is_url(path) != self.objects:
+                what = "files and objects are read in different ways"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("paths", index), what, "a source for each")
+        if self.store is not None and not self.objects:
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, ("store",), "`store` has no effect on files", "s3://, gs://, az://"
+            )
+        if self.follow and self.format in _TYPED and not self.objects:
+            what = f"a file with `format: {self.format}` does not grow"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("follow",), what, "`lines`, `jsonl` or `csv`, or no `follow`")
+
+    @property
+    def objects(self) -> bool:
+        """Whether it reads objects of a store."""
+        return is_url(self.paths[0])
+
+    def lacks(self) -> Iterator[tuple[str, str]]:
+        """Modules it needs and that are absent, each with what `pip install` takes."""
+        needed = {"obstore": "millstream[objects]"} if self.objects else {}
+        if self.format in _TYPED:
+            needed[_TYPED[self.format]] = "millstream[objects]"
+        yield from ((module, package) for module, package in needed.items() if find_spec(module) is None)
 
 
 class _File(SourceConnector[FileSource]):
     model = FileSource
-    meaning = "Records read from files."
+    meaning = "Records read from files, or from objects of a store."
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it reads on in the file from where its last commit ended")
     ends = "at the end of the last file, without `follow`"
     has_headers = False
@@ -99,12 +135,24 @@ class _File(SourceConnector[FileSource]):
         return not settings.follow
 
     def guarantee(self, settings: FileSource) -> Guarantee:
+        if settings.objects:
+            sentence = (
+                "exactly once: it reads on in the object from where its last commit ended, and stops where an object "
+                "that it has read was replaced"
+            )
+            return Guarantee(GuaranteeId.POSITION, sentence)
         if not settings.follow:
             return self.promise
         sentence = f"{self.promise.sentence}, unless a file is truncated or deleted before it was read, which is logged"
         return Guarantee(GuaranteeId.POSITION, sentence)
 
     def local_findings(self, settings: FileSource, place: Place) -> Iterator[Finding]:
+        for module, package in settings.lacks():
+            what = f"needs the package {module}, which is not installed"
+            yield Finding(codes.EXTRA_NEEDED, place.path, what, f"`pip install '{package}'`")
+        if settings.objects:
+            yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
+            return
         for index, pattern in enumerate(settings.paths):
             here = (*place.path, "paths", index)
             matches = glob.glob(str(place.base_dir / pattern), recursive=True)
@@ -122,6 +170,22 @@ class _File(SourceConnector[FileSource]):
                 if not os.access(file, os.R_OK):
                     yield Finding(codes.FILE_UNUSABLE, here, f"{file} cannot be read", "a file you may read")
 
+    async def online_findings(self, settings: FileSource, place: Place) -> Sequence[Finding]:
+        if not settings.objects:
+            return ()
+        from millstream_reader.sources.file.buckets import Buckets
+
+        buckets = Buckets(settings.paths, settings.store or ObjectStore(), place.base_dir, "validate")
+        listed = await asyncio.to_thread(buckets.list)
+        if listed or settings.follow:
+            return ()
+        what, expected = "no object matches `paths`", "objects that are there, or `follow: true` to wait for them"
+        return (Finding(codes.SOURCE_FILES_MISSING, (*place.path, "paths"), what, expected),)
+
+    def notes(self, settings: FileSource, path: Path) -> Iterator[tuple[Path, str]]:
+        if settings.store is not None:
+            yield from store_notes(settings.store, (*path, "store"))
+
     def open(self, settings: FileSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.file.csv_parsing import CsvFormat
         from millstream_reader.sources.file.disk import FilePatterns
@@ -133,6 +197,16 @@ class _File(SourceConnector[FileSource]):
         types = tuple((column.name, column.type) for column in options.columns)
         rows = CsvFormat(options.delimiter, options.header, types)
         text = TextFormat(settings.format, settings.encoding, rows, owner.extraction)
+        for module, package in settings.lacks():
+            what = f"lane {owner.lane}: the file source needs the package {module}, which is not installed"
+            raise UserError(codes.EXTRA_NEEDED, f"{what}: `pip install '{package}'`")
+        if settings.objects:
+            from millstream_reader.sources.file.buckets import Buckets
+            from millstream_reader.sources.file.objects import open_objects
+
+            store = settings.store or ObjectStore()
+            buckets = Buckets(settings.paths, store, owner.base_dir, f"lane {owner.lane}")
+            return open_objects(buckets, text, owner, settings.poll_every_s if settings.follow else None)
         opener = open_followed if settings.follow else open_files
         patterns = FilePatterns(settings.paths, owner.base_dir)
         return opener(patterns, text, owner.lane, owner.partitions, owner.position, clock=owner.clock)

@@ -106,6 +106,9 @@ class ArrowRows:
                 data = data.decode(self._encoding).encode()
             if b"\r" in data:
                 data = data.replace(b"\r\n", b"\n").removesuffix(b"\r")
+            # Arrow makes a row of an empty line where only delimiters follow, however many columns there are.
+            if data.startswith(b"\n") or b"\n\n" in data:
+                return None
             # Arrow leaves a byte order mark out.
             if len(data.translate(None, self._escaped)) != len(data) or data.startswith(BOM_UTF8):
                 return None

@@ -240,7 +240,7 @@ class FollowLane:
         known = {(status.st_dev, status.st_ino): entry for entry in self._files for status in [entry.file.stat()]}
         here: set[tuple[int, int]] = set()
         for name in self._patterns.find():
-            if name.endswith(".gz"):
+            if name.endswith((".gz", ".zst")):
                 # Compressed files do not grow; those beside a log are what has been read already.
                 continue
             file = None

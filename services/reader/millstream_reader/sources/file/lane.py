@@ -1,8 +1,8 @@
 """Files that end: each is read once, from its beginning to its end, one after the other in the order of their names.
 
-Above it: a source lane. Below it: `text_file`. A lane owns the files whose name it is the hash of. Which files there
-are is decided when the lane opens. Its position is the file it is in and how far; whatever sorts before that is done,
-so a position has the same few bytes for any number of files.
+Above it: a source lane. Below it: `text_file` and `table_file`. A lane owns the files whose name it is the hash of.
+Which files there are is decided when the lane opens. Its position is the file it is in and how far; whatever sorts
+before that is done, so a position has the same few bytes for any number of files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from millstream.errors import DamageError, UserError
 from millstream.record import LaneId
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.file.disk import FilePatterns, Worker, open_worker
-from millstream_reader.sources.file.text_file import FileMark, TextFile, TextFormat, open_text_file
+from millstream_reader.sources.file.opening import SourceFile, open_any_file
+from millstream_reader.sources.file.text_file import FileMark, TextFormat
 from millstream_reader.sources.positions import pack_position, unpack_position
 
 KIND = "file"
@@ -49,7 +50,7 @@ async def open_files(
                 codes.SOURCE_FILES_MISSING,
                 f"lane {lane}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`",
             )
-        names = [name for name in found if _owner(name, partitions) == lane.partition]
+        names = [name for name in found if owner_of(name, partitions) == lane.partition]
         files = FileSourceLane(names, patterns, text, lane, partitions, worker, clock)
         try:
             if body is not None:
@@ -65,7 +66,8 @@ async def open_files(
             files.close()
 
 
-def _owner(name: str, partitions: int) -> int:
+def owner_of(name: str, partitions: int) -> int:
+    """The partition that reads a file."""
     return zlib.crc32(name.encode("utf-8", "surrogateescape")) % partitions
 
 
@@ -91,7 +93,7 @@ class FileSourceLane:
         self._clock = clock
         self._done = 0
         """Files of `names` that are finished."""
-        self._file: TextFile | None = None
+        self._file: SourceFile | None = None
         self._last = ("", FileMark(), False)
         """The newest file that was opened, its mark, and whether it is finished."""
         self._draining = False
@@ -153,7 +155,7 @@ class FileSourceLane:
             self._file.close()
             self._file = None
 
-    def _finish(self, file: TextFile) -> None:
+    def _finish(self, file: SourceFile) -> None:
         self._last = (file.name, file.mark, True)
         self._done += 1
         self.close()
@@ -164,10 +166,10 @@ class FileSourceLane:
         body = {"file": name, "mark": mark.pack(), "finished": finished, "done": done}
         return pack_position(KIND, self._partitions, body)
 
-    def _open(self, name: str, mark: FileMark) -> TextFile:
+    def _open(self, name: str, mark: FileMark) -> SourceFile:
         """Blocks."""
         try:
-            file = open_text_file(self._patterns.path(name), name, self._text, mark)
+            file = open_any_file(self._patterns.path(name), name, self._text, mark)
         except FileNotFoundError as error:
             raise self._damaged(name, "it is gone") from error
         try:
@@ -180,7 +182,7 @@ class FileSourceLane:
             raise
         return file
 
-    def _fill(self, file: TextFile) -> None:
+    def _fill(self, file: SourceFile) -> None:
         """Blocks."""
         if not file.fill():
             fault = file.fault()

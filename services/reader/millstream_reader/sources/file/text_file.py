@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import os
 import sys
+import tempfile
 import zlib
 from array import array
 from bisect import bisect_right
@@ -75,7 +76,7 @@ class TextFormat:
     """How the files of one source are read."""
 
     name: str
-    """lines, jsonl or csv."""
+    """lines, jsonl or csv; parquet and avro are read by `table_file`."""
     encoding: str
     csv: CsvFormat
     extraction: Extraction
@@ -429,11 +430,37 @@ def _frame_of(sealed: SealedRecords, now_us: int) -> Frame:
     )
 
 
+def unpacked_zstd(path: str, name: str) -> int:
+    """A file without a name, with the text of a compressed one: zstd cannot be read from the middle."""
+    try:
+        import zstandard
+    except ImportError as error:
+        what = f"{name} is compressed with zstd, which needs the package zstandard: pip install 'millstream[objects]'"
+        raise UserError(codes.EXTRA_NEEDED, what) from error
+    with open(path, "rb") as packed, tempfile.TemporaryFile() as text:
+        unpacker = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            while block := packed.read(BLOCK_BYTES):
+                while block:
+                    text.write(unpacker.decompress(block))
+                    block = unpacker.unused_data if unpacker.eof else b""
+                    if unpacker.eof and (block or packed.peek(1)):
+                        unpacker = zstandard.ZstdDecompressor().decompressobj()
+            if not unpacker.eof:
+                raise zstandard.ZstdError("it ends in the middle")
+        except zstandard.ZstdError as error:
+            raise DamageError(
+                codes.SOURCE_FILE_CHANGED, f"{name}: it cannot be unpacked: {error}. Replace it by a sound copy"
+            ) from error
+        text.flush()
+        return os.dup(text.fileno())
+
+
 def open_text_file(
     path: str, name: str, text: TextFormat, mark: FileMark, *, block_bytes: int = BLOCK_BYTES
 ) -> TextFile:
     """Blocks. Open a file at `mark`; `begin` is still to be called. Errors: `OSError`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = unpacked_zstd(path, name) if path.endswith(".zst") else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     if not path.endswith(".gz"):
         return TextFile(name, descriptor, None, text, mark, block_bytes)
     try:

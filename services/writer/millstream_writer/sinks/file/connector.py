@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from pathlib import Path as FilePath
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Literal
 
 from millstream import codes
 from millstream.dead_letter import MEMBERS
+from millstream.errors import UserError
+from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
-from millstream.spec.problems import Finding
+from millstream.spec.problems import Finding, Path
 from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, ShapeProblem, SpecModel, Text, field
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
 
@@ -36,19 +39,30 @@ class Rolling(SpecModel):
     Duration, default 10s."""
 
 
+PartitionName = Literal["dt", "hour", "year", "month", "day"]
+_OBJECT_BYTES_MAX = 1 << 30
+"""A file is in memory until it is put."""
+
+
 class FileSink(SpecModel):
     """Writes finished files into a directory; a file that can be seen is whole and final."""
 
     noun = "a file sink"
 
     path: Text
-    """Directory, relative to the pipeline file; made if absent."""
-    format: Literal["jsonl", "lines", "csv", "parquet"] = "jsonl"
+    """Directory, relative to the pipeline file; made if absent. Or the prefix of an object store: `s3://bucket/prefix`,
+    `gs://…`, `az://container/…`."""
+    format: Literal["jsonl", "lines", "csv", "parquet", "avro"] = "jsonl"
     """`jsonl` (the record's JSON value per line), `lines` (the record's bytes per line; a value with a line break is
-    refused), `csv` or `parquet`."""
+    refused), `csv`, `parquet` or `avro`."""
     columns: tuple[Column, ...] = ()
-    """Columns taken from the record's JSON value. CSV needs them; Parquet without them has one
-    binary column `value`."""
+    """Columns taken from the record's JSON value. CSV needs them; Parquet and Avro without them have one binary column
+    `value`."""
+    partition_by: tuple[PartitionName, ...] = ()
+    """Directories by the event time of records, in UTC, outermost first: of `dt` (`dt=2024-01-31`), `hour` (`hour=08`),
+    `year`, `month` and `day`. In an object store only."""
+    store: ObjectStore | None = None
+    """How the object store is reached. Default: by what the environment says."""
     rolling: Rolling = Rolling()
     """When a file is finished."""
 
@@ -59,13 +73,41 @@ class FileSink(SpecModel):
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), "a CSV file needs columns", "`columns: [{name, type}]`")
         if self.format in ("jsonl", "lines") and self.columns:
             what = f"`columns` has no effect with `format: {self.format}`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns",), what, "`format: csv` or `parquet`, or no `columns`")
+            expected = "`format: csv`, `parquet` or `avro`, or no `columns`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns",), what, expected)
+        yield from url_problem(self.path, ("path",))
+        for index, name in enumerate(self.partition_by):
+            if name in self.partition_by[:index]:
+                yield ShapeProblem(codes.NAME_TWICE, ("partitionBy", index), f"`{name}` appears twice", "each once")
+        if self.objects:
+            if self.rolling.max_bytes > _OBJECT_BYTES_MAX:
+                what = "an object is in memory until it is finished"
+                yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxBytes"), what, "at most 1GiB")
+            return
+        for given, field_name in ((self.partition_by, "partitionBy"), (self.store, "store")):
+            if given:
+                what = f"`{field_name}` has no effect on a directory"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, (field_name,), what, "`path: s3://bucket/prefix`")
+
+    @property
+    def objects(self) -> bool:
+        """Whether it writes into an object store."""
+        return is_url(self.path)
+
+    def lacks(self) -> Iterator[tuple[str, str, str]]:
+        """Fields that need a module that is absent, with what `pip install` takes."""
+        needed = [("path", "obstore", "millstream[objects]")] if self.objects else []
+        if self.format == "parquet":
+            needed.append(("format", "pyarrow", "millstream[arrow]"))
+        if self.format == "avro":
+            needed.append(("format", "fastavro", "millstream[objects]"))
+        yield from (entry for entry in needed if find_spec(entry[1]) is None)
 
 
 class _File(SinkConnector[FileSink]):
     whole = True
     model = FileSink
-    meaning = "To files."
+    meaning = "To files, or to objects of a store."
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
         "exactly once: a file appears whole under a name that carries its position, and after a restart the finished "
@@ -79,6 +121,12 @@ class _File(SinkConnector[FileSink]):
                 "twice"
             )
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+        if settings.objects:
+            what = (
+                "exactly once: an object is put once, under a name that carries its position, after a claim that says "
+                "which records it has"
+            )
+            return Guarantee(GuaranteeId.TRANSACTIONAL, what)
         return self.promise
 
     def use_problems(self, settings: FileSink, use: SinkUse) -> Iterator[ShapeProblem]:
@@ -94,6 +142,16 @@ class _File(SinkConnector[FileSink]):
 
     def local_findings(self, settings: FileSink, place: Place) -> Iterator[Finding]:
         here = (*place.path, "path")
+        for name, module, package in settings.lacks():
+            who = "An object store" if name == "path" else settings.format.capitalize()
+            what = f"{who} needs the package {module}, which is not installed"
+            yield Finding(codes.EXTRA_NEEDED, (*place.path, name), what, f"`pip install '{package}'`")
+        if settings.objects:
+            if not place.takes(settings.path.rstrip("/"), here):
+                what = f"another sink writes into {settings.path}"
+                yield Finding(codes.PLACE_TAKEN, here, what, "a prefix for each file sink")
+            yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
+            return
         directory = FilePath(os.path.normpath(place.base_dir / settings.path))
         if not place.takes(directory, here):
             yield Finding(
@@ -110,20 +168,38 @@ class _File(SinkConnector[FileSink]):
             yield Finding(
                 codes.FILE_UNUSABLE, here, f"nothing may be written in {nearest}", "a directory you may write to"
             )
-        if settings.format == "parquet" and find_spec("pyarrow") is None:
-            what = "Parquet needs the package pyarrow, which is not installed"
-            yield Finding(codes.EXTRA_NEEDED, (*place.path, "format"), what, "`pip install 'millstream[arrow]'`")
+
+    async def online_findings(self, settings: FileSink, place: Place) -> Sequence[Finding]:
+        if settings.objects:
+            from millstream_writer.sinks.file.bucket import try_prefix
+
+            await asyncio.to_thread(try_prefix, settings.path, settings.store or ObjectStore(), place.base_dir)
+        return ()
+
+    def notes(self, settings: FileSink, path: Path) -> Iterator[tuple[Path, str]]:
+        if settings.store is not None:
+            yield from store_notes(settings.store, (*path, "store"))
 
     def envelope_form(self, settings: FileSink) -> EnvelopeForm:
-        return EnvelopeForm.COLUMNS if settings.format in ("csv", "parquet") else EnvelopeForm.VALUE
+        return EnvelopeForm.COLUMNS if settings.format in ("csv", "parquet", "avro") else EnvelopeForm.VALUE
 
     def open(self, settings: FileSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.envelope import ENVELOPE_COLUMNS
         from millstream_writer.sinks.file.directory import DirectoryOwner
         from millstream_writer.sinks.file.lane import open_file_sink
 
-        if owner.envelope and settings.format == "parquet" and not settings.columns:
+        if owner.envelope and settings.format in ("parquet", "avro") and not settings.columns:
             settings = settings.model_copy(update={"columns": ENVELOPE_COLUMNS})
+        for _, module, package in settings.lacks():
+            what = f"{owner.where}: the file sink needs the package {module}, which is not installed"
+            raise UserError(codes.EXTRA_NEEDED, f"{what}: `pip install '{package}'`")
+        if settings.objects and owner.whole:
+            what = f"{owner.where}: a file sink in an object store cannot be the end of a chain"
+            raise UserError(codes.CONNECTOR_SETTINGS, f"{what}: remove `chain` from the edge to it")
+        if settings.objects:
+            from millstream_writer.sinks.file.objects import open_object_sink
+
+            return open_object_sink(settings, owner)
         directory_owner = DirectoryOwner(
             pipeline=owner.pipeline,
             vertex=owner.lane.vertex,

@@ -162,8 +162,11 @@ class LaneDirectory:
         self._begun += 1
         return UnfinishedFile(path, descriptor)
 
-    def append(self, file: UnfinishedFile, data: bytes) -> int:
-        """Write some or all of `data`; returns how much. Raises `RetryLaterError` when nothing could be written."""
+    def append(self, file: UnfinishedFile, data: bytes, partition: str = "") -> int:
+        """Write some or all of `data`; returns how much. Raises `RetryLaterError` when nothing could be written.
+
+        A directory has no partitions.
+        """
         with self._explained("cannot write"):
             try:
                 with step("file_sink.write", self._owner.vertex):

@@ -7,7 +7,7 @@ What a lane has taken and not finished is in memory and in a hidden file; both a
 lane offers the records again from its mark. How far finished files go, their names say, so what is offered again and is
 in one of them is not written twice.
 
-Above it: the delivery. Below it: `file_directory` (who may write, how files become visible) and `file_formats`.
+Above it: the delivery. Below it: `directory` and `bucket` (who may write, how files become visible) and `formats`.
 Everything that touches the disk runs in one worker thread per lane.
 """
 
@@ -32,32 +32,37 @@ from millstream.record import Position
 from millstream_writer.connector import HeldInstead
 from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult, exact_end, exact_position, frame_at
 from millstream_writer.sinks.file.connector import FileSink, Rolling
-from millstream_writer.sinks.file.directory import HIDDEN, DirectoryOwner, LaneDirectory, UnfinishedFile
+from millstream_writer.sinks.file.directory import HIDDEN, DirectoryOwner, LaneDirectory
 from millstream_writer.sinks.file.formats import Body, Converted, Csv, FileFormat, JsonLines, Lines
+from millstream_writer.sinks.file.target import Target
 
 WRITE_BYTES = 1 * MIB
 """A growing file is written to disk in pieces of at least this size; only sealed files are written to the end."""
 
 _T = TypeVar("_T")
+PartitionOf = Callable[[int], str]
+"""From an event time to the directories of its partition."""
 
 
 @dataclass(slots=True)
 class _File:
-    """One file, from its first record until it is visible."""
+    """One file, from its first record until it is visible; with partitions, one of each."""
 
     after: Position
-    body: Body[Any]
     begun_s: float
+    bodies: dict[str, Body[Any]] = field(default_factory=dict)
+    """By partition."""
     records: int = 0
     size: int = 0
-    unwritten: deque[bytes] = field(default_factory=deque)
+    unwritten: deque[tuple[str, bytes]] = field(default_factory=deque)
+    """With the partition of each piece."""
     unwritten_bytes: int = 0
-    unfinished: UnfinishedFile | None = None
-    """None until something of it is on disk."""
+    unfinished: Any = None
+    """The target's. None until it has something of it."""
 
-    def keep(self, data: bytes) -> None:
+    def keep(self, partition: str, data: bytes) -> None:
         if data:
-            self.unwritten.append(data)
+            self.unwritten.append((partition, data))
             self.unwritten_bytes += len(data)
 
 
@@ -75,7 +80,7 @@ class FileSinkLane:
 
     def __init__(
         self,
-        directory: LaneDirectory,
+        directory: Target,
         file_format: FileFormat[Any],
         rolling: Rolling,
         *,
@@ -84,9 +89,12 @@ class FileSinkLane:
         clock: Clock,
         worker: ThreadPoolExecutor,
         whole: bool = False,
+        partition_of: PartitionOf | None = None,
+        begun: Position | None = None,
     ) -> None:
         """`start` is the lane's mark; `finished` how far it is by its files, None to write whatever is offered.
-        `whole`: files end only where a flush asks for it."""
+        `whole`: files end only where a flush asks for it. `begun`: the end of the first file, where a former owner has
+        settled it."""
         self._whole = whole
         self._directory = directory
         self._format = file_format
@@ -95,6 +103,8 @@ class FileSinkLane:
         self._finished = finished
         self._clock = clock
         self._worker = worker
+        self._partition_of = partition_of
+        self._begun = begun
         self._durable = start if finished is None else max(start, finished)
         self._taken = self._durable
         self._taken_frame = ""
@@ -152,6 +162,9 @@ class FileSinkLane:
             failures.append(converted.failures)
             self._take(item, converted)
         taken = exact_end(frames, end)
+        if self._begun is not None and taken >= self._begun:
+            # Its last records went elsewhere, or nowhere.
+            self._end_begun("")
         if taken > self._taken:
             # The lane may be further than the last frame that it gave records of, whose name would be a wrong one then.
             is_last = bool(frames) and frames[-1].sequence == frame_at(taken)
@@ -175,24 +188,62 @@ class FileSinkLane:
         while start < len(rows):
             file = self._growing
             if file is None:
-                file = _File(self._chain, self._format.begin(), self._clock.monotonic_s())
+                file = _File(self._chain, self._clock.monotonic_s())
                 self._growing = file
             room = min(self._records_max - file.records, int((self._rolling.max_bytes - file.size) / record_size))
             stop = len(rows) if self._whole else min(len(rows), start + max(1, room))
-            file.keep(file.body.add(converted.content, start, stop))
+            if self._begun is not None:
+                # Whatever its size: the file has the records that it had.
+                end = self._begun
+                stop = bisect_left(rows, True, key=lambda row: exact_position(item, indexes[row] + 1) > end)
+                if stop <= start:
+                    self._end_begun("")
+                    continue
+            self._add(file, item, converted, start, stop)
             file.records += stop - start
             file.size += int(record_size * (stop - start))
             start = stop
+            if self._begun is not None:
+                continue
             full = file.records >= self._records_max or file.size >= self._rolling.max_bytes
             if start < len(rows) or (full and not self._whole):
                 self._seal(exact_position(item, indexes[rows[stop - 1]] + 1), item.name)
+
+    def _add(self, file: _File, item: SinkFrame, converted: Converted[Any], start: int, stop: int) -> None:
+        """Rows of a frame, each in its partition."""
+        if self._partition_of is None:
+            self._add_run(file, "", converted, start, stop)
+            return
+        times = item.frame.event_times_us()
+        names = [self._partition_of(times[converted.rows[place]]) for place in range(start, stop)]
+        first = start
+        for place in range(start + 1, stop + 1):
+            if place == stop or names[place - start] != names[first - start]:
+                self._add_run(file, names[first - start], converted, first, place)
+                first = place
+
+    def _add_run(self, file: _File, partition: str, converted: Converted[Any], start: int, stop: int) -> None:
+        body = file.bodies.get(partition)
+        if body is None:
+            body = file.bodies[partition] = self._format.begin()
+        file.keep(partition, body.add(converted.content, start, stop))
+
+    def _end_begun(self, frame: str) -> None:
+        """The file that a former owner has settled is whole."""
+        end, self._begun = self._begun, None
+        assert end is not None, "there is one"
+        if self._growing is None:
+            # Without a record, as then.
+            self._growing = _File(self._chain, self._clock.monotonic_s())
+        self._seal(end, frame)
 
     def _seal(self, end: Position, frame: str) -> None:
         """Nothing will be added to the growing file; it holds everything up to `end`, which lies in `frame`."""
         file = self._growing
         if file is None:
             return
-        file.keep(file.body.finish())
+        for partition, body in file.bodies.items():
+            file.keep(partition, body.finish())
         # Without names to go by (a fallback's), records may come again from before where the last file ended.
         self._chain = max(end, file.after)
         self._sealed.append(_Sealed(file, self._chain, frame))
@@ -204,12 +255,17 @@ class FileSinkLane:
         self._store()
 
     def _flush(self) -> None:
-        self._seal(self._taken, self._taken_frame)
+        if self._begun is None:
+            self._seal(self._taken, self._taken_frame)
         self._store()
 
     def _is_old(self) -> bool:
         file = self._growing
-        return file is not None and self._clock.monotonic_s() - file.begun_s >= self._rolling.max_age_s
+        return (
+            file is not None
+            and self._begun is None
+            and self._clock.monotonic_s() - file.begun_s >= self._rolling.max_age_s
+        )
 
     def _store(self) -> None:
         """Bring sealed files to their end and large growing ones to disk. Goes on where it failed when called again."""
@@ -219,7 +275,8 @@ class FileSinkLane:
             self._sealed.popleft()
             self._durable = max(self._durable, end)
         if self._growing is None:
-            self._durable = self._taken
+            if self._begun is None:
+                self._durable = self._taken
         else:
             self._write_out_large()
 
@@ -227,15 +284,15 @@ class FileSinkLane:
         if self._growing is not None and self._growing.unwritten_bytes >= WRITE_BYTES:
             self._write_out(self._growing)
 
-    def _write_out(self, file: _File) -> UnfinishedFile:
+    def _write_out(self, file: _File) -> Any:
         if file.unfinished is None:
             file.unfinished = self._directory.begin(self._format.extension)
         while file.unwritten:
-            data = file.unwritten[0]
-            written = self._directory.append(file.unfinished, data)
+            partition, data = file.unwritten[0]
+            written = self._directory.append(file.unfinished, data, partition)
             file.unwritten_bytes -= written
             if written < len(data):
-                file.unwritten[0] = data[written:]
+                file.unwritten[0] = partition, data[written:]
             else:
                 file.unwritten.popleft()
         return file.unfinished
@@ -247,13 +304,22 @@ class FileSinkLane:
                 self._directory.discard(file.unfinished)
 
 
-def _format_of(spec: FileSink, where: str) -> FileFormat[Any]:
+def format_of(spec: FileSink, where: str) -> FileFormat[Any]:
     if spec.format == "jsonl":
         return JsonLines()
     if spec.format == "lines":
         return Lines()
     if spec.format == "csv":
         return Csv(spec.columns)
+    if spec.format == "avro":
+        try:
+            from millstream_writer.sinks.file.avro import Avro
+        except ImportError as error:
+            raise UserError(
+                codes.EXTRA_NEEDED,
+                f"{where}: Avro needs fastavro, which is not installed ({error}): pip install 'millstream[objects]'",
+            ) from error
+        return Avro(spec.columns)
     try:
         from millstream_writer.sinks.file.parquet import Parquet
     except ImportError as error:
@@ -310,7 +376,7 @@ async def open_file_sink(
     directory = LaneDirectory(base_dir / spec.path, owner)
     lane: FileSinkLane | None = None
     try:
-        file_format = await loop.run_in_executor(worker, _format_of, spec, owner.where)
+        file_format = await loop.run_in_executor(worker, format_of, spec, owner.where)
         await loop.run_in_executor(worker, directory.open)
         finished = None
         if trust_names:

@@ -1,0 +1,126 @@
+"""How pipeline files name an object store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from millstream import codes
+from millstream.spec.problems import Finding, Path
+from millstream.spec.references import TextOrReference, missing
+from millstream.spec.tls import stays_on_this_machine
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
+
+SCHEMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}
+"""Of URLs, with what people call the store."""
+_SECRETS = ("accessKey", "secretKey", "sessionToken", "accountKey", "serviceAccountKey")
+
+
+class ObjectUrl(NamedTuple):
+    """Where objects are."""
+
+    scheme: str
+    bucket: str
+    key: str
+    """Of an object, or the beginning of one; may hold a pattern."""
+
+    @property
+    def root(self) -> str:
+        """The bucket, as people name it."""
+        return f"{self.scheme}://{self.bucket}"
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.key}"
+
+
+def is_url(written: str) -> bool:
+    """Whether a path is one of an object store."""
+    return "://" in written
+
+
+def parse_url(written: str) -> ObjectUrl:
+    """Raises `ValueError`, with what is expected, for a URL of another kind."""
+    scheme, _, rest = written.partition("://")
+    bucket, _, key = rest.partition("/")
+    if scheme not in SCHEMES or not bucket or any(character in bucket for character in "*?[]@:"):
+        raise ValueError("a path, or s3://bucket/prefix, gs://bucket/prefix, az://container/prefix")
+    return ObjectUrl(scheme, bucket, key)
+
+
+def url_problem(written: str, loc: tuple[str | int, ...]) -> Iterator[ShapeProblem]:
+    """What is wrong with a path, where it is a URL."""
+    if is_url(written):
+        try:
+            parse_url(written)
+        except ValueError as error:
+            what = f"{written.rpartition('@')[2]!r} is not the URL of an object store"
+            yield ShapeProblem(codes.VALUE_MALFORMED, loc, what, str(error))
+
+
+class ObjectStore(SpecModel):
+    """How an object store is reached, where the environment does not say."""
+
+    noun = "an object store"
+
+    endpoint: Text | None = None
+    """Address of the server, `https://host:port`, for stores that speak the protocol of S3. Default: that of the
+    cloud."""
+    region: Text | None = None
+    """Of the bucket (S3). Default: `AWS_REGION`, else us-east-1."""
+    access_key: TextOrReference | None = None
+    """Id of the access key (S3). Default: `AWS_ACCESS_KEY_ID`, or the role of the machine."""
+    secret_key: TextOrReference | None = None
+    """Secret of the access key (S3), as `{env: NAME}` or `{file: PATH}`. Default: `AWS_SECRET_ACCESS_KEY`, or the role
+    of the machine."""
+    session_token: TextOrReference | None = None
+    """Token of temporary credentials (S3)."""
+    account: Text | None = None
+    """Name of the storage account (Azure). Default: `AZURE_STORAGE_ACCOUNT_NAME`."""
+    account_key: TextOrReference | None = None
+    """Key of the storage account (Azure). Default: `AZURE_STORAGE_ACCOUNT_KEY`, or the identity of the machine."""
+    service_account_key: TextOrReference | None = None
+    """JSON key of a service account (Google Cloud Storage), as `{file: PATH}`. Default: the credentials of the
+    application or the machine."""
+    anonymous: Flag = False
+    """Send requests without credentials, for buckets that everybody may read."""
+    timeout_s: PositiveDuration = field(default=30.0, alias="timeout")
+    """How long a request may take; then it is made again. Duration, default 30s."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Halves of credentials."""
+        if (self.access_key is None) != (self.secret_key is None):
+            absent = "accessKey" if self.access_key is None else "secretKey"
+            what = "`accessKey` and `secretKey` belong together"
+            yield ShapeProblem(codes.FIELD_MISSING, (absent,), what, "both, or none for those of the environment")
+        if self.endpoint is not None and urlsplit(self.endpoint).scheme not in ("http", "https"):
+            what = f"{self.endpoint!r} is not the address of a server"
+            yield ShapeProblem(codes.VALUE_MALFORMED, ("endpoint",), what, "https://host:port")
+
+    @property
+    def secrets(self) -> Iterator[tuple[str, object]]:
+        """Those that are given, by the names of their fields."""
+        values = (self.access_key, self.secret_key, self.session_token, self.account_key, self.service_account_key)
+        for name, value in zip(_SECRETS, values, strict=True):
+            if value is not None:
+                yield name, value
+
+
+def store_findings(settings: ObjectStore, path: Path, base_dir: FilePath) -> Iterator[Finding]:
+    """What this machine lacks of the credentials."""
+    for name, value in settings.secrets:
+        reason = missing(value, base_dir)
+        if reason is not None:
+            yield Finding(codes.SECRET_MISSING, (*path, name), reason, "a variable or file that is there")
+
+
+def store_notes(settings: ObjectStore, path: Path) -> Iterator[tuple[Path, str]]:
+    """What to know about the way to a store."""
+    for name, value in settings.secrets:
+        if isinstance(value, str) and name != "accessKey":
+            yield (*path, name), f"`{name}` stands in the file; `{{env: NAME}}` or `{{file: PATH}}` keeps it out"
+    if settings.endpoint is not None:
+        address = urlsplit(settings.endpoint)
+        if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
+            yield (*path, "endpoint"), "the objects go over the network in the clear; https:// encrypts them"

@@ -1,0 +1,131 @@
+"""Which objects a lane has read, which it reads next, and whether the past is what it was. Pure.
+
+Names alone do not say what is new: an object may come late under a name that sorts early. A list of all that was read
+would grow without bound in every commit. So a position has a digest of what was read, which is a count and a sum of
+numbers made of name and etag, and the greatest name. From these and a listing it is known what was read:
+
+1. The objects up to the greatest name have that count and sum: they are what was read, all of it.
+2. There are more of them, and without some of the newest ones count and sum are right: these came late. They are read
+   next.
+3. There are fewer, and none is newer than all that was read: some were removed, which is a user's right.
+4. Anything else: an object that was read was replaced, or what came late cannot be distinguished from it. That is
+   damage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+from typing import NamedTuple
+
+_MODULUS = 1 << 64
+_NEIGHBOURS = 8
+_TRIES_MAX = 20_000
+
+
+class Listed(NamedTuple):
+    """An object as a listing has it."""
+
+    name: str
+    """The whole URL."""
+    etag: str
+    modified_us: int
+    size: int
+
+    @property
+    def number(self) -> int:
+        """Of name and content."""
+        text = f"{self.name}\0{self.etag}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+
+
+@dataclass(slots=True)
+class Past:
+    """What was read, of all objects that are still there."""
+
+    count: int = 0
+    total: int = 0
+    """Sum of their numbers."""
+    greatest: str = ""
+    """Name, of all that was read."""
+    newest_us: int = 0
+    """When the newest one was written, by the store's clock."""
+
+    def add(self, item: Listed) -> None:
+        """It has been read."""
+        self.count += 1
+        self.total = (self.total + item.number) % _MODULUS
+        self.greatest = max(self.greatest, item.name)
+        self.newest_us = max(self.newest_us, item.modified_us)
+
+    def forget(self, item: Listed) -> None:
+        """It is gone."""
+        self.count -= 1
+        self.total = (self.total - item.number) % _MODULUS
+
+    def pack(self) -> list[object]:
+        """For a position."""
+        return [self.count, self.total, self.greatest, self.newest_us]
+
+
+class ReplacedError(Exception):
+    """Objects that may have been replaced, by their names."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = names
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The objects of one lane."""
+
+    past: Past = field(default_factory=Past)
+    read: dict[str, Listed] = field(default_factory=dict)
+    """All that were read and are there."""
+
+    def recognize(self, listing: Iterable[Listed], in_hand: str) -> None:
+        """After a restart: which of the objects were read. `in_hand`: the one that is being read. Raises
+        `ReplacedError`."""
+        past = self.past
+        known = [item for item in listing if item.name <= past.greatest and item.name != in_hand]
+        late = max(0, len(known) - past.count)
+        by_age = sorted(known, key=lambda item: item.modified_us, reverse=True)
+        fresh = _late(by_age, late, (sum(item.number for item in known) - past.total) % _MODULUS)
+        if fresh is None:
+            newer = [item for item in known if item.modified_us > past.newest_us]
+            if len(known) >= past.count or newer:
+                raise ReplacedError([item.name for item in newer or by_age[: max(late, 1)]])
+            fresh = ()
+        came_late = {item.name for item in fresh}
+        read = [item for item in known if item.name not in came_late]
+        self.read = {item.name: item for item in read}
+        self.past = Past(len(read), sum(item.number for item in read) % _MODULUS, past.greatest, past.newest_us)
+
+    def unread(self, listing: Sequence[Listed], in_hand: str) -> list[Listed]:
+        """What was not read, by name. Raises `ReplacedError` for objects that were read and are others now."""
+        there = {item.name: item for item in listing}
+        replaced = [name for name, item in self.read.items() if name in there and there[name].etag != item.etag]
+        if replaced:
+            raise ReplacedError(sorted(replaced))
+        for name in [name for name in self.read if name not in there]:
+            self.past.forget(self.read.pop(name))
+        return sorted(item for name, item in there.items() if name not in self.read and name != in_hand)
+
+    def finish(self, item: Listed) -> None:
+        """It was read to its end."""
+        self.read[item.name] = item
+        self.past.add(item)
+
+
+def _late(by_age: Sequence[Listed], count: int, total: int) -> Sequence[Listed] | None:
+    """That many objects whose numbers have that sum, among the newest ones; None where there are none.
+
+    Stores know times to the second, so the newest ones need not be the first.
+    """
+    if count == 1:
+        return next(((item,) for item in by_age if item.number == total), None)
+    few = islice(combinations(by_age[: count + _NEIGHBOURS], count), _TRIES_MAX)
+    return next((found for found in few if sum(item.number for item in found) % _MODULUS == total), None)

@@ -1,0 +1,277 @@
+"""Objects of a store as files: each is fetched whole, and read from its beginning to its end.
+
+    list ─► unread, by name ─► fetch (only what the listing named) ─► a temporary file ─► as any file
+      ▲                                                                                       │
+      └──────────────── with `follow`, every `pollEvery`, when all is read ◄──────────────────┘
+
+The order is that of the names, among the objects that a listing shows and that are not read yet. One that comes later
+under a smaller name is read after that. The position has the object in hand with its etag and how far it was read, and
+a digest of those before (`listing`). An object that was replaced is noticed before a record of it is used.
+
+Above it: a source lane. Below it: `buckets`, and the files' own formats. What blocks runs in one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from millstream import codes
+from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.pauses import Pauses
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.sources.file.buckets import Buckets, ChangedObjectError
+from millstream_reader.sources.file.disk import Worker, open_worker
+from millstream_reader.sources.file.lane import owner_of
+from millstream_reader.sources.file.listing import Ledger, Listed, Past, ReplacedError
+from millstream_reader.sources.file.opening import SourceFile, open_any_file
+from millstream_reader.sources.file.text_file import FileMark, TextFormat
+from millstream_reader.sources.positions import pack_position, unpack_position
+
+KIND = "objects"
+_PAUSES_S = (0.1, 5.0)
+_CHANGED = (
+    "Put the object back as it was, or start over with --fresh; new data belongs in objects with names of their own"
+)
+
+_log = logging.getLogger(__name__)
+
+
+class ObjectSourceLane:
+    """One lane of objects. See `SourceLane`."""
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        text: TextFormat,
+        owner: SourceOwner,
+        poll_every_s: float | None,
+        worker: Worker,
+        directory: Path,
+    ) -> None:
+        """`poll_every_s`: None to end where all is read."""
+        self._buckets = buckets
+        self._text = text
+        self._owner = owner
+        self._poll_every_s = poll_every_s
+        self._worker = worker
+        self._directory = directory
+        self._ledger = Ledger()
+        self._next: deque[Listed] = deque()
+        self._item: Listed | None = None
+        """The object in hand."""
+        self._mark = FileMark()
+        self._file: SourceFile | None = None
+        self._began = False
+        self._next_look_s = 0.0
+        self._again = Pauses(*_PAUSES_S)
+        self._started = False
+        """The past was looked at."""
+        self._draining = False
+        self._ended = False
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    def resume(self, body: dict[str, Any]) -> None:
+        """Go to a position of an earlier run. Raises `LookupError` and the like for one that is none."""
+        self._ledger.past = Past(*body["past"])
+        if body["object"] is not None:
+            self._item = Listed(*body["object"])
+            self._mark = FileMark(*body["mark"])
+        self._began = bool(body["began"])
+
+    async def open(self) -> None:
+        """What shows at once. A store that is away is waited for."""
+        try:
+            await self._start()
+        except RetryLaterError as error:
+            self._bear(error)
+
+    async def _start(self) -> None:
+        """Look at what there is, and whether the past is what it was."""
+        listing = await self._listing()
+        if not listing and not self._began and self._poll_every_s is None:
+            raise UserError(
+                codes.SOURCE_FILES_MISSING, f"lane {self._owner.lane}: no object matches `paths`. Correct `paths`"
+            )
+        mine = self._mine(listing)
+        try:
+            self._ledger.recognize(mine, self._item.name if self._item is not None else "")
+        except ReplacedError as error:
+            raise self._replaced(error) from error
+        self._began = self._started = True
+        self._plan(mine)
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        # Records in memory are given without waiting, so others would never have their turn.
+        await asyncio.sleep(0)
+        clock = self._owner.clock
+        until_s = clock.monotonic_s() + timeout_s
+        while not self._draining and not self._ended:
+            now_s = clock.monotonic_s()
+            if now_s < self._next_look_s:
+                await asyncio.sleep(max(0.0, min(self._next_look_s, until_s) - now_s))
+                if clock.monotonic_s() < self._next_look_s:
+                    break
+            try:
+                if not await self._have_file():
+                    continue
+            except RetryLaterError as error:
+                self._bear(error)
+                continue
+            file = self._file
+            assert file is not None, "there is one"
+            taken = file.take(records_max, bytes_max, now_us=clock.now_us(), closing=True)
+            if taken is not None:
+                self._mark = file.mark
+                if taken.frame is not None or taken.invalid:
+                    return SourceBatch(taken.frame, self._position(), invalid=taken.invalid)
+            elif not file.at_end:
+                await self._worker.run(file.fill)
+            else:
+                self._finish()
+        return SourceBatch(None, self._position(), ended=self._ended)
+
+    async def committed(self, position: bytes) -> None:
+        """Nothing outside waits for it."""
+
+    def pending(self) -> int | None:
+        return None
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    async def _have_file(self) -> bool:
+        """Whether an object is in hand, and open; one is fetched for that, or looked for. Raises errors of ours."""
+        if self._file is not None:
+            return True
+        if not self._started:
+            await self._start()
+        if self._item is None:
+            if not self._next:
+                await self._look()
+                return False
+            self._item, self._mark = self._next.popleft(), FileMark()
+        self._file = await self._worker.run(self._open, self._item, self._mark)
+        self._again.begin_again()
+        return True
+
+    def _bear(self, error: RetryLaterError) -> None:
+        if self._again.none_yet:
+            _log.warning("%s; it is tried again", error)
+        self._next_look_s = self._owner.clock.monotonic_s() + self._again.take()
+
+    async def _look(self) -> None:
+        if self._poll_every_s is None:
+            self._ended = True
+            return
+        self._plan(self._mine(await self._listing()))
+        self._again.begin_again()
+        if not self._next:
+            self._next_look_s = self._owner.clock.monotonic_s() + self._poll_every_s
+
+    def _plan(self, listing: list[Listed]) -> None:
+        in_hand = self._item.name if self._item is not None else ""
+        try:
+            self._next = deque(self._ledger.unread(listing, in_hand))
+        except ReplacedError as error:
+            raise self._replaced(error) from error
+
+    async def _listing(self) -> list[Listed]:
+        return await self._worker.run(self._buckets.list)
+
+    def _mine(self, listing: list[Listed]) -> list[Listed]:
+        owner = self._owner
+        return [item for item in listing if owner_of(item.name, owner.partitions) == owner.lane.partition]
+
+    def _open(self, item: Listed, mark: FileMark) -> SourceFile:
+        """Blocks."""
+        path = self._directory / f"object{''.join(PurePosixPath(item.name).suffixes[-1:])}"
+        path.unlink(missing_ok=True)
+        try:
+            self._buckets.fetch(item, path)
+        except ChangedObjectError as error:
+            raise self._changed(item.name) from error
+        try:
+            file = open_any_file(str(path), item.name, self._text, mark)
+        finally:
+            # It lives as long as it is open.
+            os.unlink(path)
+        try:
+            if file.fault() is not None:
+                raise self._changed(item.name)
+            file.begin()
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _finish(self) -> None:
+        assert self._item is not None, "one was read"
+        self._ledger.finish(self._item)
+        self._item = None
+        self.close()
+
+    def _position(self) -> bytes:
+        body = {
+            "began": self._began,
+            "object": list(self._item) if self._item is not None else None,
+            "mark": self._mark.pack(),
+            "past": self._ledger.past.pack(),
+        }
+        return pack_position(KIND, self._owner.partitions, body)
+
+    def _replaced(self, error: ReplacedError) -> DamageError:
+        names = ", ".join(error.names[:3]) + (f" and {len(error.names) - 3} more" if len(error.names) > 3 else "")
+        return DamageError(
+            codes.SOURCE_FILE_CHANGED,
+            f"lane {self._owner.lane}: objects that were read are not what they were: {names} was replaced, or came "
+            f"while others were removed. What was read before is kept. {_CHANGED}",
+        )
+
+    def _changed(self, name: str) -> DamageError:
+        return DamageError(
+            codes.SOURCE_FILE_CHANGED,
+            f"lane {self._owner.lane}: {name} was replaced or removed while it was being read. What was read before is "
+            f"kept. {_CHANGED}",
+        )
+
+
+@asynccontextmanager
+async def open_objects(
+    buckets: Buckets, text: TextFormat, owner: SourceOwner, poll_every_s: float | None
+) -> AsyncIterator[SourceLane]:
+    """A lane of the objects there are, going on at `owner.position`."""
+    body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+    with TemporaryDirectory(prefix="millstream-objects-") as directory:
+        async with open_worker(f"objects-{owner.lane.partition}") as worker:
+            lane = ObjectSourceLane(buckets, text, owner, poll_every_s, worker, Path(directory))
+            try:
+                if body is not None:
+                    try:
+                        lane.resume(body)
+                    except (LookupError, TypeError, ValueError) as error:
+                        raise DamageError(
+                            codes.POSITION_UNREADABLE,
+                            f"lane {owner.lane}: the position {owner.position[:80]!r} is not one of objects",
+                        ) from error
+                await lane.open()
+                yield lane
+            finally:
+                worker.finish()
+                lane.close()

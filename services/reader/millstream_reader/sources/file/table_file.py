@@ -1,0 +1,200 @@
+"""One open file of rows with types, Parquet or Avro: read by blocks, each row a JSON object, a mark behind every step.
+
+Above it: `lane` and `objects`, which use it as they use a `TextFile`. Below it: pyarrow and fastavro, which are extras.
+A column is made JSON by Arrow as a whole, where its type has one form in JSON; the mark counts rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from itertools import islice
+from typing import IO, Any
+from uuid import UUID
+
+from millstream import codes
+from millstream.errors import DamageError
+from millstream.extract import Extraction
+from millstream.frame import build_frame
+from millstream.limits import FRAME_RECORDS_MAX, RECORD_BYTES_MAX
+from millstream_reader.source import InvalidRecord
+from millstream_reader.sources.extracting import extract
+from millstream_reader.sources.file.text_file import FileMark, Taken
+
+HEAD_BYTES = 256
+_TAIL_BYTES = 64
+"""At the end of the file: Parquet's has the sizes of all parts in it."""
+_UNREADABLE = (ValueError, EOFError, LookupError, TypeError, NotImplementedError, struct.error, zlib.error)
+"""What the libraries raise where bytes are not of their format; Arrow's errors are among them."""
+_SHOWN_BYTES = 64 * 1024
+
+
+class TableFile:
+    """An open file. Made by `open_table_file`. See `TextFile`."""
+
+    def __init__(self, name: str, stream: IO[bytes], kind: str, extraction: Extraction, mark: FileMark) -> None:
+        self.name = name
+        self.mark = mark
+        self.at_end = False
+        self._stream = stream
+        self._kind = kind
+        self._extraction = extraction
+        self._blocks: Iterator[list[bytes]] = iter(())
+        self._values: list[bytes] = []
+        self._next = 0
+
+    # On the disk: these block.
+
+    def fault(self) -> str | None:
+        """Why this is not the file that the mark was made on; None when it is."""
+        mark = self.mark
+        if mark.head_bytes and self._identity() != (mark.head_bytes, mark.head_crc, mark.tail_bytes, mark.tail_crc):
+            return "it holds something else than before"
+        return None
+
+    def begin(self) -> None:
+        """To be called once, before the first `fill`: goes to the mark."""
+        head_bytes, head_crc, tail_bytes, tail_crc = self._identity()
+        self.mark = replace(
+            self.mark, head_bytes=head_bytes, head_crc=head_crc, tail_bytes=tail_bytes, tail_crc=tail_crc
+        )
+        rows = _parquet_rows if self._kind == "parquet" else _avro_rows
+        self._stream.seek(0)
+        self._blocks = rows(self._stream, self.mark.line)
+
+    def fill(self) -> bool:
+        """Read one more block into memory; False at the end of the file."""
+        try:
+            block = next(self._blocks, None)
+        except _UNREADABLE as error:
+            what = str(error).partition("\n")[0]
+            raise DamageError(
+                codes.SOURCE_FILE_CHANGED,
+                f"{self.name}: it cannot be read as {self._kind} behind row {self.mark.line}: {what}. Replace it by a "
+                "sound copy",
+            ) from error
+        self.at_end = block is None
+        if block is None:
+            return False
+        self._values = self._values[self._next :] + block
+        self._next = 0
+        return True
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _identity(self) -> tuple[int, int, int, int]:
+        descriptor = self._stream.fileno()
+        size = os.fstat(descriptor).st_size
+        head = os.pread(descriptor, HEAD_BYTES, 0)
+        tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        return len(head), zlib.crc32(head), len(tail), zlib.crc32(tail)
+
+    # In memory.
+
+    def take(self, records_max: int, bytes_max: int, *, now_us: int, closing: bool) -> Taken | None:
+        """The next records in memory; None when there is nothing without another `fill`."""
+        if self._next == len(self._values):
+            return None
+        size, stop = 0, self._next
+        values: list[bytes] = []
+        invalid: list[InvalidRecord] = []
+        while stop < len(self._values) and len(values) < records_max:
+            value = self._values[stop]
+            if values and size + len(value) > bytes_max:
+                break
+            stop += 1
+            if len(value) > RECORD_BYTES_MAX:
+                invalid.append(self._invalid(stop, value, f"its JSON has {len(value)} bytes; the limit is 7 MiB"))
+                continue
+            size += len(value) + 16
+            values.append(value)
+        frame = None
+        if values:
+            frame = build_frame(values, array("q", [now_us]) * len(values), ingest_time_us=now_us)
+            if self._extraction.reads_anything:
+                frame, found = extract(frame, self._extraction)
+                invalid += (replace(item, reason=f"{self.name}: {item.reason}", place=self.name) for item in found)
+        self.mark = replace(self.mark, line=self.mark.line + stop - self._next)
+        self._next = stop
+        return Taken(frame, tuple(invalid))
+
+    def _invalid(self, stop: int, value: bytes, reason: str) -> InvalidRecord:
+        place = f"{self.name}, row {self.mark.line + stop - self._next}"
+        return InvalidRecord(value[:_SHOWN_BYTES], f"{place}: {reason}", place)
+
+
+def open_table_file(path: str, name: str, kind: str, extraction: Extraction, mark: FileMark) -> TableFile:
+    """Blocks. Open a file at `mark`; `begin` is still to be called. Errors: `OSError`."""
+    return TableFile(name, open(path, "rb"), kind, extraction, mark)
+
+
+def _parquet_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:
+    import pyarrow.parquet as pq
+
+    from millstream_reader.sources.file.rows_as_json import json_rows
+
+    file = pq.ParquetFile(stream)
+    groups: list[int] = []
+    for index in range(file.metadata.num_row_groups):
+        rows = file.metadata.row_group(index).num_rows
+        if not groups and rows <= skipped:
+            skipped -= rows
+            continue
+        groups.append(index)
+    if not groups:
+        return
+    for batch in file.iter_batches(batch_size=FRAME_RECORDS_MAX, row_groups=groups, use_threads=False):
+        behind = min(skipped, batch.num_rows)
+        skipped -= behind
+        if behind < batch.num_rows:
+            yield json_rows(batch.slice(behind))
+
+
+def _avro_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:
+    import fastavro
+
+    rows = iter(fastavro.reader(stream))
+    for _ in islice(rows, skipped):
+        pass
+    while block := [as_json(row) for row in islice(rows, FRAME_RECORDS_MAX)]:
+        yield block
+
+
+def as_json(value: object) -> bytes:
+    """One value, with the forms that `rows_as_json` has for types without one in JSON."""
+    return json.dumps(_finite(value), default=_plain, ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "replace"
+    )
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, dict):
+        return {str(name): _finite(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(member) for member in value]
+    return value
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, datetime):
+        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return moment.isoformat().replace("+00:00", "Z")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    return str(value)

@@ -1,0 +1,335 @@
+"""The prefix of a file sink in an object store: what of it is whole, who may add to it, how an object becomes visible.
+
+    <prefix>/
+      dt=2024-01-31/out.map-out.0.1c291ca3-…-….parquet       finished: whole, final
+      _millstream/<pipeline>.<lane>/
+        0000000000000007.json                                a claim
+
+An object store has no rename and no lock, but it creates an object of a name once. So an owner claims the next number
+before it puts the objects of a file: the claim says which records they hold and what they are called. The owner that
+creates the claim decides that; all others find the number taken. The next owner makes these very objects, again
+under names that are created once. So it does not matter which of two owners puts them: they are the same records.
+
+    claim 7: records 1200 to 1800, epoch 3 ─► put each object, if it is not there ─► claim 8 ─► …
+
+Opening a lane creates a claim without records, under the owner's epoch. An owner before it finds the number taken when
+it makes its next file, and stops. Only the newest claim is read: it has the last claim with records in it.
+
+Above it: the file sink, in its worker thread. Below it: obstore, an extra.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path as FilePath
+from typing import Any
+from uuid import uuid4
+
+import obstore
+
+from millstream import codes
+from millstream.durable import step
+from millstream.errors import DamageError, FencedError, UserError
+from millstream.objects.settings import ObjectStore, ObjectUrl, parse_url
+from millstream.objects.stores import FAILURES, TAKEN, error_of, make_store
+from millstream.record import Position
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sinks.file.names import FinishedName, lane_text
+from millstream_writer.sinks.kept import Kept
+
+HIDDEN = "_millstream"
+_CLAIMS_KEPT = 20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an owner has decided about the next records of its lane."""
+
+    run: str
+    epoch: int
+    owner: str
+    """A new name whenever a lane is opened."""
+    after: Sequence[int]
+    """Of the newest file: its records are behind this position, and up to `end`."""
+    end: Sequence[int]
+    file_epoch: int
+    """Of the owner that claimed the file."""
+    extension: str
+    layout: str
+    """What else decides what is in the objects: columns and partitions."""
+    frame: str
+    """Name of the frame with the last record."""
+    done: bool
+    """All objects of the file are there."""
+
+
+@dataclass(slots=True)
+class UnfinishedObjects:
+    """The objects of one file, in memory until they are put."""
+
+    parts: dict[str, list[bytes]] = field(default_factory=dict)
+    put: set[str] = field(default_factory=set)
+    claimed: Claim | None = None
+
+
+class LaneBucket:
+    """One lane's access to the prefix, under one epoch. Blocking; used by one thread."""
+
+    def __init__(self, path: str, settings: ObjectStore, layout: str, partitioned: bool, owner: SinkOwner) -> None:
+        """Raises `UserError` for credentials that are not there."""
+        url = parse_url(path)
+        self._url = ObjectUrl(url.scheme, url.bucket, url.key.strip("/"))
+        self._store = make_store(self._url, settings, owner.base_dir, owner.where)
+        self._layout = layout
+        self._partitioned = partitioned
+        self._owner = owner
+        self._name = uuid4().hex
+        run = zlib.crc32(f"{owner.pipeline}/{owner.ledger_id}".encode())
+        self._lane = f"{lane_text(owner.name)}.{run:08x}"
+        self._claims = self._key(HIDDEN, f"{owner.pipeline}.{lane_text(owner.name)}")
+        self._number = -1
+        """Of the newest claim that is known."""
+        self._last: Claim | None = None
+
+    # Opening: `look`, then `take_over`.
+
+    def look(self) -> Kept | None:
+        """How far the lane is by the newest claim; None without one. Raises errors of ours."""
+        try:
+            self._read_last()
+            last = self._last
+            if last is None:
+                self._check_orphans()
+                return None
+            if not last.done and not self._partitioned and last.layout == self._layout and self._is_there(last):
+                self._last = last = replace(last, done=True)
+        except FAILURES as error:
+            raise self._error(error) from error
+        position = max(Position(*last.end), self._owner.start)
+        frame = last.frame if Position(*last.end) == position else ""
+        return Kept(last.run, last.epoch, last.owner, position, frame)
+
+    def _is_there(self, claim: Claim) -> bool:
+        """Whether its one object is."""
+        try:
+            obstore.head(self._store, self._key(str(self._file_name(claim))))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _file_name(self, claim: Claim) -> FinishedName:
+        return FinishedName(self._lane, Position(*claim.after), Position(*claim.end), claim.file_epoch, claim.extension)
+
+    def take_over(self) -> Position:
+        """Fence every earlier owner; returns how far the lane is for certain. Raises errors of ours."""
+        owner = self._owner
+        while True:
+            last = self._last
+            nothing = list(owner.start)
+            claim = Claim(
+                run=owner.ledger_id,
+                epoch=owner.epoch,
+                owner=self._name,
+                after=last.after if last is not None else nothing,
+                end=last.end if last is not None else nothing,
+                file_epoch=last.file_epoch if last is not None else owner.epoch,
+                extension=last.extension if last is not None else "",
+                layout=last.layout if last is not None else "",
+                frame=last.frame if last is not None else "",
+                done=last is None or last.done or owner.fallback or Position(*last.end) <= owner.start,
+            )
+            if self._claim(claim):
+                break
+            if self._last is not None and self._last.epoch >= owner.epoch:
+                raise self._fenced()
+        return max(owner.start, Position(*(claim.end if claim.done else claim.after)))
+
+    def begun(self) -> Position | None:
+        """The end of the file that was claimed and may be unfinished. Raises `UserError` where the settings do not make
+        it any more."""
+        last = self._last
+        assert last is not None, "the lane is taken over"
+        if last.done:
+            return None
+        if last.layout != self._layout:
+            raise UserError(
+                codes.CONNECTOR_SETTINGS,
+                f"{self._owner.where}: a file in {self._url} was being finished when the pipeline stopped, under other "
+                "settings of `format`, `columns` or `partitionBy`. Run the pipeline with those until it is idle, and "
+                "change them then",
+            )
+        return Position(*last.end)
+
+    # Writing.
+
+    def begin(self, extension: str) -> UnfinishedObjects:
+        """The objects of a new file."""
+        return UnfinishedObjects()
+
+    def append(self, file: UnfinishedObjects, data: bytes, partition: str) -> int:
+        """Keep it until it is put."""
+        file.parts.setdefault(partition, []).append(data)
+        return len(data)
+
+    def finish(self, file: UnfinishedObjects, after: Position, end: Position, extension: str, frame: str) -> None:
+        """Put the objects. After `RetryLaterError` it may be called again."""
+        last = self._last
+        assert last is not None, "the lane is taken over"
+        if file.claimed is None:
+            if not last.done and Position(*last.end) == end:
+                # One that was claimed before this lane was opened.
+                file.claimed = last
+            else:
+                owner = self._owner
+                claim = Claim(
+                    run=owner.ledger_id, epoch=owner.epoch, owner=self._name, after=list(after), end=list(end),
+                    file_epoch=owner.epoch, extension=extension, layout=self._layout, frame=frame, done=False,
+                )  # fmt: skip
+                if not self._claim(claim):
+                    raise self._fenced()
+                file.claimed = claim
+        claimed = file.claimed
+        name = self._file_name(claimed)
+        for partition, parts in file.parts.items():
+            if partition not in file.put:
+                self._put(self._key(partition, str(name)), b"".join(parts))
+                file.put.add(partition)
+        self._last = replace(claimed, done=True)
+        self._remove_old()
+
+    def discard(self, file: UnfinishedObjects) -> None:
+        """It is in memory alone."""
+
+    def close(self) -> None:
+        """There is no connection to close."""
+
+    # Requests.
+
+    def _put(self, key: str, data: bytes) -> None:
+        """An object of a file that was claimed, unless it is there."""
+        try:
+            # In one request: nothing is left behind that is not whole.
+            with step("object_sink.put", self._owner.lane.vertex):
+                obstore.put(self._store, key, data, mode="create", use_multipart=False)
+        except TAKEN:
+            # By this owner, whose answer was lost, or by another one that goes by the same claim.
+            pass
+        except FAILURES as error:
+            raise self._error(error) from error
+
+    def _claim(self, claim: Claim) -> bool:
+        """Whether the next number is this owner's now. Where it is not, the newest claim is known afterwards."""
+        number = self._number + 1
+        try:
+            try:
+                with step("object_sink.claim", self._owner.lane.vertex):
+                    obstore.put(
+                        self._store,
+                        self._claim_key(number),
+                        json.dumps(asdict(claim)).encode(),
+                        mode="create",
+                        use_multipart=False,
+                    )
+            except TAKEN:
+                found = self._read(number)
+                if found is None or (found.owner, found.end) != (self._name, claim.end):
+                    self._read_last()
+                    return False
+            # An owner that stood still may create a number that was removed; newer ones are there then.
+            newer = obstore.list(self._store, self._claims, offset=self._claim_key(number)).collect()
+        except FAILURES as error:
+            raise self._error(error) from error
+        if newer:
+            raise self._fenced()
+        self._number, self._last = number, claim
+        return True
+
+    def _read_last(self) -> None:
+        numbers = self._numbers()
+        self._number = numbers[-1] if numbers else -1
+        self._last = self._read(self._number) if numbers else None
+
+    def _numbers(self) -> list[int]:
+        pages = obstore.list(self._store, self._claims)
+        stems = [meta["path"].rpartition("/")[2].removesuffix(".json") for page in pages for meta in page]
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+    def _read(self, number: int) -> Claim | None:
+        try:
+            data = bytes(obstore.get(self._store, self._claim_key(number)).bytes())
+        except FileNotFoundError:
+            return None
+        try:
+            return Claim(**json.loads(data))
+        except (ValueError, TypeError) as error:
+            raise DamageError(
+                codes.TARGET_POSITION_LOST,
+                f"{self._owner.where}: {self._url.root}/{self._claim_key(number)} is not a claim of a lane. Put it "
+                "back as it was",
+            ) from error
+
+    def _remove_old(self) -> None:
+        """Claims that say nothing any more; the last ones are left for people to look at."""
+        if self._number % _CLAIMS_KEPT:
+            return
+        try:
+            old = [self._claim_key(number) for number in self._numbers() if number <= self._number - _CLAIMS_KEPT]
+            if old:
+                with step("object_sink.claims.remove", self._owner.lane.vertex):
+                    obstore.delete(self._store, old)
+        except FAILURES as error:
+            _log.warning("%s; old claims are removed later", self._error(error))
+
+    def _check_orphans(self) -> None:
+        """Raises `DamageError` where objects of this run are there, behind the mark, and the claims are gone."""
+        if self._owner.start == Position(0) or self._owner.fallback:
+            return
+        for page in obstore.list(self._store, self._url.key or None):
+            for meta in page:
+                name = FinishedName.parse(meta["path"].rpartition("/")[2])
+                if name is not None and name.lane == self._lane and name.end > self._owner.start:
+                    raise DamageError(
+                        codes.TARGET_POSITION_LOST,
+                        f"{self._owner.where}: the claims of the lane in {self._url.root}/{self._claims} are gone, and "
+                        f"{meta['path']} has records behind the lane's mark. Put the claims back, or remove this "
+                        "object and all of the lane that sort behind it: its records are then written again",
+                    )
+
+    def _key(self, *parts: str) -> str:
+        return "/".join(part for part in (self._url.key, *parts) if part)
+
+    def _claim_key(self, number: int) -> str:
+        return f"{self._claims}/{number:016}.json"
+
+    @property
+    def remedy(self) -> str:
+        """How a user lets a lane begin without what is kept of it."""
+        return f"remove the objects below {self._url.root}/{self._claims}/"
+
+    @property
+    def target(self) -> str:
+        """For messages."""
+        return str(self._url)
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            codes.OUTPUT_TAKEN_OVER, f"{self._owner.where}: {self._url} is in use by a newer owner of the lane"
+        )
+
+    def _error(self, error: BaseException) -> Any:
+        return error_of(error, self._url, self._owner.where)
+
+
+def try_prefix(path: str, settings: ObjectStore, base_dir: FilePath) -> None:
+    """Raises errors of ours for what shows when it is listed; nothing is written."""
+    url = parse_url(path)
+    store = make_store(url, settings, base_dir, "validate")
+    try:
+        next(iter(obstore.list(store, f"{url.key.strip('/')}/{HIDDEN}".lstrip("/"))), None)
+    except FAILURES as error:
+        raise error_of(error, url, "validate") from error

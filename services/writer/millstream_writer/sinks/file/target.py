@@ -1,0 +1,30 @@
+"""Where a file sink's lane puts its files, and who may: a directory, or the prefix of an object store."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from millstream.record import Position
+
+
+class Target(Protocol):
+    """One lane's place for files, under one epoch. Blocking; used by one thread."""
+
+    def begin(self, extension: str) -> Any:
+        """A new unfinished file. Raises `RetryLaterError` where there is no space."""
+
+    def append(self, file: Any, data: bytes, partition: str) -> int:
+        """Write some or all of `data` into that partition of the file; returns how much. Raises `RetryLaterError` when
+        nothing could be written."""
+
+    def finish(self, file: Any, after: Position, end: Position, extension: str, frame: str) -> None:
+        """Make the file visible, whole and durable. After `RetryLaterError` it may be called again.
+
+        `frame` is the name of the frame with its last record.
+        """
+
+    def discard(self, file: Any) -> None:
+        """Remove an unfinished file, as far as that is possible."""
+
+    def close(self) -> None:
+        """The lane is not used any more."""

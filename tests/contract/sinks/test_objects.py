@@ -1,0 +1,300 @@
+"""The file sink in a bucket of a real server: what goes where, and that each record is there once, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+from ruamel.yaml import YAML
+
+from millstream import codes
+from millstream.codes.code import Code
+from millstream.errors import FencedError, RetryLaterError
+from millstream.record import Position
+from millstream.spec.models import FallbackSink
+from millstream_runner.cli.main import main
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import SinkFrame, SinkLane
+from millstream_writer.sinks.opening import open_sink
+from tests.contract.sinks.file_target import sink_owner, value_of
+from tests.contract.sinks.sink_targets import finished_objects, object_numbers, object_spec
+from tests.support.errors import raises
+from tests.support.object_server import READER, Bucket, ObjectServer
+from tests.unit.writer.sink_frames import sink_frame
+
+PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "objects.md"
+LATER = {"rolling": {"maxAge": "1h"}}
+
+
+@pytest.fixture
+def bucket(objects: ObjectServer) -> Bucket:
+    return objects.bucket()
+
+
+def numbers(sequence: int, *, name: str = "") -> SinkFrame:
+    """Ten of them, from `sequence` * 10 on."""
+    return sink_frame([value_of(n) for n in range(sequence * 10, sequence * 10 + 10)], sequence, name=name)
+
+
+@asynccontextmanager
+async def opened(spec: FallbackSink, owner: SinkOwner | None = None) -> AsyncIterator[SinkLane]:
+    async with asyncio.timeout(60), open_sink(spec, owner or sink_owner(1)) as lane:
+        yield lane
+
+
+async def written(lane: SinkLane, *sequences: int) -> None:
+    for sequence in sequences:
+        await lane.write([numbers(sequence)], Position(sequence))
+    await lane.flush()
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "avro"])
+async def test_formats_and_partitions_by_event_time_in_utc(bucket: Bucket, form: str) -> None:
+    spec = object_spec(bucket, form, partitionBy=["dt", "hour"], **LATER)
+    async with opened(spec) as lane:
+        for sequence, first_s in ((1, 0), (5, 24 * 3600 - 5)):
+            frame = sink_frame([value_of(n) for n in range(sequence * 10, sequence * 10 + 10)], first_s)
+            await lane.write([replace(frame, sequence=sequence)], Position(sequence))
+        await lane.flush()
+        assert lane.durable == Position(5)
+    found = {key.rpartition("/")[0]: key for key in bucket.keys("out") if "_millstream" not in key}
+    assert list(found) == ["out/dt=1970-01-01/hour=00", "out/dt=1970-01-01/hour=23", "out/dt=1970-01-02/hour=00"]
+    assert len({key.rpartition("/")[2] for key in found.values()}) == 1
+    assert object_numbers(bucket) == [*range(10, 20), *range(50, 60)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_of_two_owners_the_older_has_no_effect(bucket: Bucket) -> None:
+    spec = object_spec(bucket, "jsonl", **LATER)
+    async with opened(spec, sink_owner(1)) as older:
+        await written(older, 1)
+        await older.write([numbers(2)], Position(2))
+        async with opened(spec, sink_owner(2)) as newer:
+            assert newer.durable == Position(1)
+            with pytest.raises(FencedError):
+                await older.flush()
+            await written(newer, 2, 3)
+            with pytest.raises(FencedError):
+                await older.flush()
+        with pytest.raises(FencedError):
+            async with opened(spec, sink_owner(1)):
+                pass
+    assert object_numbers(bucket) == [*range(10, 40)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_file_that_was_claimed_is_made_as_it_was_claimed_whoever_puts_it(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older owner stops between its claim and its objects, and puts them when the newer one has gone on."""
+    spec = object_spec(bucket, "jsonl", partitionBy=["hour"], rolling={"maxAge": "1h", "maxRecords": 25})
+    put = obstore.put
+    held: list[Any] = []
+
+    def holding(store: Any, key: str, *arguments: Any, **options: Any) -> Any:
+        if "_millstream" not in key:
+            held.append((store, key, arguments, options))
+            raise OSError("the answer was lost")
+        return put(store, key, *arguments, **options)
+
+    monkeypatch.setattr(obstore, "put", holding)
+    async with opened(spec, sink_owner(1)) as older:
+        with suppress(RetryLaterError):
+            await written(older, 1, 2, 3)
+        assert older.durable == Position(0)
+    monkeypatch.undo()
+    # Other sizes than then: the file has what it had all the same.
+    spec = object_spec(bucket, "jsonl", partitionBy=["hour"], rolling={"maxAge": "1h", "maxRecords": 7})
+    async with opened(spec, sink_owner(2)) as newer:
+        assert newer.durable == Position(0)
+        await newer.write([numbers(1)], Position(1))
+        await newer.flush()
+        assert finished_objects(bucket) == []
+        await written(newer, 2, 3)
+        assert newer.durable == Position(3)
+    for store, key, arguments, options in held:
+        with suppress(obstore.exceptions.AlreadyExistsError):
+            put(store, key, *arguments, **options)
+    assert object_numbers(bucket) == [*range(10, 40)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_an_answer_that_is_lost_is_settled_by_looking(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = obstore.put
+    lost: set[str] = set()
+
+    def losing(store: Any, key: str, *arguments: Any, **options: Any) -> Any:
+        answer = put(store, key, *arguments, **options)
+        if key not in lost:
+            lost.add(key)
+            raise OSError("the answer was lost")
+        return answer
+
+    async with opened(object_spec(bucket, "jsonl", **LATER)) as lane:
+        monkeypatch.setattr(obstore, "put", losing)
+        for sequence in range(1, 5):
+            await lane.write([numbers(sequence)], Position(sequence))
+            while lane.durable != Position(sequence):
+                with suppress(RetryLaterError):
+                    await lane.flush()
+    assert len(lost) == 8
+    assert object_numbers(bucket) == [*range(10, 50)]
+
+
+@pytest.mark.guarantee("I1", "I15")
+async def test_a_target_that_is_ahead_or_of_another_run_stops_the_lane(bucket: Bucket) -> None:
+    spec = object_spec(bucket, "jsonl", **LATER)
+    async with opened(spec) as lane:
+        await lane.write([numbers(1, name="a"), numbers(2, name="b")], Position(2))
+        await lane.flush()
+
+    async def another(sequence: int, name: str) -> str | None:
+        assert (sequence, name) == (2, "b")
+        return "nothing"
+
+    with raises(codes.SINK_AHEAD, match="holds nothing now"):
+        async with opened(spec, sink_owner(2, held_instead=another)):
+            pass
+    with raises(codes.SINK_AHEAD, match=r"another run.*remove the objects below"):
+        async with opened(spec, sink_owner(2, ledger_id="second")):
+            pass
+    for key in bucket.keys("out/_millstream"):
+        bucket.remove(key)
+    with raises(codes.TARGET_POSITION_LOST, match="are gone"):
+        async with opened(spec, sink_owner(2, start=Position(1))):
+            pass
+    # The remedy of the message, for another run.
+    async with opened(spec, sink_owner(2, ledger_id="second")) as lane:
+        await written(lane, 3)
+    assert sorted(object_numbers(bucket)) == [*range(10, 40)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_an_old_owner_that_stood_still_over_many_files_has_no_effect(bucket: Bucket) -> None:
+    """So many that the number of its next claim was removed."""
+    spec = object_spec(bucket, "jsonl", rolling={"maxAge": "1h", "maxRecords": 1})
+    async with opened(spec, sink_owner(1)) as older:
+        await written(older, 1)
+        async with opened(spec, sink_owner(2)) as newer:
+            await written(newer, 2, 3, 4, 5)
+        assert len(bucket.keys("out/_millstream")) < 45
+        with pytest.raises(FencedError):
+            await written(older, 2)
+    assert object_numbers(bucket) == [*range(10, 60)]
+
+
+async def test_other_settings_wait_for_a_file_that_was_claimed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = obstore.put
+
+    def refusing(store: Any, key: str, *arguments: Any, **options: Any) -> Any:
+        if "_millstream" not in key:
+            raise OSError("away")
+        return put(store, key, *arguments, **options)
+
+    async with opened(object_spec(bucket, "jsonl", **LATER)) as lane:
+        monkeypatch.setattr(obstore, "put", refusing)
+        with suppress(RetryLaterError):
+            await written(lane, 1)
+    monkeypatch.undo()
+    with raises(codes.CONNECTOR_SETTINGS, match="partitionBy"):
+        async with opened(object_spec(bucket, "jsonl", partitionBy=["dt"], **LATER), sink_owner(2)):
+            pass
+
+
+async def test_a_server_that_is_away_is_waited_for(bucket: Bucket, objects: ObjectServer) -> None:
+    store = {**objects.settings, "timeout": "300ms"}
+    async with opened(object_spec(bucket, "jsonl", store=store, **LATER)) as lane:
+        await lane.write([numbers(1)], Position(1))
+        objects.pause()
+        try:
+            with raises(codes.TARGET_AWAY):
+                await lane.flush()
+        finally:
+            objects.go_on()
+        while lane.durable != Position(1):
+            with suppress(RetryLaterError):
+                await lane.flush()
+    assert object_numbers(bucket) == [*range(10, 20)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"accessKey": "nobody"}, codes.TARGET_REFUSES, "InvalidAccessKeyId"),
+        ({"secretKey": "wrong"}, codes.TARGET_REFUSES, "SignatureDoesNotMatch"),
+        ({"path": "s3://not-there/out"}, codes.TARGET_UNFIT, "no such bucket"),
+    ],
+)
+async def test_what_cannot_be_written_is_said(
+    bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], code: Code, said: str
+) -> None:
+    store = {**bucket.server.settings, **changes}
+    path = {"path": store.pop("path")} if "path" in store else {}
+    spec = object_spec(bucket, "jsonl", store=store, **path)
+    with raises(code, match=re.escape(said)):
+        async with opened(spec):
+            pass
+    settings = {"path": bucket.url("out"), "store": store, **path}
+    assert await asyncio.to_thread(_validate, settings, tmp_path) != 0
+    printed = "".join(capsys.readouterr())
+    assert code.id in printed
+    assert bucket.server.settings["secretKey"] not in printed
+
+
+async def test_a_right_that_is_missing_is_said(bucket: Bucket) -> None:
+    store = {**bucket.server.settings, "accessKey": READER}
+    with raises(codes.TARGET_REFUSES, match="AccessDenied"):
+        async with opened(object_spec(bucket, "jsonl", store=store)):
+            pass
+
+
+def _validate(settings: dict[str, Any], directory: Path) -> int:
+    vertices = [{"name": "in", "source": {"generator": {}}}, {"name": "out", "sink": {"file": settings}}]
+    pipeline = {
+        "apiVersion": "millstream.io/v1alpha1",
+        "kind": "Pipeline",
+        "metadata": {"name": "p"},
+        "spec": {"vertices": vertices, "edges": [{"from": "in", "to": "out"}]},
+    }
+    file = directory / "pipeline.yaml"
+    with file.open("w") as stream:
+        YAML().dump(json.loads(json.dumps(pipeline)), stream)
+    return main(["validate", "--online", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"path": "ftp://host/x"}, "path"),
+        ({"path": "out", "partitionBy": ["dt"]}, "partitionBy"),
+        ({"path": "out", "store": {"region": "x"}}, "store"),
+        ({"path": "s3://b-b/x", "partitionBy": ["dt", "dt"]}, "partitionBy"),
+        ({"path": "s3://b-b/x", "rolling": {"maxBytes": "2GiB"}}, "maxBytes"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(Exception, match=field):
+        FallbackSink.model_validate({"file": settings})
+
+
+async def test_the_page_shows_what_works(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3_KEY", bucket.server.settings["accessKey"])
+    monkeypatch.setenv("S3_SECRET", bucket.server.settings["secretKey"])
+    text = PAGE.read_text().replace("s3://lake/", bucket.url()).replace("http://127.0.0.1:8333", bucket.server.endpoint)
+    blocks = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "sink:" in block]
+    assert blocks
+    for block in blocks:
+        sink = dict(YAML(typ="safe").load(block)[0]["sink"])
+        del sink["guarantee"]
+        async with opened(FallbackSink.model_validate(sink)) as lane:
+            await lane.write([sink_frame([b'{"id": 1, "total": 2.5}'], 1)], Position(1))
+            await lane.flush()
+    assert [key for key in bucket.keys("out/dt=1970-01-01/hour=00") if key.endswith(".parquet")]

@@ -1,0 +1,172 @@
+"""A server that speaks the protocol of S3, for tests and benchmarks: SeaweedFS on the loopback, with kills as its API.
+
+Above it: tests and benchmarks. Below it: the program that `make servers` fetches.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+
+import obstore
+from pyarrow import fs
+
+from millstream.die_with_parent import dying_with_parent
+from millstream.errors import MillstreamError, UserError
+from millstream.objects.settings import ObjectStore, parse_url
+from millstream.objects.stores import FAILURES, error_of, make_store
+from millstream.ports import free_ports
+
+PROGRAM = Path(__file__).parents[2] / ".cache" / "servers" / "seaweedfs" / "bin" / "weed"
+START_TIMEOUT_S = 60.0
+KEY, SECRET = "writer", "a long secret"
+READER = "reader"
+"""May read and list, and not write; has the same secret."""
+_IDENTITIES = {
+    "identities": [
+        {"name": "w", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]},
+        {"name": "r", "credentials": [{"accessKey": READER, "secretKey": SECRET}], "actions": ["Read", "List"]},
+    ]
+}
+
+
+def why_missing() -> str:
+    """Why no server can be started here; empty when one can."""
+    return "" if PROGRAM.exists() else "`make servers` fetches SeaweedFS, and has not"
+
+
+class ObjectServer:
+    """After `start` it has the same port and the same data."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ports = [free_ports() for _ in range(8)]
+        self.port = self._ports[0]
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """How pipeline files name it."""
+        return {"endpoint": self.endpoint, "region": "us-east-1", "accessKey": KEY, "secretKey": SECRET}
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        identities = self._directory / "s3.json"
+        identities.write_text(json.dumps(_IDENTITIES))
+        s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc = self._ports
+        command = [
+            *(str(PROGRAM), "server", f"-dir={self._directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *(f"-master.port={master}", f"-master.port.grpc={master_grpc}", "-master.volumeSizeLimitMB=64"),
+            *("-master.telemetry=false", f"-volume.port={volume}", f"-volume.port.grpc={volume_grpc}", "-volume.max=0"),
+            *("-filer", f"-filer.port={filer}", f"-filer.port.grpc={filer_grpc}"),
+            *("-s3", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}", f"-s3.config={identities}"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0"),
+        ]
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                dying_with_parent(command), stdout=log, stderr=log, cwd=self._directory, env={"HOME": "/nowhere"}
+            )
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not self._answers():
+            assert time.monotonic() < deadline_s, f"SeaweedFS did not start: {self._directory / 'log'}"
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.05)
+                raise AssertionError((self._directory / "log").read_text(errors="replace")[-2000:])
+
+    def kill(self) -> None:
+        """As `kill -9`."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """It answers nothing until `go_on`."""
+        assert self._process is not None, "it runs"
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """After `pause`."""
+        assert self._process is not None, "it runs"
+        self._process.send_signal(signal.SIGCONT)
+
+    def bucket(self) -> Bucket:
+        """A new one."""
+        name = f"b-{uuid4()}"
+        self.files().create_dir(name)
+        return Bucket(self, name)
+
+    def files(self) -> fs.S3FileSystem:
+        """Arrow's own client."""
+        return fs.S3FileSystem(
+            access_key=KEY,
+            secret_key=SECRET,
+            endpoint_override=f"127.0.0.1:{self.port}",
+            scheme="http",
+            region="us-east-1",
+            allow_bucket_creation=True,
+        )
+
+    def store(self, bucket: str) -> Any:
+        """The client that connectors use, for one bucket."""
+        settings = ObjectStore.model_validate(self.settings)
+        return make_store(parse_url(f"s3://{bucket}"), settings, self._directory, "test")
+
+    def _answers(self) -> bool:
+        """With a name that is not there, as soon as all of it works."""
+        url = parse_url("s3://nothing-there")
+        try:
+            obstore.list(self.store("nothing-there")).collect()
+        except FAILURES as error:
+            found: MillstreamError = error_of(error, url, "test")
+            return isinstance(found, UserError)
+        return True
+
+
+class Bucket:
+    """One bucket, and what is in it."""
+
+    def __init__(self, server: ObjectServer, name: str) -> None:
+        self.server = server
+        self.name = name
+        self._store = server.store(name)
+
+    def url(self, key: str = "") -> str:
+        return f"s3://{self.name}/{key}"
+
+    def put(self, key: str, data: bytes) -> None:
+        obstore.put(self._store, key, data, use_multipart=False)
+
+    def get(self, key: str) -> bytes:
+        return bytes(obstore.get(self._store, key).bytes())
+
+    def remove(self, key: str) -> None:
+        obstore.delete(self._store, key)
+
+    def keys(self, prefix: str | None = None) -> list[str]:
+        """All, in order."""
+        return sorted(meta["path"] for page in obstore.list(self._store, prefix) for meta in page)
+
+
+@contextmanager
+def open_objects_server() -> Iterator[ObjectServer]:
+    """A server of its own; ended when the context ends."""
+    with TemporaryDirectory() as directory:
+        server = ObjectServer(Path(directory))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
