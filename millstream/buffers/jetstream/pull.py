@@ -8,6 +8,8 @@ the reader's mark is the acknowledgement.
     pull 2        ├──frames──┤        always one more asked for, so the server never waits for us,
     pull 3              ├──   ...     and never more than the limits, so memory is bounded however slow the reader is
 
+While nothing comes, one pull is enough: the server sends a heartbeat for each.
+
 A new consumer is made after the last frame handed out when: the connection was lost, the server says that the
 consumer or
 its leader is gone, a heartbeat is missed, or a delivery number is missing.
@@ -103,6 +105,8 @@ class PullReader:
         self._delivered = 0
         self._owed = 0
         """Frames asked for that have not arrived."""
+        self._busy = False
+        """A frame has come since a pull last ran out of time."""
         self._frame_bytes = 0.0
         """Size of a frame, lately."""
         self._arrived: deque[_Arrival] = deque()
@@ -171,7 +175,7 @@ class PullReader:
         """Ask for more while there is room for a whole pull."""
         while self._restart is None:
             frames = len(self._arrived) + self._owed + PULL_FRAMES
-            if frames > limits.FRAMES_IN_FLIGHT_MAX:
+            if frames > (limits.FRAMES_IN_FLIGHT_MAX if self._busy else PULL_FRAMES):
                 return
             size = self._arrived_bytes + (self._owed + PULL_FRAMES) * self._frame_bytes
             # With nothing owed one pull is always right: the server cuts it at PULL_BYTES.
@@ -206,6 +210,7 @@ class PullReader:
             return
         self._delivered = delivered
         self._owed -= 1
+        self._busy = True
         size = len(message.data)
         self._frame_bytes += (size - self._frame_bytes) / PULL_FRAMES
         witness = witness_of(sequence, message.headers or {})
@@ -227,6 +232,8 @@ class PullReader:
             return
         # A pull has run out of time, or of bytes.
         self._owed -= int(not_sent)
+        if status == "408":
+            self._busy = False
         self._something.set()
 
     def _needs_restart(self, reason: str) -> None:

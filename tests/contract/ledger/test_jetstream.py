@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millstream import codes, limits
-from millstream.buffers.jetstream import durability
+from millstream.buffers.jetstream import durability, pull
 from millstream.buffers.jetstream import ledger as jetstream
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import open_nats_server
@@ -23,7 +24,7 @@ from millstream.errors import (
 )
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits
 from millstream.nats.access import BrokerAccess
-from millstream.nats.connection import open_connection
+from millstream.nats.connection import BrokerConnection, open_connection
 from millstream.record import BufferId, LaneId
 from tests.nats_process import open_nats_process
 from tests.support.answers import taken
@@ -408,6 +409,39 @@ async def test_a_reader_that_is_slow_holds_no_more_than_its_limits(harness: JetS
                 await harness.broker.existing_ledger("v")
             seen = max(seen, frames.held_bytes)
     assert size < seen <= limits.BYTES_IN_FLIGHT_MAX + limits.MESSAGE_BYTES_MAX
+
+
+async def test_a_reader_to_which_nothing_comes_waits_with_one_pull(
+    harness: JetStreamHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = 1_000_000_000
+    soon = {"batch": pull.PULL_FRAMES, "expires": 2 * second, "idle_heartbeat": second}
+    monkeypatch.setattr(pull, "_PULL_REQUEST", json.dumps(soon).encode())
+    owner = await owner_of(harness)
+
+    async def until_waiting(other: BrokerConnection, pulls: int) -> None:
+        while (await other.api("CONSUMER.LIST.p-v"))["consumers"][0]["num_waiting"] != pulls:
+            pass
+
+    async with (
+        open_connection(harness.server.access) as other,
+        owner.ledger.read(A, 0) as frames,
+        asyncio.TaskGroup() as tasks,
+        asyncio.timeout(WAIT_S),
+    ):
+        assert isinstance(frames, PullReader)
+        first = tasks.create_task(anext(frames))
+        await until_waiting(other, 1)
+        await owner.commit((A, b"a1"))
+        assert (await first).data == b"a1"
+        second_one = tasks.create_task(anext(frames))
+        # More may follow: from now on there is always one that the server can answer.
+        await until_waiting(other, pull.PULLS - 1)
+        # Nothing did.
+        await until_waiting(other, 1)
+        await owner.commit((A, b"a2"))
+        assert (await second_one).data == b"a2"
+    assert owner.ledger.statistics().read_restarts == 0
 
 
 @pytest.mark.guarantee("I10")

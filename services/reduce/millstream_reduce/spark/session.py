@@ -126,7 +126,9 @@ class Session:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await self.run(probe)
         except TimeoutError:
-            raise SessionLostError(f"Spark ({self.description.place}) does not run the simplest job any more") from None
+            raise SessionLostError(
+                f"Spark ({self.description.place}) has not run the simplest job within {PROBE_TIMEOUT_S:.0f} s"
+            ) from None
         except Exception as error:
             # Whatever it is: what never fails has failed.
             reason = f"Spark ({self.description.place}) is gone: {first_line(error)}"
