@@ -473,7 +473,9 @@ async def test_the_page_shows_what_runs(postgres: PostgresServer, monkeypatch: p
     )
     assert tables is not None
     database = await postgres.database()
-    (reading,), (vertex,) = (YAML(typ="safe", pure=True).load(pipeline) for pipeline in pipelines)
+    vertices = [vertex for text in pipelines for vertex in YAML(typ="safe", pure=True).load(text)]
+    (vertex,) = (one for one in vertices if "sink" in one)
+    (reading,) = (one for one in vertices if "query" in one.get("source", {}).get("postgres", {}))
     settings = {**vertex["sink"]["postgres"], **database.settings, "createTable": True}
     await database.execute("DROP ROLE IF EXISTS writer", "CREATE ROLE writer", *tables[1].split(";")[:-1])
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)

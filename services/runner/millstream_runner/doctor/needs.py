@@ -7,6 +7,7 @@ from pathlib import Path
 
 from millstream.spec.loading import Loaded
 from millstream.spec.models import Program, Source
+from millstream_reader.sources.file.connector import FileSource
 from millstream_runner.doctor.checks import Needs
 from millstream_runner.local.directory import HOME
 from millstream_runner.local.storage import reserved_bytes
@@ -40,8 +41,11 @@ def _extras(loaded: Loaded, programs: Sequence[Program]) -> Iterator[str]:
         for placed in vertex.ends:
             yield from placed.end.connector.packages.values()
             settings = placed.end.settings
-            if isinstance(settings, FileSink) and settings.format == "parquet":
-                yield "millstream[arrow]"
+            if isinstance(settings, FileSink | FileSource):
+                if settings.format == "parquet":
+                    yield "millstream[arrow]"
+                if settings.objects or settings.format == "avro":
+                    yield "millstream[objects]"
 
 
 def _ports(loaded: Loaded) -> Iterator[tuple[str, str, int]]:

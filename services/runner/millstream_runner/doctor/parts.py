@@ -25,6 +25,7 @@ _EXTRAS = {
     "millstream[arrow]": ("pyarrow", "functions with `arrow=True`, Parquet"),
     "millstream[debug]": ("debugpy", "a debugger for functions (`--debug-function`)"),
     "millstream[nkeys]": ("nkeys", "brokers that know users by NKeys or credentials files"),
+    "millstream[objects]": ("obstore", "files in object stores, Avro"),
     "millstream[redis]": ("redis", "buffers in Redis or Valkey"),
     "millstream-udf[typed]": ("msgspec", "functions with types: several times as fast"),
 }
