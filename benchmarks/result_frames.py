@@ -21,6 +21,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.batches import HEADERS
 from millstream_reduce.lane.units import _frame_of
 from millstream_reduce.values import Piece, Window, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 TIMES = 5
 TIMEOUT_US = 43_200_000_000
@@ -41,11 +42,8 @@ def written(table: pa.Table) -> None:
         writer.write_table(table)
 
 
-def handed_over(contents: list[WindowContents]) -> bytes:
-    hand_over = wal_pb2.HandOver(closed_us=0)
-    for item in contents:
-        item.add_to(hand_over)
-    return hand_over.SerializeToString()
+def handed_over(windows: WindowTable) -> bytes:
+    return wal_pb2.HandOver(closed_us=0, table=windows.message()).SerializeToString()
 
 
 def main() -> None:
@@ -55,7 +53,6 @@ def main() -> None:
     options = parser.parse_args()
     count = options.results
     starts = [1_357_000_000_000_000 + index * 1_234_567 for index in range(count)]
-    windows = [wal_pb2.Window(start_us=start, end_us=start + TIMEOUT_US, rows=5) for start in starts]
     columns: dict[str, Any] = {
         "window": pa.array(range(count), pa.int32()),
         "value": pa.array([b'{"tailnum":"N%d","flights":7}' % index for index in range(count)], pa.binary()),
@@ -72,7 +69,8 @@ def main() -> None:
         )
         for start in starts
     ]
-    handing_over = least_us(lambda: handed_over(contents), count)
+    windows = WindowTable.of(contents)
+    handing_over = least_us(lambda: handed_over(windows), count)
     ours, arrow = least_us(lambda: _frame_of(windows, rows, 0), count), least_us(lambda: written(plain), count)
     if options.json:
         figures = {"frame_us": round(ours, 3), "hand_over_us": round(handing_over, 3), "arrow_us": round(arrow, 3)}

@@ -43,9 +43,10 @@ from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import Queue, QueuedFrame, open_queue
 from millstream_reduce.spark.executor import _Request
-from millstream_reduce.spark.manifest import manifest_of
+from millstream_reduce.spark.manifest import JobWindows, manifest_of
 from millstream_reduce.spark.reducing import GroupReducer
 from millstream_reduce.spark.wire import decoded_rows, encoded_rows
+from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig, make_windowing
 from millstream_writer.routing import Route, Router
 
@@ -114,10 +115,10 @@ def compute(hand_over: wal_pb2.HandOver, directory: str, legs: Legs) -> Computed
     program.python.target, program.python.directory = "steps.py:plane_day", str(FLIGHTS)
     with legs.leg("request"):
         request = engine_pb2.RunRequest(
-            program=program, directory=directory, windows=hand_over.windows, vertex="planes"
+            program=program, directory=directory, windows=WindowTable.of_hand_over(hand_over).message(), vertex="planes"
         )
         message = engine_pb2.RunRequest.FromString(request.SerializeToString())
-        manifest = manifest_of(_Request(message, None).windows(), 1, whole_windows=True)  # type: ignore[arg-type]
+        manifest = manifest_of(JobWindows.of([_Request(message, None).windows()]), 1, whole_windows=True)  # type: ignore[arg-type]
         manifest = pickle.loads(pickle.dumps(manifest))
     with legs.leg("function"):
         batches = list(GroupReducer(manifest, program.SerializeToString(deterministic=True))([_TASKS]))

@@ -40,7 +40,7 @@ class SimEngine:
             self._engine.faults.deaths += 1
             await asyncio.sleep(self._pause_s())
         if self._rng.random() < self._failing:
-            self._engine.faults.failing.add(self._rng.randrange(len(request.windows)))
+            self._engine.faults.failing.add(self._rng.randrange(request.windows.count))
         answer = await self._engine.run(request)
         await asyncio.sleep(self._pause_s())
         return answer

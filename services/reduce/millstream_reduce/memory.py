@@ -19,11 +19,12 @@ import pyarrow as pa
 
 from millstream import codes
 from millstream.errors import DamageError, MillstreamError
-from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.batches import decoded
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.log.entries import EntryError, read_entry, segment_name
 from millstream_reduce.values import Location, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 
 class Row(NamedTuple):
@@ -72,14 +73,15 @@ class MemoryEngine:
         return self._run(request)
 
     def _run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
-        summary = engine_pb2.RunSummary(job_windows=len(request.windows), job_requests=1, job_tag="memory")
+        summary = engine_pb2.RunSummary(job_windows=request.windows.count, job_requests=1, job_tag="memory")
         failing, self.faults.failing = self.faults.failing, set()
         rows: list[dict[str, Any]] = []
-        for index, window in enumerate(request.windows):
+        windows = WindowTable.from_message(request.windows)
+        for index, (window, size) in enumerate(zip(windows, windows.rows.tolist(), strict=True)):
             if index in failing:
                 summary.failures.add(window=index, reason="fails now and then")
                 continue
-            held = rows_of(Path(request.directory), window)
+            held = rows_of(Path(request.directory), window, size)
             try:
                 rows += self._results(index, held, keyed=request.program.keyed)
             except Exception as error:  # noqa: BLE001  # whatever a program raises fails its window alone
@@ -100,18 +102,18 @@ class MemoryEngine:
         return results
 
 
-def rows_of(directory: Path, window: wal_pb2.Window) -> Sequence[Row]:
+def rows_of(directory: Path, window: WindowContents, size: int) -> Sequence[Row]:
     """The records of a window, in the order of the log. Raises `DamageError` when a segment is gone or damaged, and
-    `MillstreamError` for a window that does not know its own size."""
+    `MillstreamError` where the window's pieces do not come to its `size`."""
     held: list[Row] = []
     bodies: dict[Location, list[Row]] = {}
-    for piece in WindowContents.from_message(window).pieces:
+    for piece in window.pieces:
         if piece.location not in bodies:
             bodies[piece.location] = _rows_at(directory, piece.location)
         held += bodies[piece.location][piece.first_row : piece.first_row + piece.rows]
-    if len(held) != window.rows:
+    if len(held) != size:
         raise MillstreamError(
-            codes.IMPOSSIBLE, f"a window of {window.rows} rows was handed over with {len(held)} of them in {directory}"
+            codes.IMPOSSIBLE, f"a window of {size} rows was handed over with {len(held)} of them in {directory}"
         )
     return held
 

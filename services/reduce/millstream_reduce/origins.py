@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from millstream.limits import SPAN_LINKS_MAX
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.values import Location
+from millstream_reduce.values import Location, Piece, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 ENTRIES_MAX = 128
 """Entries of a segment of which it is noted when their records entered; of more, these are some."""
@@ -83,26 +84,27 @@ class Origins:
 
     def of(self, hand_over: wal_pb2.HandOver, now_us: int) -> Origin:
         """Of its records. `now_us`: when they entered, where nothing is known of that."""
-        windows = hand_over.windows[:: -(-len(hand_over.windows) // WINDOWS_MAX) or 1]
+        windows = WindowTable.of_hand_over(hand_over)
+        windows = windows[:: -(-len(windows) // WINDOWS_MAX) or 1]
         times = [time_us for window in windows if (time_us := self._newest_us(window.pieces)) is not None]
         return Origin(min(times, default=now_us), self._traceparents(windows))
 
-    def _newest_us(self, pieces: wal_pb2.Pieces) -> int | None:
-        newest = max(zip(pieces.segments, pieces.offsets, strict=True), default=None)
+    def _newest_us(self, pieces: Iterable[Piece]) -> int | None:
+        newest = max(((piece.segment, piece.offset) for piece in pieces), default=None)
         if newest is None or newest[0] not in self._segments:
             return None
         segment = self._segments[newest[0]]
         at = bisect_right(segment.offsets, newest[1])
         return segment.ingest_times_us[at - 1] if at else None
 
-    def _traceparents(self, windows: Iterable[wal_pb2.Window]) -> tuple[str, ...]:
+    def _traceparents(self, windows: Iterable[WindowContents]) -> tuple[str, ...]:
         if not any(segment.traceparents for segment in self._segments.values()):
             return ()
         found: dict[str, None] = {}
         for window in windows:
-            for number, offset in zip(window.pieces.segments, window.pieces.offsets, strict=True):
-                segment = self._segments.get(number)
-                traceparent = segment.traceparents.get(offset) if segment is not None else None
+            for piece in window.pieces:
+                segment = self._segments.get(piece.segment)
+                traceparent = segment.traceparents.get(piece.offset) if segment is not None else None
                 if traceparent is not None:
                     found[traceparent] = None
                     if len(found) == SPAN_LINKS_MAX:

@@ -45,7 +45,7 @@ from millstream_reduce.queue_contents import Appended, QueueContents
 from millstream_reduce.queue_limits import QueueLimits, QueueStatistics
 from millstream_reduce.queued_frames import QueuedFrame, joined_of, late_frames_of, positions_of
 from millstream_reduce.results import ResultFiles
-from millstream_reduce.values import WindowContents
+from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windowing import Keys, Windowing
 
 __all__ = ["Appended", "LogIdentity", "Queue", "QueueLimits", "QueueStatistics", "QueuedFrame", "open_queue"]
@@ -316,14 +316,14 @@ class Queue:
         return self._contents.origins.of(hand_over, now_us)
 
     def statistics(self) -> QueueStatistics:
-        pending = self.pending()
+        pending = self._contents.pending.values()
         return QueueStatistics(
             open_windows=self._windowing.open_windows(),
             oldest_end_us=self._windowing.oldest_end_us(),
             open_rows=self._windowing.open_rows(),
             pending_hand_overs=len(pending),
-            pending_windows=sum(len(hand_over.windows) for hand_over in pending),
-            pending_rows=sum(window.rows for hand_over in pending for window in hand_over.windows),
+            pending_windows=sum(item.windows for item in pending),
+            pending_rows=sum(item.rows for item in pending),
             last_hand_over=self._contents.last_hand_over,
             unacknowledged_records=sum(item.records for item in self.unacknowledged()),
             log=self._log.statistics(),
@@ -331,15 +331,15 @@ class Queue:
             full=self._full_text() if self._is_full else "",
         )
 
-    def _closed_windows(self, watermark_us: int) -> Iterator[list[WindowContents]]:
+    def _closed_windows(self, watermark_us: int) -> Iterator[WindowTable]:
         while contents := self._windowing.close(watermark_us, self._limits.hand_over_windows_max):
-            yield from self._groups(contents)
+            yield from self._groups(WindowTable.of(contents))
 
-    def _early_windows(self, rows_min: int) -> Iterator[list[WindowContents]]:
+    def _early_windows(self, rows_min: int) -> Iterator[WindowTable]:
         while contents := self._windowing.early(self._limits.hand_over_windows_max, rows_min):
-            yield from self._groups(contents)
+            yield from self._groups(WindowTable.of(contents))
 
-    def _hand_over(self, groups: Iterator[list[WindowContents]], *, early_rows: int = 0) -> list[wal_pb2.HandOver]:
+    def _hand_over(self, groups: Iterator[WindowTable], *, early_rows: int = 0) -> list[wal_pb2.HandOver]:
         """Log a hand-over for each of the groups, which are of one moment. `early_rows`: as given to `early`."""
         hand_overs: list[wal_pb2.HandOver] = []
         group = next(groups, None)
@@ -356,29 +356,29 @@ class Queue:
             group = following
         return hand_overs
 
-    def _discard(self, groups: Iterator[list[WindowContents]]) -> None:
+    def _discard(self, groups: Iterator[WindowTable]) -> None:
         for group in groups:
             self._log.append(wal_pb2.Entry(hand_over=self._message(group)), same_segment=True)
 
-    def _message(self, group: Sequence[WindowContents]) -> wal_pb2.HandOver:
-        hand_over = wal_pb2.HandOver(closed_us=self._windowing.closed_us)
-        for item in group:
-            item.add_to(hand_over)
-        return hand_over
+    def _message(self, group: WindowTable) -> wal_pb2.HandOver:
+        return wal_pb2.HandOver(closed_us=self._windowing.closed_us, table=group.message())
 
-    def _groups(self, contents: Sequence[WindowContents]) -> list[list[WindowContents]]:
+    def _groups(self, windows: WindowTable) -> Iterator[WindowTable]:
+        """As many windows at a time as fit the limits, at least one."""
         limits = self._limits
-        groups: list[list[WindowContents]] = []
-        size, pieces = 0.0, 0
-        for item in contents:
-            item_size = sum(piece.rows * self._contents.row_bytes(piece.segment) for piece in item.pieces)
-            size, pieces = size + item_size, pieces + len(item.pieces)
-            is_over = size > limits.hand_over_bytes_max or pieces > limits.hand_over_pieces_max
-            if not groups or is_over or len(groups[-1]) >= limits.hand_over_windows_max:
-                groups.append([])
-                size, pieces = item_size, len(item.pieces)
-            groups[-1].append(item)
-        return groups
+        row_bytes = np.array([self._contents.row_bytes(segment) for segment in windows.entries[:, 0].tolist()])
+        of_pieces = windows.piece_rows * row_bytes[windows.piece_entries] if len(row_bytes) else np.zeros(0)
+        bounds = windows.bounds
+        sizes = np.concatenate((np.zeros(1), np.cumsum(of_pieces)))[bounds]
+        first = 0
+        while first < len(windows):
+            size, pieces = sizes[first] + limits.hand_over_bytes_max, bounds[first] + limits.hand_over_pieces_max
+            by_size = int(np.searchsorted(sizes, size, side="right")) - 1
+            by_pieces = int(np.searchsorted(bounds, pieces, side="right")) - 1
+            last = min(by_size, by_pieces, first + limits.hand_over_windows_max, len(windows))
+            last = max(last, first + 1)
+            yield windows if last - first == len(windows) else windows[first:last]
+            first = last
 
     def _begin_segment(self, *, pressed: bool = False) -> None:
         self._log.begin_segment(pressed=pressed)
@@ -399,9 +399,8 @@ class Queue:
             return f"the disk of {self._log.directory} is full: nothing is admitted until there is room"
         used, room = self._log.total_bytes, self._limits.log_bytes_max
         text = f"the log in {self._log.directory} is full ({used:,} of {room:,} bytes)"
-        pending = self.pending()
-        if pending:
-            windows = sum(len(hand_over.windows) for hand_over in pending)
+        if pending := self._contents.pending:
+            windows = sum(item.windows for item in pending.values())
             return f"{text}: {windows} windows that were handed over are not committed yet"
         oldest = self._windowing.oldest_end_us()
         if oldest is None:

@@ -20,7 +20,8 @@ from millstream_reduce import batches
 from millstream_reduce.log.log import Summary
 from millstream_reduce.log.recovery import LogEnd
 from millstream_reduce.origins import Origins
-from millstream_reduce.values import Location, WindowContents
+from millstream_reduce.values import Location
+from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windowing import Windowing
 
 
@@ -73,6 +74,9 @@ class _Unacknowledged:
 class _Pending:
     hand_over: wal_pb2.HandOver
     segments: frozenset[int]
+    windows: int
+    rows: int
+    released: int
 
 
 @dataclass(slots=True)
@@ -149,9 +153,7 @@ class QueueContents:
     def replay(self, entry: wal_pb2.Entry, location: Location, body: memoryview) -> None:
         if entry.WhichOneof("kind") == "hand_over":
             hand_over = entry.hand_over
-            self.windowing.closed(
-                [WindowContents.from_message(window) for window in hand_over.windows], hand_over.closed_us
-            )
+            self.windowing.closed(WindowTable.of_hand_over(hand_over), hand_over.closed_us)
             self._note_hand_over(hand_over, location.segment)
             return
         append = entry.append
@@ -205,9 +207,8 @@ class QueueContents:
     def records_told(self) -> int:
         """Records of windows that are not committed, of those that the mark counts. Where the input is kept, the mark
         says the same."""
-        pending = (window for item in self.pending.values() for window in item.hand_over.windows)
         known = self.windowing.open_rows() - sum(item.appended.admitted for item in self.unacknowledged)
-        return known + sum(window.released for window in pending)
+        return known + sum(item.released for item in self.pending.values())
 
     def summary(self) -> Summary:
         needed = set(self.windowing.live_segments())
@@ -295,8 +296,10 @@ class QueueContents:
     def _note_hand_over(self, hand_over: wal_pb2.HandOver, segment: int) -> None:
         self.last_hand_over = max(self.last_hand_over, hand_over.number)
         if hand_over.number > self.progress.hand_over:
-            segments = {segment}.union(*(window.pieces.segments for window in hand_over.windows))
-            self.pending[hand_over.number] = _Pending(hand_over, frozenset(segments))
+            windows = WindowTable.of_hand_over(hand_over)
+            segments = frozenset({segment, *windows.entries[:, 0].tolist()})
+            counts = len(windows), int(windows.rows.sum()), int(windows.released.sum())
+            self.pending[hand_over.number] = _Pending(hand_over, segments, *counts)
 
     def _move_closed(self, closed_us: int) -> None:
         if closed_us > self.windowing.closed_us:

@@ -62,29 +62,9 @@ class WindowContents:
     def rows(self) -> int:
         return sum([piece.rows for piece in self.pieces])
 
-    def add_to(self, hand_over: wal_pb2.HandOver) -> None:
-        """Write it behind the windows of a hand-over. In place: of a message that is made alone, everything is copied
-        again when it is added, and there may be many thousands."""
-        window = self.window
-        message = hand_over.windows.add(
-            start_us=window.start_us,
-            end_us=window.end_us,
-            key=window.key,
-            early=window.early,
-            rows=self.rows,
-            released=self.released,
-        )
-        if self.pieces:
-            segments, offsets, lengths, first_rows, rows = zip(*self.pieces, strict=True)
-            pieces = message.pieces
-            pieces.segments.extend(segments)
-            pieces.offsets.extend(offsets)
-            pieces.lengths.extend(lengths)
-            pieces.first_rows.extend(first_rows)
-            pieces.rows.extend(rows)
-
     @classmethod
     def from_message(cls, message: wal_pb2.Window) -> WindowContents:
+        """Of logs of format 1."""
         key = message.key if message.HasField("key") else None
         window = Window(message.start_us, message.end_us, key, message.early)
         return cls(window, tuple(pieces_of(message.pieces)), message.released)

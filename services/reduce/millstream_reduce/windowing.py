@@ -74,7 +74,7 @@ class Windowing(Protocol):
     def add(self, times: Times, keys: Keys | None, location: Location) -> None:
         """Take rows in that lie at `location` in the order that `sort` gave."""
 
-    def close(self, watermark_us: int, windows_max: int | None = None) -> list[WindowContents]:
+    def close(self, watermark_us: int, windows_max: int | None = None) -> Sequence[WindowContents]:
         """Move `closed_us` on to the watermark; the windows that are closed by it, in the order of their ends, are
         open no more. Windows without rows have no contents and are not among them.
 
@@ -82,7 +82,7 @@ class Windowing(Protocol):
         keep their contents, whatever is added meanwhile. A global window's results come from here too, those that a
         count triggers with the next call after `add`."""
 
-    def early(self, windows_max: int | None = None, rows_min: int = 1) -> list[WindowContents]:
+    def early(self, windows_max: int | None = None, rows_min: int = 1) -> Sequence[WindowContents]:
         """The contents so far of the open windows that have at least so many new rows since their last early result,
         numbered on. At most so many windows; the others with the next call. Global windows have none: their trigger
         says when."""

@@ -14,6 +14,8 @@ from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.batches import encoded
 from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
 from millstream_reduce.spark.wire import SparkClient
+from millstream_reduce.values import Piece, Window, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 QUERY = "SELECT key, count(*) AS n, sum(value.n) AS total, window_start FROM window GROUP BY key, window_start"
 
@@ -23,7 +25,7 @@ def sql(query: str = QUERY, *, unsafe: bool = False) -> engine_pb2.Program:
     return engine_pb2.Program(sql=engine_pb2.SqlProgram(query=query, value=value, unsafe=unsafe), keyed=True)
 
 
-def write_windows(directory: Path, *numbers: Sequence[int]) -> list[wal_pb2.Window]:
+def write_windows(directory: Path, *numbers: Sequence[int]) -> list[WindowContents]:
     """A log with one window, of one entry, for each list; a record for each number, with its parity as its key."""
     directory.mkdir(parents=True, exist_ok=True)
     windows, offset = [], 0
@@ -41,17 +43,18 @@ def write_windows(directory: Path, *numbers: Sequence[int]) -> list[wal_pb2.Wind
             length = total_length(buffers)
             segment.write(b"".join(buffers))
             rows = len(of_window)
-            pieces = wal_pb2.Pieces(segments=[1], offsets=[offset], lengths=[length], first_rows=[0], rows=[rows])
             start_us = index * 1_000_000
-            windows.append(wal_pb2.Window(start_us=start_us, end_us=start_us + 1_000_000, rows=rows, pieces=pieces))
+            window = Window(start_us, start_us + 1_000_000)
+            windows.append(WindowContents(window, (Piece(1, offset, length, 0, rows),)))
             offset += length
     return windows
 
 
 def request(
-    directory: Path, windows: Sequence[wal_pb2.Window], program: engine_pb2.Program | None = None
+    directory: Path, windows: Sequence[WindowContents], program: engine_pb2.Program | None = None
 ) -> engine_pb2.RunRequest:
-    return engine_pb2.RunRequest(program=program or sql(), directory=str(directory), windows=windows)
+    table = WindowTable.of(windows).message()
+    return engine_pb2.RunRequest(program=program or sql(), directory=str(directory), windows=table)
 
 
 def totals(table: pa.Table) -> dict[tuple[int, str], tuple[int, int]]:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.errors import DamageError
-from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA, Engine
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.memory import MemoryEngine, Row
 from millstream_reduce.spark.wire import open_spark_client
+from millstream_reduce.values import Piece, Window, WindowContents
 from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, write_windows
 
 if TYPE_CHECKING:
@@ -89,14 +90,10 @@ async def test_a_request_that_is_given_up_leaves_nothing_behind(engine: Engine, 
 async def test_a_window_has_the_rows_that_its_pieces_name_and_no_others(engine: Engine, tmp_path: Path) -> None:
     """An entry may hold rows of several windows, and a window rows of several entries."""
     first, second = write_windows(tmp_path, [1, 2, 3, 4], [5, 6, 7])
-    both = wal_pb2.Window(start_us=first.start_us, end_us=second.end_us, rows=3)
-    for entry, first_row, rows in ((first, 1, 2), (second, 2, 1)):
-        pieces = entry.pieces
-        both.pieces.segments.append(pieces.segments[0])
-        both.pieces.offsets.append(pieces.offsets[0])
-        both.pieces.lengths.append(pieces.lengths[0])
-        both.pieces.first_rows.append(first_row)
-        both.pieces.rows.append(rows)
+    pieces = [
+        Piece(*entry.pieces[0].location, first_row, rows) for entry, first_row, rows in ((first, 1, 2), (second, 2, 1))
+    ]
+    both = WindowContents(Window(first.window.start_us, second.window.end_us), tuple(pieces))
     table, _ = await engine.run(request(tmp_path, [both, second], PROGRAM))
     assert totals(table) == expected_totals([2, 3, 7], [5, 6, 7])
 

@@ -24,6 +24,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones
 from millstream_reduce.milestones import is_at_or_before
 from millstream_reduce.queue import Queue, QueuedFrame, QueueLimits
+from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig
 from millstream_vertex.trimming import Trimmer
 from tests.support.ledgers import open_memory_harness
@@ -294,8 +295,9 @@ class Story:
 
     def _check(self, queue: Queue, hand_over: wal_pb2.HandOver) -> None:
         found = [
-            (w.start_us, w.end_us, w.early, w.key, tuple(sorted(values_in(queue.directory, w))))
-            for w in hand_over.windows
+            (w.start_us, w.end_us, w.early, w.key or b"", tuple(sorted(values_in(queue.directory, one))))
+            for one in WindowTable.of_hand_over(hand_over)
+            for w in [one.window]
         ]
         assert sorted(found) == self.expected[hand_over.number]
 

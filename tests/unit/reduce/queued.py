@@ -18,7 +18,8 @@ from millstream_reduce.log.entries import read_entry, segment_name
 from millstream_reduce.log.files import Files
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import Appended, Queue, QueuedFrame, QueueLimits, open_queue
-from millstream_reduce.values import pieces_of
+from millstream_reduce.values import WindowContents
+from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig, make_windowing
 
 EDGE, OTHER_EDGE = "a-sum", "b-sum"
@@ -97,10 +98,10 @@ class Lane:
         await queue.committed(self.progress)
 
 
-def values_in(directory: Path, window: wal_pb2.Window) -> list[bytes]:
+def values_in(directory: Path, window: WindowContents) -> list[bytes]:
     """The values of a window's records, read as the tasks of a job read them."""
     values: list[bytes] = []
-    for piece in pieces_of(window.pieces):
+    for piece in window.pieces:
         data = memoryview((directory / segment_name(piece.segment)).read_bytes())
         entry = read_entry(data, piece.offset)
         assert entry.length == piece.length
@@ -115,7 +116,7 @@ def values_in(directory: Path, window: wal_pb2.Window) -> list[bytes]:
 def contents_of(directory: Path, hand_overs: Sequence[wal_pb2.HandOver]) -> list[tuple[int, int, int, list[bytes]]]:
     """(start, end, early, values) of every window."""
     return [
-        (window.start_us, window.end_us, window.early, values_in(directory, window))
+        (one.window.start_us, one.window.end_us, one.window.early, values_in(directory, one))
         for hand_over in hand_overs
-        for window in hand_over.windows
+        for one in WindowTable.of_hand_over(hand_over)
     ]

@@ -15,6 +15,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.inspection import inspect_log
 from millstream_reduce.milestones import BETWEEN_BYTES, Milestones, is_at_or_before
 from millstream_reduce.queue import Queue, QueuedFrame
+from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig
 from tests.unit.reduce.queued import EDGE, LIMITS, OTHER_EDGE, Lane, contents_of, frame_of
 
@@ -207,7 +208,7 @@ async def test_a_log_that_has_everything_again_and_is_torn_before_the_last_step_
 
 
 def early_numbers(hand_overs: Sequence[wal_pb2.HandOver]) -> list[tuple[int, int]]:
-    return [(window.start_us, window.early) for hand_over in hand_overs for window in hand_over.windows]
+    return [(one.window.start_us, one.window.early) for item in hand_overs for one in WindowTable.of_hand_over(item)]
 
 
 @pytest.mark.guarantee("I3")
@@ -253,7 +254,7 @@ async def test_early_results_by_count_are_those_of_the_same_windows_after_the_lo
         assert early_numbers(queue.early(3)) == []
         read_again(lane, queue, frames[1])
         (first,) = queue.early(3)
-        assert early_numbers([first]) == [(first.windows[0].start_us, 1)]
+        assert early_numbers([first]) == [(WindowTable.of_hand_over(first)[0].window.start_us, 1)]
         await lane.commit(queue, first)
         await lane.acknowledge(queue)
     shutil.rmtree(lane.directory)
@@ -266,8 +267,9 @@ async def test_early_results_by_count_are_those_of_the_same_windows_after_the_lo
         assert queue.rows_to_early(3) == 1
         read_again(lane, queue, frame_of([13]))
         (second,) = queue.early(3)
-        assert [(one.early, one.rows) for one in second.windows] == [(1, 3)]
-        assert second.windows[0].start_us != first.windows[0].start_us
+        again, before = WindowTable.of_hand_over(second), WindowTable.of_hand_over(first)
+        assert [(one.window.early, one.rows) for one in again] == [(1, 3)]
+        assert again[0].window.start_us != before[0].window.start_us
         assert second.number == 2
 
 

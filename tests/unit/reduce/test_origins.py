@@ -5,20 +5,19 @@ from __future__ import annotations
 from millstream.limits import SPAN_LINKS_MAX
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.origins import ENTRIES_MAX, WINDOWS_MAX, Origin, Origins
-from millstream_reduce.values import Location
+from millstream_reduce.values import Location, Piece, Window, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 NOW_US = 1_000_000
 
 
-def window(*entries: tuple[int, int]) -> wal_pb2.Window:
+def window(*entries: tuple[int, int]) -> WindowContents:
     """With a piece in each of these entries: segment, offset."""
-    return wal_pb2.Window(
-        pieces=wal_pb2.Pieces(segments=[segment for segment, _ in entries], offsets=[offset for _, offset in entries])
-    )
+    return WindowContents(Window(0, 1), tuple(Piece(segment, offset, 64, 0, 1) for segment, offset in entries))
 
 
-def hand_over(*windows: wal_pb2.Window) -> wal_pb2.HandOver:
-    return wal_pb2.HandOver(windows=windows)
+def hand_over(*windows: WindowContents) -> wal_pb2.HandOver:
+    return wal_pb2.HandOver(table=WindowTable.of(windows).message())
 
 
 def test_a_window_is_as_new_as_its_newest_record_and_a_hand_over_as_old_as_its_oldest_window() -> None:

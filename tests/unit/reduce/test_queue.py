@@ -17,6 +17,7 @@ from millstream_reduce.log.entries import segment_name
 from millstream_reduce.log.segments import segment_numbers
 from millstream_reduce.origins import Origin
 from millstream_reduce.queue import QueueLimits
+from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig
 from tests.support.errors import raises
 from tests.unit.reduce.queued import EDGE, LIMITS, OTHER_EDGE, Lane, contents_of, frame_of
@@ -44,7 +45,7 @@ async def test_windows_hold_exactly_the_records_before_the_watermark_passed(tmp_
             (10, 20, 0, values(12, 11)),
         ]
         assert [(item.number, item.closed_us) for item in hand_overs] == [(1, 20)]
-        assert [window.released for window in hand_overs[0].windows] == [4, 2]
+        assert WindowTable.of_hand_over(hand_overs[0]).released.tolist() == [4, 2]
         assert queue.oldest_end_us() == 30
 
 
@@ -182,9 +183,9 @@ async def test_hand_overs_are_bounded(tmp_path: Path, limits: QueueLimits, sizes
         lane.append(queue, frame_of(times))
         lane.append(queue, frame_of(times))
         hand_overs = queue.close(100)
-        assert [len(hand_over.windows) for hand_over in hand_overs] == sizes
+        assert [hand_over.table.count for hand_over in hand_overs] == sizes
         assert [hand_over.number for hand_over in hand_overs] == list(range(1, len(sizes) + 1))
-        starts = [window.start_us for hand_over in hand_overs for window in hand_over.windows]
+        starts = [one.window.start_us for item in hand_overs for one in WindowTable.of_hand_over(item)]
         assert starts == list(times)
 
 
@@ -378,8 +379,8 @@ async def test_one_open_window_does_not_hold_the_segments_of_all_others(tmp_path
             await lane.acknowledge(queue)
         assert segment_numbers(tmp_path)[0] == 1
     async with lane.opened() as queue:
-        windows = [window for hand_over in queue.close(2 * 10**6) for window in hand_over.windows]
-        assert (windows[-1].start_us, windows[-1].rows) == (10**6, 1)
+        windows = [window for item in queue.close(2 * 10**6) for window in WindowTable.of_hand_over(item)]
+        assert (windows[-1].window.start_us, windows[-1].rows) == (10**6, 1)
 
 
 async def test_a_waiting_lane_hears_of_room(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.extract import YEAR_1_US, YEAR_10000_US
-from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.batches import HEADERS
 from millstream_reduce.lane.jobs import time_text
 from millstream_reduce.lane.units import WINDOW_EARLY, WINDOW_END, WINDOW_START, _frame_of
+from millstream_reduce.values import Window, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 SPANS = [
     (YEAR_1_US, YEAR_1_US + 1),
@@ -46,7 +47,7 @@ def test_each_result_has_the_bounds_of_its_window(
 ) -> None:
     """Whether all are made at once, or one needs more than that."""
     spans = [(start, end, 0) for start, end in SPANS] + ([odd] if odd is not None else [])
-    windows = [wal_pb2.Window(start_us=start, end_us=end, early=early) for start, end, early in spans]
+    windows = WindowTable.of(WindowContents(Window(start, end, None, early), ()) for start, end, early in spans)
     places = [index for index in range(len(spans)) for _ in range(1 + index % 2)]
     given = [own if row == 1 else None for row in range(len(places))] if own is not None else None
     frame, tags = _frame_of(windows, rows_of(places, given), 7)

@@ -240,13 +240,13 @@ class RunRequest(_message.Message):
     @_builtins.property
     def program(self) -> Global___Program: ...
     @_builtins.property
-    def windows(self) -> _containers.RepeatedCompositeFieldContainer[_wal_pb2.Window]: ...
+    def windows(self) -> _wal_pb2.WindowTable: ...
     def __init__(
         self,
         *,
         program: Global___Program | None = ...,
         directory: _builtins.str = ...,
-        windows: _abc.Iterable[_wal_pb2.Window] | None = ...,
+        windows: _wal_pb2.WindowTable | None = ...,
         vertex: _builtins.str = ...,
         traceparent: _builtins.str = ...,
         lane: _builtins.str = ...,
@@ -254,7 +254,7 @@ class RunRequest(_message.Message):
         attempt: _builtins.int = ...,
         watermark_us: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["program", b"program"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["program", b"program", "windows", b"windows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "directory", b"directory", "lane", b"lane", "program", b"program", "replica", b"replica", "traceparent", b"traceparent", "vertex", b"vertex", "watermark_us", b"watermark_us", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

@@ -97,7 +97,7 @@ class Segment(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     format: _builtins.int
-    """1 is this file's."""
+    """2 is this file's. In 1 hand-overs have `windows` instead of `table`."""
     log_id: _builtins.bytes
     """Chosen at random when the log is made: tells segments of another log."""
     number: _builtins.int
@@ -378,6 +378,7 @@ class HandOver(_message.Message):
     WINDOWS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     MILESTONE_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """1, 2, 3, ...: results are committed in this order. 0: they had been committed when the log was rebuilt."""
     closed_us: _builtins.int
@@ -385,11 +386,15 @@ class HandOver(_message.Message):
     more: _builtins.bool
     """The next hand-over has windows of the same moment."""
     @_builtins.property
-    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Window]: ...
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Window]:
+        """Of format 1."""
+
     @_builtins.property
     def milestone(self) -> Global___Milestone:
         """That of the early results, in the first hand-over of them, where it must be known to rebuild a lost log."""
 
+    @_builtins.property
+    def table(self) -> Global___WindowTable: ...
     def __init__(
         self,
         *,
@@ -398,14 +403,85 @@ class HandOver(_message.Message):
         windows: _abc.Iterable[Global___Window] | None = ...,
         more: _builtins.bool = ...,
         milestone: Global___Milestone | None = ...,
+        table: Global___WindowTable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["milestone", b"milestone"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["milestone", b"milestone", "table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "milestone", b"milestone", "more", b"more", "number", b"number", "windows", b"windows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "milestone", b"milestone", "more", b"more", "number", b"number", "table", b"table", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HandOver: _TypeAlias = HandOver  # noqa: Y015
+
+@_typing.final
+class WindowTable(_message.Message):
+    """Windows by columns: of many thousands a message each costs more than what is computed over them. Integers are
+    little-endian, one behind the other; a column of which every number is 0 is empty.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    STARTS_US_FIELD_NUMBER: _builtins.int
+    ENDS_US_FIELD_NUMBER: _builtins.int
+    EARLY_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
+    KEY_LENGTHS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    PIECE_ENTRIES_FIELD_NUMBER: _builtins.int
+    PIECE_FIRST_ROWS_FIELD_NUMBER: _builtins.int
+    PIECE_ROWS_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    starts_us: _builtins.bytes
+    """One number for each window, as in `Window`: 64, 64, 32, 64 and 64 bits."""
+    ends_us: _builtins.bytes
+    early: _builtins.bytes
+    rows: _builtins.bytes
+    released: _builtins.bytes
+    key_lengths: _builtins.bytes
+    """Bytes of each key, 32 bits with a sign: -1 where there is none. Empty when no window has a key."""
+    keys: _builtins.bytes
+    pieces: _builtins.bytes
+    """Pieces of each window, 32 bits."""
+    segments: _builtins.bytes
+    """Entries in which rows of them lie, each once, as in `Pieces`: 64 bits each."""
+    offsets: _builtins.bytes
+    lengths: _builtins.bytes
+    piece_entries: _builtins.bytes
+    """Of each piece, window by window, 32 bits: the entry, by its place above, its first row, and its rows."""
+    piece_first_rows: _builtins.bytes
+    piece_rows: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        starts_us: _builtins.bytes = ...,
+        ends_us: _builtins.bytes = ...,
+        early: _builtins.bytes = ...,
+        rows: _builtins.bytes = ...,
+        released: _builtins.bytes = ...,
+        key_lengths: _builtins.bytes = ...,
+        keys: _builtins.bytes = ...,
+        pieces: _builtins.bytes = ...,
+        segments: _builtins.bytes = ...,
+        offsets: _builtins.bytes = ...,
+        lengths: _builtins.bytes = ...,
+        piece_entries: _builtins.bytes = ...,
+        piece_first_rows: _builtins.bytes = ...,
+        piece_rows: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "early", b"early", "ends_us", b"ends_us", "key_lengths", b"key_lengths", "keys", b"keys", "lengths", b"lengths", "offsets", b"offsets", "piece_entries", b"piece_entries", "piece_first_rows", b"piece_first_rows", "piece_rows", b"piece_rows", "pieces", b"pieces", "released", b"released", "rows", b"rows", "segments", b"segments", "starts_us", b"starts_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WindowTable: _TypeAlias = WindowTable  # noqa: Y015
 
 @_typing.final
 class Window(_message.Message):

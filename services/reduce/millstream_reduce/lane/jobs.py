@@ -25,6 +25,8 @@ from millstream.retry import OnFailure, RetryPolicy
 from millstream.tracebacks import places
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.engine import Engine
+from millstream_reduce.values import WindowContents
+from millstream_reduce.window_table import WindowTable
 
 
 @dataclass(slots=True)
@@ -100,12 +102,13 @@ class HandOverJobs:
         failed at its last attempt and the policy says stop."""
         tables: list[pa.Table] = []
         results = Computed(pa.table({}))
-        waiting, attempt = list(range(len(hand_over.windows))), 0
+        windows = WindowTable.of_hand_over(hand_over)
+        waiting, attempt = list(range(len(windows))), 0
         while waiting:
             request = engine_pb2.RunRequest(
                 program=self._program,
                 directory=self._directory,
-                windows=[hand_over.windows[index] for index in waiting],
+                windows=(windows.take(waiting) if attempt else windows).message(),
                 vertex=self._lane.vertex,
                 lane=self._lane.key,
                 replica=self._replica,
@@ -123,7 +126,7 @@ class HandOverJobs:
             failures = {waiting[failure.window]: failure for failure in summary.failures}
             attempt += 1
             if not self._policy.backoff.allows(attempt):
-                results.failures = self._give_up(hand_over, failures)
+                results.failures = self._give_up(windows, failures)
                 break
             results.retries += len(failures)
             waiting = sorted(failures)
@@ -132,7 +135,7 @@ class HandOverJobs:
         return results
 
     def _give_up(
-        self, hand_over: wal_pb2.HandOver, failures: Mapping[int, engine_pb2.WindowFailure]
+        self, windows: WindowTable, failures: Mapping[int, engine_pb2.WindowFailure]
     ) -> list[engine_pb2.WindowFailure]:
         given_up = []
         for index, failure in sorted(failures.items()):
@@ -140,7 +143,7 @@ class HandOverJobs:
             given_up.append(failure)
         if self._policy.on_failure in (OnFailure.STOP, OnFailure.RETRY):
             first = given_up[0]
-            window = describe(hand_over.windows[first.window], first)
+            window = describe(windows[first.window], first)
             # Of a traceback the user's own places; the reason says already what was raised.
             short = "\n".join(places(first.detail)) or first.detail
             raise UdfError(
@@ -155,16 +158,17 @@ class HandOverJobs:
         return given_up
 
 
-def describe(window: wal_pb2.Window, failure: engine_pb2.WindowFailure) -> dict[str, Any]:
+def describe(contents: WindowContents, failure: engine_pb2.WindowFailure) -> dict[str, Any]:
     """A window that failed, for people and for dead letters."""
+    window = contents.window
     description: dict[str, Any] = {"start": time_text(window.start_us), "end": time_text(window.end_us)}
-    if window.HasField("key"):
+    if window.key is not None:
         description["key"] = _key_parts(window.key)
     elif failure.HasField("key"):
         description["key"] = _key_parts(failure.key)
     if window.early:
         description["early"] = window.early
-    return {**description, "records": window.rows, "reason": failure.reason, "detail": failure.detail}
+    return {**description, "records": contents.rows, "reason": failure.reason, "detail": failure.detail}
 
 
 def time_text(time_us: int) -> str:

@@ -19,6 +19,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.units import ReduceUnit, UnitMaker
 from millstream_reduce.queue import Appended, Queue
+from millstream_reduce.window_table import WindowTable
 from millstream_vertex.lane import LaneCore
 from millstream_writer.committer import Unit
 
@@ -70,7 +71,7 @@ class LaneProgress:
     def handed_over(self, hand_overs: Sequence[wal_pb2.HandOver], closed_at_s: float | None = None) -> None:
         """They are in the log, and their windows hold the watermark back from now on."""
         for hand_over in hand_overs:
-            first_end_us = min(window.end_us for window in hand_over.windows)
+            first_end_us = int(WindowTable.of_hand_over(hand_over).ends.min())
             self.uncommitted[hand_over.number] = Uncommitted(first_end_us, closed_at_s)
 
     def add_records(self, appended: Appended, closed_us: int) -> None:

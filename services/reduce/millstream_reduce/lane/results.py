@@ -16,6 +16,7 @@ from millstream_reduce.lane.progress import LaneProgress
 from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.origins import Origin
 from millstream_reduce.queue import Queue
+from millstream_reduce.window_table import WindowTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ class Results:
     async def compute(self, hand_over: wal_pb2.HandOver) -> None:
         """Have its windows computed, and send the results in their turn."""
         core = self._progress.core
-        rows = sum(window.rows for window in hand_over.windows)
+        windows = WindowTable.of_hand_over(hand_over)
+        rows = int(windows.rows.sum())
         started = core.clock.monotonic_s()
         origin = self._queue.origin_of(hand_over, core.clock.now_us())
         with (
@@ -104,7 +106,7 @@ class Results:
             computed = await self._jobs.compute(hand_over, span.traceparent)
             span.tell("millstream.spark.job_tags", computed.job_tags)
         core.telemetry.observe_processing("reduce", core.clock.monotonic_s() - started)
-        self._totals.add(len(hand_over.windows), rows, computed.job_s)
+        self._totals.add(len(windows), rows, computed.job_s)
         core.counters.retries += computed.retries
         core.counters.udf_errors += computed.errors
         self._waiting[hand_over.number] = Waiting(hand_over, computed, 0, origin.within(span.traceparent))

@@ -26,7 +26,9 @@ from millstream_reduce.lane.jobs import Computed, describe, time_text
 from millstream_reduce.lane.milestones import StoredMilestones
 from millstream_reduce.origins import Origin
 from millstream_reduce.queue import Appended
-from millstream_reduce.windowing import Rows, Times
+from millstream_reduce.values import Window
+from millstream_reduce.window_table import WindowTable
+from millstream_reduce.windowing import Rows
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_writer.committer import Unit
 from millstream_writer.routing import FrameLimits, Router, Tags
@@ -113,14 +115,15 @@ class UnitMaker:
         What became of the inputs is in the account of the last one.
         """
         units = []
+        windows = WindowTable.of_hand_over(hand_over)
         total = results.rows.num_rows
         while skip < total:
-            unit, rows = self._unit(hand_over, results.rows, skip, origin.ingest_time_us)
+            unit, rows = self._unit(windows, results.rows, skip, origin.ingest_time_us)
             units.append(unit)
             skip += rows
         if not units:
             units.append(ReduceUnit(pieces=0))
-        self._settle(hand_over, results, units[-1], origin.ingest_time_us)
+        self._settle(windows, results, units[-1], origin.ingest_time_us)
         if traceparent := origin.first_traceparent:
             for unit in units:
                 unit.frames = [(buffer, frame.traced(traceparent)) for buffer, frame in unit.frames]
@@ -133,7 +136,7 @@ class UnitMaker:
             unit.milestone = milestone
             unit.frames.append(self.milestones.frame(milestone, now_us))
 
-    def _unit(self, hand_over: wal_pb2.HandOver, table: pa.Table, start: int, ingest: int) -> tuple[ReduceUnit, int]:
+    def _unit(self, windows: WindowTable, table: pa.Table, start: int, ingest: int) -> tuple[ReduceUnit, int]:
         rows = min(UNIT_ROWS, table.num_rows - start)
         while True:
             part = table.slice(start, rows)
@@ -143,7 +146,7 @@ class UnitMaker:
             unit = ReduceUnit(pieces=0, account=Account(outputs=rows))
             # Frames of the size that is stored: cutting one later costs as much for each record as making it.
             for first in range(0, rows, _FRAME.records):
-                frame, tags = _frame_of(hand_over.windows, part.slice(first, _FRAME.records), ingest)
+                frame, tags = _frame_of(windows, part.slice(first, _FRAME.records), ingest)
                 routed = self._router.route(frame, tags, _FRAME)
                 unit.frames = [*unit.frames, *routed.frames]
                 unit.account.unrouted += routed.unrouted
@@ -152,34 +155,34 @@ class UnitMaker:
                 return unit, rows
             rows //= 2
 
-    def _settle(self, hand_over: wal_pb2.HandOver, results: Computed, unit: ReduceUnit, ingest_time_us: int) -> None:
+    def _settle(self, windows: WindowTable, results: Computed, unit: ReduceUnit, ingest_time_us: int) -> None:
         account = unit.account
-        failed = {failure.window: failure for failure in results.failures}
+        released = int(windows.released.sum())
+        account.open -= released
+        account.processed += released
         dead: list[Record] = []
-        for index, window in enumerate(hand_over.windows):
-            account.open -= window.released
-            failure = failed.get(index)
-            if failure is None:
-                account.processed += window.released
-            elif self._policy.on_failure is OnFailure.DEAD_LETTER:
-                account.dead_lettered += window.released
-                text = json.dumps(describe(window, failure), ensure_ascii=False)
+        for index, failure in sorted({failure.window: failure for failure in results.failures}.items()):
+            contents = windows[index]
+            account.processed -= contents.released
+            if self._policy.on_failure is OnFailure.DEAD_LETTER:
+                account.dead_lettered += contents.released
+                text = json.dumps(describe(contents, failure), ensure_ascii=False)
                 headers = headers_of(failure.reason, failure.detail, self._where)
-                dead.append(Record(text.encode(), window.end_us - 1, headers=headers))
+                dead.append(Record(text.encode(), contents.window.end_us - 1, headers=headers))
             else:
-                account.drop(failure.reason, window.released)
+                account.drop(failure.reason, contents.released)
         if dead:
             frame = frame_of_records(dead, ingest_time_us=ingest_time_us)
             unit.frames = unit.frames + self._router.route_dead_letter(frame).frames
             unit.size = sum(frame.size for _, frame in unit.frames)
 
 
-def _frame_of(windows: Sequence[wal_pb2.Window], rows: pa.Table, ingest_time_us: int) -> tuple[Frame, Tags | None]:
+def _frame_of(windows: WindowTable, rows: pa.Table, ingest_time_us: int) -> tuple[Frame, Tags | None]:
     """At least one row as a frame, with the tags of each."""
     used, places = np.unique(rows.column("window").to_numpy(), return_inverse=True)
-    ends = np.array([windows[index].end_us for index in used], np.int64)
+    ends = windows.ends[used]
     has_own = rows.column("headers").null_count < rows.num_rows
-    shared = None if has_own else _headers_of_all([windows[index] for index in used], ends, places)
+    shared = None if has_own else _headers_of_all(windows, used, places)
     frame = frame_of_columns(
         _whole(rows.column("value")),
         (ends - 1)[places],
@@ -190,11 +193,11 @@ def _frame_of(windows: Sequence[wal_pb2.Window], rows: pa.Table, ingest_time_us:
     return frame if shared is None else replace(frame, headers_column=shared), _lists(rows.column("tags"))
 
 
-def _headers_of_all(windows: Sequence[wal_pb2.Window], ends: Times, places: Rows) -> bytes | None:
+def _headers_of_all(windows: WindowTable, used: Rows, places: Rows) -> bytes | None:
     """The headers of rows that have the bounds of final windows for headers and nothing else, made for all of them at
     once; None where one needs more, or is outside the calendar. `places`: of which window each row is."""
-    starts = np.array([window.start_us for window in windows], np.int64)
-    if starts.min() < _CALENDAR[0] or ends.max() >= _CALENDAR[1] or any(window.early for window in windows):
+    starts, ends = windows.starts[used], windows.ends[used]
+    if starts.min() < _CALENDAR[0] or ends.max() >= _CALENDAR[1] or windows.early[used].any():
         return None
     bounds = np.stack((starts, ends), axis=1).view("M8[us]")
     texts = np.datetime_as_string(bounds, timezone="UTC").astype("S")
@@ -205,9 +208,9 @@ def _headers_of_all(windows: Sequence[wal_pb2.Window], ends: Times, places: Rows
     ).SerializeToString()
 
 
-def _headers_of_each(windows: Sequence[wal_pb2.Window], used: Rows, places: Rows, rows: pa.Table) -> pa.Array[Any]:
+def _headers_of_each(windows: WindowTable, used: Rows, places: Rows, rows: pa.Table) -> pa.Array[Any]:
     """The same for any rows, whose own headers go before those of their windows."""
-    bounds: Any = pa.array([list(_headers_of(windows[index]).items()) for index in used], HEADERS)
+    bounds: Any = pa.array([list(_headers_of(windows[index].window).items()) for index in used.tolist()], HEADERS)
     headers: pa.Array[Any] = bounds.take(pa.array(places))
     if rows.column("headers").null_count < rows.num_rows:
         shared_headers: Any = headers.to_pylist()
@@ -221,7 +224,7 @@ def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
     return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 
 
-def _headers_of(window: wal_pb2.Window) -> dict[str, bytes]:
+def _headers_of(window: Window) -> dict[str, bytes]:
     headers = {WINDOW_START: time_text(window.start_us).encode(), WINDOW_END: time_text(window.end_us).encode()}
     if window.early:
         headers[WINDOW_EARLY] = str(window.early).encode()

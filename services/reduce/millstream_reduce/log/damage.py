@@ -6,15 +6,17 @@ Above it: recovery and `millstream wal`. Below it: segments, read as far as they
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from millstream.errors import DamageError
 from millstream.frame import KEY_SEPARATOR
-from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.entries import EntryError, StoredEntry, whole_entries
 from millstream_reduce.log.segments import mapped, segment_numbers, segment_path
+from millstream_reduce.values import Window, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 WINDOWS_NAMED_MAX = 5
 """Windows that a message names; the others are counted."""
@@ -28,7 +30,7 @@ class Affected:
     """How far each edge had been read before the place."""
     after: dict[str, int] = field(default_factory=dict)
     """How far each edge had been read by the first entry behind it that takes from the edge."""
-    windows: list[wal_pb2.Window] = field(default_factory=list)
+    windows: list[WindowContents] = field(default_factory=list)
     """Windows handed over of which rows lie there."""
 
     def note(self, entry: StoredEntry, place: tuple[int, int], number: int, start: int, end: int) -> None:
@@ -45,7 +47,10 @@ class Affected:
                 self.after.setdefault(position.edge, position.sequence)
         hand_overs = [message.hand_over, *message.segment.checkpoint.hand_overs]
         for hand_over in hand_overs:
-            self.windows.extend(window for window in hand_over.windows if _lies_in(window, number, start, end))
+            # Of what is damaged nothing is sure, not even that columns are of one length.
+            with contextlib.suppress(DamageError, ValueError):
+                windows = WindowTable.of_hand_over(hand_over)
+                self.windows.extend(window for window in windows if _lies_in(window, number, start, end))
 
 
 def affected(directory: Path, number: int, start: int, end: int) -> str:
@@ -63,11 +68,11 @@ def affected(directory: Path, number: int, start: int, end: int) -> str:
     return "It affects " + "; ".join(parts)
 
 
-def _lies_in(window: wal_pb2.Window, number: int, start: int, end: int) -> bool:
-    pieces = window.pieces
-    # Of what is damaged nothing is sure, not even that there are as many lengths as offsets.
-    places = zip(pieces.segments, pieces.offsets, pieces.lengths, strict=False)
-    return any(segment == number and offset < end and offset + length > start for segment, offset, length in places)
+def _lies_in(window: WindowContents, number: int, start: int, end: int) -> bool:
+    return any(
+        piece.segment == number and piece.offset < end and piece.offset + piece.length > start
+        for piece in window.pieces
+    )
 
 
 def _inputs_text(found: Affected) -> str:
@@ -82,20 +87,21 @@ def _range_text(found: Affected, edge: str) -> str:
     return f"after stream sequence {before}" + (f" up to {after} at most" if after is not None else "")
 
 
-def windows_text(windows: list[wal_pb2.Window]) -> str:
+def windows_text(windows: Iterable[WindowContents]) -> str:
     """Windows that were handed over, for people: the first ones, and how many there are."""
-    unique = {(w.start_us, w.end_us, w.key if w.HasField("key") else None, w.early): w for w in windows}
-    named = [window_text(*identity) for identity in list(unique)[:WINDOWS_NAMED_MAX]]
+    unique = dict.fromkeys(one.window for one in windows)
+    named = [window_text(one) for one in list(unique)[:WINDOWS_NAMED_MAX]]
     more = len(unique) - len(named)
     return f"{len(unique)} windows that were handed over ({', '.join(named)}{f' and {more} more' if more else ''})"
 
 
-def window_text(start_us: int, end_us: int, key: bytes | None, early: int) -> str:
+def window_text(window: Window) -> str:
     """A window for people."""
-    text = f"[{time_text(start_us)}, {time_text(end_us)})"
-    if key is not None:
-        text += f" of key {'/'.join(part.decode(errors='backslashreplace') for part in key.split(KEY_SEPARATOR))!r}"
-    return f"{text} early result {early}" if early else text
+    text = f"[{time_text(window.start_us)}, {time_text(window.end_us)})"
+    if window.key is not None:
+        parts = (part.decode(errors="backslashreplace") for part in window.key.split(KEY_SEPARATOR))
+        text += f" of key {'/'.join(parts)!r}"
+    return f"{text} early result {window.early}" if window.early else text
 
 
 def time_text(time_us: int) -> str:

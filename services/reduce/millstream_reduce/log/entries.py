@@ -18,7 +18,9 @@ from google.protobuf.message import DecodeError
 
 from millstream.wire.reduce.v1 import wal_pb2
 
-FORMAT = 1
+FORMAT = 2
+FORMATS = frozenset({1, FORMAT})
+"""That can be read: `proto/millstream/reduce/v1/wal.proto` says how they differ."""
 MAGIC = b"MSWE"
 ALIGNMENT = 64
 """Lengths of entries and offsets of bodies are multiples of it: what Arrow wants of mapped buffers."""

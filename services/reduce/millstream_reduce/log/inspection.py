@@ -25,6 +25,7 @@ from millstream_reduce.log.segments import (
     segment_numbers,
     segment_path,
 )
+from millstream_reduce.window_table import WindowTable
 
 _ATTEMPTS_MAX = 5
 """A log in use may delete a segment while it is looked at."""
@@ -54,11 +55,11 @@ class HandOverInspection:
     number: int
     segment: int
     closed_us: int
-    windows: tuple[wal_pb2.Window, ...]
+    windows: WindowTable
 
     @property
     def rows(self) -> int:
-        return sum(window.rows for window in self.windows)
+        return int(self.windows.rows.sum())
 
 
 @dataclass(slots=True)
@@ -252,5 +253,9 @@ def _note_hand_over(found: LogInspection, segment: int, hand_over: wal_pb2.HandO
     found.closed_us = max(hand_over.closed_us, found.closed_us or hand_over.closed_us)
     if not hand_over.number:
         return
-    windows = tuple(hand_over.windows)
+    try:
+        windows = WindowTable.of_hand_over(hand_over)
+    except DamageError as error:
+        found.faults.append(f"{segment_path(found.directory, segment)}, hand-over {hand_over.number}: {error}")
+        return
     found.hand_overs[hand_over.number] = HandOverInspection(hand_over.number, segment, hand_over.closed_us, windows)

@@ -32,6 +32,7 @@ from millstream.files import append_private, make_private_directories, open_priv
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.entries import (
     FORMAT,
+    FORMATS,
     EntryError,
     StoredEntry,
     read_entry,
@@ -112,11 +113,11 @@ def read_header(path: Path, data: memoryview) -> Header:
         raise DamageError(
             codes.SEGMENT_DAMAGED, f"{path}: the header of the segment is damaged ({fault.reason})"
         ) from fault
-    if header.segment.format != FORMAT:
+    if header.segment.format not in FORMATS:
         raise UserError(
             codes.OTHER_VERSION,
-            f"{path} was written in format {header.segment.format}, this version reads {FORMAT}: use the version that "
-            f"wrote it",
+            f"{path} was written in format {header.segment.format}, this version reads up to {FORMAT}: use the version "
+            f"that wrote it",
         )
     if segment_name(header.segment.number) != path.name:
         raise DamageError(

@@ -30,7 +30,8 @@ from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.spark.manifest import JobWindow, Origin
+from millstream_reduce.spark.manifest import JobWindows, Origin
+from millstream_reduce.window_table import WindowTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +60,7 @@ class Runs(Protocol):
         """Raise `SessionLostError` unless Spark still does what it is asked."""
 
 
-RunJob = Callable[["SparkSession", engine_pb2.Program, Sequence[JobWindow]], "JobResult"]
+RunJob = Callable[["SparkSession", engine_pb2.Program, JobWindows], "JobResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,11 @@ class _Request:
     message: engine_pb2.RunRequest
     outcome: asyncio.Future[Outcome]
 
-    def windows(self) -> list[JobWindow]:
+    def windows(self) -> tuple[str, WindowTable, Origin]:
+        """With where their log lies, and who asks."""
         message = self.message
         origin = Origin(message.lane, message.replica, message.attempt, message.watermark_us, message.traceparent)
-        return [JobWindow(message.directory, window, origin) for window in message.windows]
+        return message.directory, WindowTable.from_message(message.windows), origin
 
 
 @dataclass(eq=False, slots=True)
@@ -122,7 +124,7 @@ class Executor:
         while."""
         request = _Request(message, asyncio.get_running_loop().create_future())
         program = message.program.SerializeToString(deterministic=True)
-        self._waiting.add(Waiter(request, program, len(message.windows), bytes_of(message)))
+        self._waiting.add(Waiter(request, program, message.windows.count, bytes_of(message)))
         self._changed.set()
         try:
             return await request.outcome
@@ -159,7 +161,7 @@ class Executor:
 
     async def _compute(self, requests: Sequence[_Request]) -> None:
         """Run one job for some requests, and give each its outcome."""
-        windows = [window for request in requests for window in request.windows()]
+        windows = JobWindows.of(request.windows() for request in requests)
         begun_s = time.monotonic()
         tag = f"millstream-{os.getpid()}-hand-over-{next(self._tags)}"
         try:
@@ -207,7 +209,7 @@ def _shares(
     shares = []
     first = 0
     for request in requests:
-        end = first + len(request.message.windows)
+        end = first + request.message.windows.count
         failures = []
         for failure in result.failures:
             if first <= failure.window < end:
@@ -321,8 +323,4 @@ class Waiting(Generic[Item]):
 
 def bytes_of(request: engine_pb2.RunRequest) -> int:
     """How much of the log the windows lie in; an entry that several share counts once."""
-    entries: dict[tuple[int, int], int] = {}
-    for window in request.windows:
-        pieces = window.pieces
-        entries.update(zip(zip(pieces.segments, pieces.offsets, strict=True), pieces.lengths, strict=True))
-    return sum(entries.values())
+    return int(WindowTable.from_message(request.windows).entries[:, 2].sum())

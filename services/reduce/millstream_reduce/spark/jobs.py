@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,11 +28,11 @@ from pyspark.sql import SparkSession
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.errors import WindowError, WorkerLostError, meaning
-from millstream_reduce.spark.manifest import JobWindow
+from millstream_reduce.spark.manifest import JobWindow, JobWindows
 from millstream_reduce.spark.reducing import check_function, compute_groups
 from millstream_reduce.spark.sql import QueryError, SqlPlan, compute_sql, plan_sql
 
-__all__ = ["JobResult", "JobWindow", "check", "run"]
+__all__ = ["JobResult", "JobWindow", "JobWindows", "check", "run"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _PLANS_MAX = 256
 _plans: WeakKeyDictionary[SparkSession, dict[bytes, SqlPlan]] = WeakKeyDictionary()
 """Queries that a session has understood: looking at one again costs as much as a small job."""
 
-Compute = Callable[[Sequence[JobWindow]], tuple[pa.Table, list[engine_pb2.WindowFailure]]]
+Compute = Callable[[JobWindows], tuple[pa.Table, list[engine_pb2.WindowFailure]]]
 """Of windows: result rows, and windows that are known to have failed."""
 
 
@@ -75,7 +75,7 @@ def check(spark: SparkSession, program: engine_pb2.Program) -> engine_pb2.CheckR
     return engine_pb2.CheckResponse(columns=plan.result_columns, one_by_one=plan.one_by_one)
 
 
-def run(spark: SparkSession, program: engine_pb2.Program, windows: Sequence[JobWindow]) -> JobResult:
+def run(spark: SparkSession, program: engine_pb2.Program, windows: JobWindows) -> JobResult:
     """Compute windows. Raises `MillstreamError` for what is not the fault of any window."""
     compute = _computation(spark, program)
     tables, failures = _isolated(compute, windows, 0, program.sql.query)
@@ -102,7 +102,7 @@ def _planned(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
 
 
 def _isolated(
-    compute: Compute, windows: Sequence[JobWindow], first: int, query: str
+    compute: Compute, windows: JobWindows, first: int, query: str
 ) -> tuple[list[pa.Table], list[engine_pb2.WindowFailure]]:
     """Compute `windows`, the first of which has the index `first`; those that fail, alone."""
     if not windows:
@@ -121,9 +121,7 @@ def _isolated(
     return tables + more_tables, failures + more_failures
 
 
-def _computed(
-    compute: Compute, windows: Sequence[JobWindow], query: str
-) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
+def _computed(compute: Compute, windows: JobWindows, query: str) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
     """Raises `WindowError` when some of the windows is at fault, or may be."""
     for losses in range(1, LOSSES_MAX + 1):
         try:
@@ -154,14 +152,11 @@ def _shifted(table: pa.Table, first: int) -> pa.Table:
 _KEY_SEPARATOR = b"\x1f"
 
 
-def completed(table: pa.Table, windows: Sequence[JobWindow]) -> pa.Table:
+def completed(table: pa.Table, windows: JobWindows) -> pa.Table:
     """With the types of the boundary; results without keys get those of the one key that their window belongs to."""
     columns: dict[str, Any] = {name: table.column(name) for name in table.schema.names}
-    if columns["keys"].null_count == len(table) and any(item.window.HasField("key") for item in windows):
-        of_windows: list[list[str] | None] = [
-            item.window.key.decode().split(_KEY_SEPARATOR.decode()) if item.window.HasField("key") else None
-            for item in windows
-        ]
+    if columns["keys"].null_count == len(table) and (keys := windows.table.keys) is not None:
+        of_windows = [None if key is None else key.decode().split(_KEY_SEPARATOR.decode()) for key in keys]
         lists: Any = pa.array(of_windows, pa.list_(pa.string()))
         columns["keys"] = lists.take(pa.array(np.asarray(columns["window"])))
     arrays = [columns[field.name].cast(field.type) for field in RESULT_SCHEMA]

@@ -7,17 +7,19 @@ A task is given either whole windows (so that nothing has to be brought together
 
 from __future__ import annotations
 
+import pickle
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.values import WindowContents
+from millstream_reduce.window_table import WindowTable
 
 WINDOW = "__window"
 """Column with the window's index in the job."""
@@ -42,8 +44,61 @@ class JobWindow(NamedTuple):
     """A window of a job, and where its log lies."""
 
     directory: str
-    window: wal_pb2.Window
+    contents: WindowContents
     origin: Origin = Origin()
+
+
+class JobWindows(Sequence[JobWindow]):
+    """The windows of a job, by columns."""
+
+    def __init__(
+        self,
+        table: WindowTable,
+        directories: Sequence[str],
+        of_directories: Indexes,
+        origins: Sequence[Origin],
+        of_origins: Indexes,
+    ) -> None:
+        """`of_directories`, `of_origins`: for each window, which of them is its."""
+        self.table = table
+        self.directories = directories
+        self.of_directories = of_directories
+        self.origins = origins
+        self.of_origins = of_origins
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[str, WindowTable, Origin]]) -> JobWindows:
+        """The windows of all parts, one part behind the other."""
+        listed = list(parts)
+        directories = sorted({directory for directory, _, _ in listed})
+        origins = list(dict.fromkeys(origin for _, _, origin in listed)) or [Origin()]
+        sizes = [len(table) for _, table, _ in listed]
+        return cls(
+            WindowTable.joined([table for _, table, _ in listed]),
+            directories,
+            np.repeat(np.array([directories.index(directory) for directory, _, _ in listed], np.int64), sizes),
+            origins,
+            np.repeat(np.array([origins.index(origin) for _, _, origin in listed], np.int64), sizes),
+        )
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, index: int) -> JobWindow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> JobWindows: ...
+
+    def __getitem__(self, index: int | slice) -> JobWindow | JobWindows:
+        directories, origins = self.of_directories[index], self.of_origins[index]
+        if isinstance(index, slice):
+            return JobWindows(self.table[index], self.directories, directories, self.origins, origins)
+        return JobWindow(self.directories[int(directories)], self.table[index], self.origins[int(origins)])
+
+    def each(self) -> list[JobWindows]:
+        """A job for each window."""
+        return [self[index : index + 1] for index in range(len(self))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +122,24 @@ class WindowRuns(NamedTuple):
     """Bytes of their rows, about."""
 
 
-class Span(NamedTuple):
-    """What the tasks need to know of a window beside its rows."""
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What the tasks need to know of the windows beside their rows, by columns."""
 
-    start_us: int
-    end_us: int
-    early: int
-    key: bytes | None
-    """Key parts joined by 0x1F, of a window that belongs to one key."""
-    origin: int = 0
-    """Number among the manifest's origins."""
+    starts_us: Indexes
+    ends_us: Indexes
+    early: Indexes
+    keys: Sequence[bytes | None] | None = None
+    """Key parts joined by 0x1F, of windows that belong to one key; None where none does."""
+    origins: Indexes | None = None
+    """Numbers among the manifest's origins; None: all have the first."""
+
+    def __len__(self) -> int:
+        return len(self.starts_us)
 
 
 _COLUMNS = ("window", "directory", "segment", "offset", "length", "first_row", "rows")
 _OFFSET = _COLUMNS.index("offset")
-
-
-_State = tuple[list[str], list[Span], bytes, tuple[int, ...], list[int], list[Origin]]
 
 
 class Manifest:
@@ -92,14 +148,14 @@ class Manifest:
     def __init__(
         self,
         directories: Sequence[str],
-        spans: Sequence[Span],
+        spans: Spans,
         pieces: Indexes,
         ends: Sequence[int],
         origins: Sequence[Origin] = (Origin(),),
     ) -> None:
         """`pieces`: a row a piece, those of one task together; `ends`: where each task's end."""
         self._directories = list(directories)
-        self.spans = list(spans)
+        self.spans = spans
         self.origins = list(origins)
         self._pieces = pieces
         self._ends = list(ends)
@@ -147,32 +203,33 @@ class Manifest:
                 self._directories[directory], segment, offset, length, of_entry[:, 0], of_entry[:, 5], of_entry[:, 6]
             )
 
-    def __getstate__(self) -> _State:
+    def __getstate__(self) -> bytes:
         # Mostly small numbers that resemble their neighbours: a tenth of the size, and it is sent to every task.
-        pieces = zlib.compress(np.ascontiguousarray(self._pieces.T).tobytes(), 1)
-        return self._directories, self.spans, pieces, self._pieces.shape, self._ends, self.origins
+        state = self._directories, self.spans, np.ascontiguousarray(self._pieces.T), self._ends, self.origins
+        return zlib.compress(pickle.dumps(state, pickle.HIGHEST_PROTOCOL), 1)
 
-    def __setstate__(self, state: _State) -> None:
-        self._directories, self.spans, pieces, (rows, width), self._ends, self.origins = state
-        self._pieces = np.frombuffer(zlib.decompress(pieces), np.int64).reshape(width, rows).T
+    def __setstate__(self, state: bytes) -> None:
+        self._directories, self.spans, columns, self._ends, self.origins = pickle.loads(zlib.decompress(state))
+        self._pieces = columns.T
 
 
-def manifest_of(windows: Sequence[JobWindow], tasks: int = 1, *, whole_windows: bool) -> Manifest:
+def manifest_of(windows: JobWindows, tasks: int = 1, *, whole_windows: bool) -> Manifest:
     """The manifest of a job of at most `tasks` tasks, of about as many rows each.
 
     `whole_windows`: a task is given windows; otherwise entries, and a window may be in several tasks.
     """
-    directories = sorted({window.directory for window in windows})
-    numbers = {directory: number for number, directory in enumerate(directories)}
-    parts = [_pieces_of(index, numbers[item.directory], item.window) for index, item in enumerate(windows)]
-    pieces = np.concatenate([np.empty((0, len(_COLUMNS)), np.int64), *parts])
+    table = windows.table
+    counts = table.pieces
+    pieces = np.empty((len(table.piece_rows), len(_COLUMNS)), np.int64)
+    pieces[:, 0] = np.repeat(np.arange(len(table)), counts)
+    pieces[:, 1] = np.repeat(windows.of_directories, counts)
+    pieces[:, 2:5] = table.entries[table.piece_entries]
+    pieces[:, 5], pieces[:, 6] = table.first_rows, table.piece_rows
     if not whole_windows:
         # An entry is read by one task only.
         pieces = pieces[_entry_order(pieces)]
-    origins = {item.origin: None for item in windows} or {Origin(): None}
-    places = {origin: place for place, origin in enumerate(origins)}
-    spans = [_span_of(item.window, places[item.origin]) for item in windows]
-    return Manifest(directories, spans, pieces, _ends(pieces, tasks, whole_windows), list(origins))
+    spans = Spans(table.starts, table.ends, table.early, table.keys, windows.of_origins)
+    return Manifest(windows.directories, spans, pieces, _ends(pieces, tasks, whole_windows), windows.origins)
 
 
 def _ends(pieces: Indexes, tasks: int, whole_windows: bool) -> list[int]:
@@ -205,34 +262,12 @@ def _sizes(pieces: Indexes) -> npt.NDArray[np.float64]:
     return shares
 
 
-def _pieces_of(window: int, directory: int, message: wal_pb2.Window) -> Indexes:
-    of = message.pieces
-    table = np.empty((len(of.segments), len(_COLUMNS)), np.int64)
-    table[:, 0] = window
-    table[:, 1] = directory
-    for column, values in enumerate((of.segments, of.offsets, of.lengths, of.first_rows, of.rows), start=2):
-        table[:, column] = values
-    return table
-
-
-def _span_of(message: wal_pb2.Window, origin: int) -> Span:
-    key = message.key if message.HasField("key") else None
-    return Span(message.start_us, message.end_us, message.early, key, origin)
-
-
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-_OF_SPAN: Mapping[str, Callable[[Span], int]] = {
-    "window_start": lambda span: span.start_us,
-    "window_end": lambda span: span.end_us,
-    "window_early": lambda span: span.early,
-}
-SPAN_COLUMNS = tuple(_OF_SPAN)
+SPAN_COLUMNS = ("window_start", "window_end", "window_early")
 
 
-def span_column(name: str, windows: npt.NDArray[np.int32], spans: Sequence[Span]) -> Any:
+def span_column(name: str, windows: npt.NDArray[np.int32], spans: Spans) -> Any:
     """One of `SPAN_COLUMNS`, for rows of these windows."""
-    present, inverse = np.unique(windows, return_inverse=True)
-    values = np.array([_OF_SPAN[name](spans[index]) for index in present.tolist()], np.int64)[inverse]
     if name == "window_early":
-        return pa.array(values.astype(np.int32))
-    return pa.array(values).cast(TIMESTAMP)
+        return pa.array(spans.early[windows].astype(np.int32))
+    return pa.array((spans.starts_us if name == "window_start" else spans.ends_us)[windows]).cast(TIMESTAMP)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from millstream.limits import MIB
-from millstream_reduce.spark.manifest import Span, span_column
+from millstream_reduce.spark.manifest import Spans, span_column
 
 _compute: Any = pyarrow.compute
 
@@ -53,7 +53,7 @@ class Partials:
     spans: tuple[str, ...]
     """Those of `SPAN_COLUMNS` that are needed, too."""
 
-    def of(self, batches: Iterable[pa.RecordBatch], spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+    def of(self, batches: Iterable[pa.RecordBatch], spans: Spans) -> Iterator[pa.RecordBatch]:
         """Columns `by`, then those kept, then those of the spans."""
         worth = True
         for table in _tables(batches):

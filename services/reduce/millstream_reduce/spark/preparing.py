@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +27,11 @@ from millstream_reduce.batches import encoded
 from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import find_java, spark_home
-from millstream_reduce.spark.manifest import JobWindow
+from millstream_reduce.spark.manifest import JobWindows, Origin
 from millstream_reduce.spark.session import open_session, probe
 from millstream_reduce.spark.settings import SparkSettings
+from millstream_reduce.values import Piece, Window, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,7 +147,7 @@ PROGRAM = engine_pb2.Program(
 )
 
 
-def write_windows(directory: Path) -> list[JobWindow]:
+def write_windows(directory: Path) -> JobWindows:
     """A window of a few records, and the log it lies in."""
     make_private_directories(directory)
     body = encoded(
@@ -159,13 +161,11 @@ def write_windows(directory: Path) -> list[JobWindow]:
     buffers = entry_buffers(1, entry.SerializeToString(), body)
     with append_private(directory / segment_name(_SEGMENT)) as segment:
         segment.write(b"".join(buffers))
-    pieces = wal_pb2.Pieces(
-        segments=[_SEGMENT], offsets=[0], lengths=[total_length(buffers)], first_rows=[0], rows=[_ROWS]
-    )
-    return [JobWindow(str(directory), wal_pb2.Window(start_us=0, end_us=_ROWS, rows=_ROWS, pieces=pieces))]
+    contents = WindowContents(Window(0, _ROWS), (Piece(_SEGMENT, 0, total_length(buffers), 0, _ROWS),))
+    return JobWindows.of([(str(directory), WindowTable.of([contents]), Origin())])
 
 
-def warm_up(spark: SparkSession, windows: Sequence[JobWindow]) -> None:
+def warm_up(spark: SparkSession, windows: JobWindows) -> None:
     """Run one job. Blocking. Raises `InfrastructureError` where no job can run."""
     from millstream_reduce.spark import jobs
 

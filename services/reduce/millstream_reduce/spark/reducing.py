@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from millstream.udf.native.reduce_client import reduce_over_grpc
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.errors import meaning
-from millstream_reduce.spark.manifest import KEY_SEPARATOR, JobWindow, Manifest, Runs, manifest_of
+from millstream_reduce.spark.manifest import KEY_SEPARATOR, JobWindows, Manifest, Runs, manifest_of
 from millstream_reduce.spark.prepared import manifest_of_run, run_job
 from millstream_reduce.spark.rows import Chunk, Log, chunks_of, join
 from millstream_udf.context import Context
@@ -56,6 +57,7 @@ PART_ROWS = 65536
 """Rows in a part at most."""
 
 _Codes = npt.NDArray[np.int64]
+_Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,7 @@ class GroupReader:
         starts = np.flatnonzero(np.diff(places, prepend=-1))
         counts = np.diff(starts, append=len(places))
         windows, of_keys = np.divmod(places[starts], len(keys))
-        groups = [
-            self._group(window, keys[key]) for window, key in zip(windows.tolist(), of_keys.tolist(), strict=True)
-        ]
+        groups = self._groups(windows, [_parts_of(key) for key in keys], of_keys)
         batch = self._batch(chunk)
         # As many groups to a part as have some rows together, at least one; a large one is sliced by who sends it.
         ends = np.cumsum(counts)
@@ -138,7 +138,7 @@ class GroupReader:
 
     def _stream(self, chunks: Iterator[Chunk], window: int, key: bytes | None) -> Iterator[GroupsPart]:
         """One group, as it is read."""
-        group = self._group(window, key)
+        (group,) = self._groups(np.array([window]), [_parts_of(key)], np.zeros(1, np.int64))
         waiting = next(chunks, None)
         begun = False
         while waiting is not None:
@@ -152,12 +152,22 @@ class GroupReader:
     def _batch(self, chunk: Chunk) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([chunk.arrays[name] for name in self._names], names=list(self._names))
 
-    def _group(self, index: int, key: bytes | None) -> Group:
-        """`key`: None for the whole window, which may belong to a key itself."""
-        span = self._manifest.spans[index]
-        key = span.key if key is None else key
-        parts = tuple(key.decode().split(KEY_SEPARATOR.decode())) if key else ()
-        return Group(Window(span.start_us, span.end_us, span.early), parts, self._contexts[span.origin])
+    def _groups(self, indexes: _Codes, keys: Sequence[_Parts | None], of_keys: _Codes) -> list[Group]:
+        """One for each of the indexes of windows. `of_keys`: which of the keys it has; None is the whole window, which
+        may belong to a key itself."""
+        spans = self._manifest.spans
+        windows = map(Window, *(column[indexes].tolist() for column in (spans.starts_us, spans.ends_us, spans.early)))
+        own = [None] * len(indexes) if spans.keys is None else [spans.keys[index] for index in indexes.tolist()]
+        chosen = (keys[number] for number in of_keys.tolist())
+        parts = (_parts_of(key) or () if given is None else given for given, key in zip(chosen, own, strict=True))
+        origins = [0] * len(indexes) if spans.origins is None else spans.origins[indexes].tolist()
+        return list(map(Group, windows, parts, map(self._contexts.__getitem__, origins)))
+
+
+def _parts_of(key: bytes | None) -> _Parts | None:
+    if key is None:
+        return None
+    return tuple(key.decode().split(KEY_SEPARATOR.decode())) if key else ()
 
 
 def _keys_of(chunk: Chunk) -> tuple[_Codes, list[bytes | None]]:
@@ -244,6 +254,14 @@ class _Rows:
         for column, value in zip(self._columns, row, strict=True):
             column.append(value)
 
+    def add_values(self, windows: Sequence[int], keys: Sequence[_Parts], values: Sequence[bytes]) -> None:
+        """A row for each; what they do not have is null."""
+        given: tuple[Sequence[object], ...] = windows, [list(parts) or None for parts in keys], values
+        for column, some in zip(self._columns, given, strict=False):
+            column.extend(some)
+        for column in self._columns[len(given) :]:
+            column.extend([None] * len(values))
+
     def take(self) -> pa.RecordBatch:
         arrays = [pa.array(column, field.type) for column, field in zip(self._columns, _COLUMNS, strict=True)]
         self._columns = [[] for _ in _COLUMNS]
@@ -251,10 +269,10 @@ class _Rows:
 
 
 def compute_groups(
-    spark: SparkSession, program: engine_pb2.Program, windows: Sequence[JobWindow], parallelism: int
+    spark: SparkSession, program: engine_pb2.Program, windows: JobWindows, parallelism: int
 ) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
     """The results of all windows, and those that have none. Raises what Spark raises."""
-    rows = sum(item.window.rows for item in windows)
+    rows = int(windows.table.rows.sum())
     tasks = min(parallelism, len(windows)) if rows > SMALL_JOB_ROWS else 1
     manifest = manifest_of(windows, tasks, whole_windows=True)
     encoded = program.SerializeToString(deterministic=True)
@@ -354,6 +372,14 @@ def _reduced(reduce: Reduce, parts: Iterable[GroupsPart]) -> Iterator[pa.RecordB
 
 
 def _add(rows: _Rows, answer: Answer, windows: deque[int]) -> None:
+    if not answer.failures and not answer.unfinished and set(map(type, answer.results)) == {bytes}:
+        own = [windows.popleft() for _ in answer.groups]
+        parts = [group.keys for group in answer.groups]
+        if len(answer.results) != len(own) or any(count != 1 for count in answer.counts):
+            own = list(chain.from_iterable(map(repeat, own, answer.counts)))
+            parts = list(chain.from_iterable(map(repeat, parts, answer.counts)))
+        rows.add_values(own, parts, answer.results)  # type: ignore[arg-type]  # they are bytes, all of them
+        return
     failures = {failure.index: failure for failure in answer.failures}
     at = 0
     for index, (group, count) in enumerate(zip(answer.groups, answer.counts, strict=True)):

@@ -29,7 +29,7 @@ from millstream.errors import DamageError
 from millstream_reduce.batches import decoded
 from millstream_reduce.log.entries import EntryError, read_entry, segment_name
 from millstream_reduce.spark.decoding import Array, Decoder
-from millstream_reduce.spark.manifest import TIMESTAMP, WINDOW, Manifest, Runs, Span, span_column
+from millstream_reduce.spark.manifest import TIMESTAMP, WINDOW, Manifest, Runs, Spans, span_column
 from millstream_reduce.spark.partials import Partials
 from millstream_reduce.spark.prepared import manifest_of_run
 
@@ -243,7 +243,7 @@ class RowReader:
                     else:
                         yield from self._partials.of(batches, manifest.spans)
 
-    def _batch(self, chunk: Chunk, spans: Sequence[Span]) -> pa.RecordBatch:
+    def _batch(self, chunk: Chunk, spans: Spans) -> pa.RecordBatch:
         columns: dict[str, Array] = {WINDOW: pa.array(chunk.windows)}
         for name in self._columns.names:
             columns[name] = _column(name, chunk, spans)
@@ -255,7 +255,7 @@ class RowReader:
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _column(name: str, chunk: Chunk, spans: Sequence[Span]) -> Array:
+def _column(name: str, chunk: Chunk, spans: Spans) -> Array:
     if name in chunk.arrays:
         return chunk.arrays[name]
     if name == "key":

@@ -12,7 +12,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,7 +27,7 @@ from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark import jobs, preparing
 from millstream_reduce.spark.executor import Executor
-from millstream_reduce.spark.manifest import JobWindow
+from millstream_reduce.spark.manifest import JobWindows
 from millstream_reduce.spark.session import Session, probe, start_worker
 from millstream_reduce.spark.wire import TokenInterceptor, encoded_rows, error_parts
 
@@ -135,7 +135,7 @@ async def _say_when_long(session: Session) -> None:
         )
 
 
-async def _run_jobs(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
+async def _run_jobs(session: Session, executor: Executor, windows: JobWindows) -> None:
     """Run what is asked for, and the warm-up in its gaps. Raises `InfrastructureError` where no job can run."""
     # Before any window's: where Spark cannot run the simplest job, no window is at fault, and none may be given up.
     await session.run(preparing.warm_up, windows)
@@ -144,7 +144,7 @@ async def _run_jobs(session: Session, executor: Executor, windows: Sequence[JobW
         tasks.create_task(_warm_up(session, executor, windows), name="warm-up")
 
 
-async def _warm_up(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
+async def _warm_up(session: Session, executor: Executor, windows: JobWindows) -> None:
     """Run small jobs in the gaps between real ones, until as many of both have run as Java takes to compile itself."""
     own = 0
     while own + executor.jobs < preparing.JOBS:

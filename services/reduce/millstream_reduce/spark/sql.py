@@ -39,7 +39,7 @@ from millstream_reduce.spark.columns import (
     reads_table,
 )
 from millstream_reduce.spark.decoding import AvroDecoder, CsvDecoder, Decoder, Field, JsonDecoder
-from millstream_reduce.spark.manifest import SPAN_COLUMNS, WINDOW, JobWindow, Manifest, manifest_of
+from millstream_reduce.spark.manifest import SPAN_COLUMNS, WINDOW, JobWindows, Manifest, manifest_of
 from millstream_reduce.spark.partials import Kept, Partials
 from millstream_reduce.spark.preaggregation import Place, Preaggregation, partial_name, preaggregated
 from millstream_reduce.spark.prepared import run_job
@@ -223,15 +223,15 @@ def _together(spark: SparkSession, query: str, view: str, results: Sequence[Resu
     return together
 
 
-def compute_sql(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow], parallelism: int) -> pa.Table:
+def compute_sql(spark: SparkSession, plan: SqlPlan, windows: JobWindows, parallelism: int) -> pa.Table:
     """The results of all windows: window, keys, value, tags, headers. Raises what Spark raises."""
     if plan.one_by_one and len(windows) > 1:
         starts = range(0, len(windows), ONE_BY_ONE_WINDOWS)
         tables = [_one_by_one(spark, plan, windows[at : at + ONE_BY_ONE_WINDOWS], at) for at in starts]
         return pa.concat_tables(tables)
-    rows = sum(item.window.rows for item in windows)
+    rows = int(windows.table.rows.sum())
     tasks = parallelism if rows > (SMALL_JOB_ROWS if parallelism > 2 else SMALL_JOB_ROWS_OF_TWO) else 1
-    largest = max((item.window.rows for item in windows), default=0)
+    largest = int(windows.table.rows.max(initial=0))
     whole_windows = plan.one_by_one == "" and tasks > 1 and largest * tasks <= rows * 1.25
     manifest = manifest_of(windows, tasks, whole_windows=whole_windows)
 
@@ -251,8 +251,8 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow]
     return run_job(spark, (plan, manifest.tasks, whole_windows), open_frame, manifest)
 
 
-def _one_by_one(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow], first: int) -> pa.Table:
-    readers = [RowReader(manifest_of([window], whole_windows=True), plan.columns) for window in windows]
+def _one_by_one(spark: SparkSession, plan: SqlPlan, windows: JobWindows, first: int) -> pa.Table:
+    readers = [RowReader(manifest_of(window, whole_windows=True), plan.columns) for window in windows.each()]
     with _views(spark, [_rows(spark, plan, reader, 0, 1) for reader in readers], plan.window) as names:
         statements = [
             as_results(plan.results, alone(plan.query, name, index=index))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError
-from millstream_reduce.values import Location, Window, WindowContents
+from millstream_reduce.values import Location, WindowContents
 from millstream_reduce.windowing import Keys, Rows, Sorted, Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
@@ -153,7 +153,7 @@ class KeyedWindows(ABC):
 
     # Windows out
 
-    def close(self, watermark_us: int, windows_max: int | None = None) -> list[WindowContents]:
+    def close(self, watermark_us: int, windows_max: int | None = None) -> Sequence[WindowContents]:
         self._advance(watermark_us)
         slots = list(islice(self._due, windows_max))
         for slot in slots:
@@ -162,9 +162,10 @@ class KeyedWindows(ABC):
             # A dictionary that was large stays large otherwise.
             self._due = {}
         self._due_of = None
-        contents = self._hand_over(np.array(slots, np.int64)) if slots else []
+        contents: Sequence[WindowContents] = self._hand_over(np.array(slots, np.int64)) if slots else []
         if not self._due and (windows_max is None or len(contents) < windows_max):
-            contents += self._hand_over_last(None if windows_max is None else windows_max - len(contents))
+            last = self._hand_over_last(None if windows_max is None else windows_max - len(contents))
+            contents = [*contents, *last] if last else contents
         return contents
 
     def closed(self, contents: Sequence[WindowContents], closed_us: int) -> None:
@@ -197,15 +198,10 @@ class KeyedWindows(ABC):
         """Windows that end at or before this are closed."""
         return END_OF_TIME_US if self._ended else max(self._closed_us - self._config.lateness_us, START_OF_TIME_US)
 
-    def _hand_over(self, slots: Rows) -> list[WindowContents]:
+    def _hand_over(self, slots: Rows) -> Sequence[WindowContents]:
         """Contents of slots that were due; they become free."""
-        rows = self._slots
-        columns = (rows.start[slots], rows.end[slots], rows.key[slots], rows.rows[slots])
-        windows = zip(rows.contents(slots), *(column.tolist() for column in columns), strict=True)
-        contents = [
-            WindowContents(Window(start, end, key), pieces, count) for pieces, start, end, key, count in windows
-        ]
-        rows.free(slots)
+        contents = self._slots.table(slots, keyed=self.needs_keys)
+        self._slots.free(slots)
         return contents
 
     def _hand_over_last(self, windows_max: int | None) -> list[WindowContents]:

@@ -7,6 +7,8 @@ by the multiple that it was given at.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
@@ -50,7 +52,7 @@ class PeriodWindows(SpanWindows):
         end = np.minimum(begin, END_OF_TIME_US - self._period) + self._period
         return begin, end, np.minimum(np.minimum.reduceat(times, firsts), END_OF_TIME_US - 1)
 
-    def _hand_over(self, slots: Rows) -> list[WindowContents]:
+    def _hand_over(self, slots: Rows) -> Sequence[WindowContents]:
         if not self._config.accumulate:
             return super()._hand_over(slots)
         # Each is named by the multiple it was given at: later than what was promised downstream when it was open.

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from millstream.clock import END_OF_TIME_US
 from millstream_reduce.values import Piece
+from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windowing import Rows
 from millstream_reduce.windows.entries import Entries
 
@@ -176,13 +177,34 @@ class Slots(Pool):
 
     def contents(self, slots: Rows) -> list[tuple[Piece, ...]]:
         """The pieces of each, in the order of the log; those that follow each other are joined."""
+        owners, (entry, first, count) = self._joined(slots)
+        pieces = self.entries.make(entry, first, count)
+        bounds = np.searchsorted(owners, np.arange(len(slots) + 1)).tolist()
+        return [tuple(pieces[begin:end]) for begin, end in pairwise(bounds)]
+
+    def table(self, slots: Rows, *, keyed: bool) -> WindowTable:
+        """The same by columns, as windows whose rows no other window needs."""
+        owners, (entry, first, count) = self._joined(slots)
+        numbers, piece_entries = np.unique(entry, return_inverse=True)
+        rows = self.rows[slots]
+        return WindowTable(
+            self.start[slots],
+            self.end[slots],
+            self.key[slots].tolist() if keyed else None,
+            rows,
+            np.bincount(owners, minlength=len(slots)),
+            np.array([self.entries.location(number) for number in numbers.tolist()], np.int64),
+            (piece_entries, first, count),
+            released=rows,
+        )
+
+    def _joined(self, slots: Rows) -> tuple[Rows, tuple[Rows, Rows, Rows]]:
+        """As `triples`; pieces that follow each other are one."""
         owners, triples = self.triples(slots)
         entry, first, count = triples.T
         follows = (owners[1:] == owners[:-1]) & (entry[1:] == entry[:-1]) & (first[1:] == first[:-1] + count[:-1])
         begins = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(~follows) + 1))
-        pieces = self.entries.make(entry[begins], first[begins], np.add.reduceat(count, begins))
-        bounds = np.searchsorted(owners[begins], np.arange(len(slots) + 1)).tolist()
-        return [tuple(pieces[begin:end]) for begin, end in pairwise(bounds)]
+        return owners[begins], (entry[begins], first[begins], np.add.reduceat(count, begins))
 
     def triples(self, slots: Rows) -> tuple[Rows, Rows]:
         """The pieces of at least one slot, not joined, slot by slot in the order of the log: the index of the slot that

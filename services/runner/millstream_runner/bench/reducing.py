@@ -30,8 +30,10 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import QueuedFrame, QueueLimits, open_queue
 from millstream_reduce.spark import jobs
+from millstream_reduce.spark.manifest import Origin
 from millstream_reduce.spark.session import open_session
 from millstream_reduce.spark.settings import SparkSettings
+from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig, make_windowing
 from millstream_runner.bench.running import Load, Measured, Pipeline, measure
 
@@ -208,7 +210,7 @@ async def measure_spark(directory: Path, load: WindowLoad) -> float:
     return statistics.median(times_s[_WARM_UP_JOBS:])
 
 
-async def _window_in_log(directory: Path, load: WindowLoad) -> list[jobs.JobWindow]:
+async def _window_in_log(directory: Path, load: WindowLoad) -> jobs.JobWindows:
     """A window of the load, in a log as the lane would have it."""
     identity = LogIdentity("bench", "sum", 0, 1, "bench")
     windowing = make_windowing(WindowConfig("fixed", length_us=load.records_per_window))
@@ -223,4 +225,5 @@ async def _window_in_log(directory: Path, load: WindowLoad) -> list[jobs.JobWind
             queue.append(frames[first : first + _ENTRY_FRAMES], 0)
         hand_overs = queue.close(END_OF_TIME_US)
         await queue.sync()
-        return [jobs.JobWindow(str(queue.directory), window) for one in hand_overs for window in one.windows]
+        tables = [WindowTable.of_hand_over(hand_over) for hand_over in hand_overs]
+        return jobs.JobWindows.of([(str(queue.directory), table, Origin()) for table in tables])

@@ -13,9 +13,9 @@ from typing import Any
 from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.frame import KEY_SEPARATOR
-from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.damage import time_text, window_text
 from millstream_reduce.log.inspection import HandOverInspection, LogInspection, find_logs, inspect_log
+from millstream_reduce.values import WindowContents
 
 _WINDOWS_SHOWN_MAX = 10
 """Windows of one hand-over that are listed; `-o json` has all."""
@@ -69,9 +69,8 @@ def _lines(log: LogInspection, *, verified: bool) -> Iterator[str]:
 def _hand_over_lines(hand_over: HandOverInspection) -> Iterator[str]:
     windows = hand_over.windows
     yield f"  hand-over {hand_over.number}: {len(windows):,} windows, {hand_over.rows:,} records"
-    for window in windows[:_WINDOWS_SHOWN_MAX]:
-        key = window.key if window.HasField("key") else None
-        yield f"    {window_text(window.start_us, window.end_us, key, window.early)}: {window.rows:,} records"
+    for one in windows[:_WINDOWS_SHOWN_MAX]:
+        yield f"    {window_text(one.window)}: {one.rows:,} records"
     if len(windows) > _WINDOWS_SHOWN_MAX:
         yield f"    and {len(windows) - _WINDOWS_SHOWN_MAX:,} more"
 
@@ -102,12 +101,13 @@ def _as_json(log: LogInspection) -> dict[str, Any]:
     }
 
 
-def _window_json(window: wal_pb2.Window) -> dict[str, Any]:
-    keys = [part.decode(errors="backslashreplace") for part in window.key.split(KEY_SEPARATOR)]
+def _window_json(one: WindowContents) -> dict[str, Any]:
+    window = one.window
+    parts = None if window.key is None else window.key.split(KEY_SEPARATOR)
     return {
         "start_us": window.start_us,
         "end_us": window.end_us,
-        "keys": keys if window.HasField("key") else None,
+        "keys": None if parts is None else [part.decode(errors="backslashreplace") for part in parts],
         "early": window.early,
-        "records": window.rows,
+        "records": one.rows,
     }

@@ -12,7 +12,9 @@ import pyarrow as pa
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.batches import encoded, schema
 from millstream_reduce.log.entries import entry_buffers, segment_name
-from millstream_reduce.spark.jobs import JobWindow
+from millstream_reduce.spark.manifest import JobWindows, Origin
+from millstream_reduce.values import Piece, Window, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 MINUTE_US = 60_000_000
 
@@ -71,25 +73,13 @@ class TestLog:
         """Flip a bit."""
         self._data[offset] ^= 1
 
-    def windows(self, keys: Mapping[int, bytes] | None = None, early: int = 0) -> list[JobWindow]:
+    def windows(self, keys: Mapping[int, bytes] | None = None, early: int = 0) -> JobWindows:
         """Write the segment; its windows in order. `keys`: of windows that belong to one."""
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / segment_name(self._segment)).write_bytes(self._data)
-        return [
-            JobWindow(str(self._directory), self._window(number, keys or {}, early)) for number in sorted(self._pieces)
-        ]
+        windows = [self._window(number, keys or {}, early) for number in sorted(self._pieces)]
+        return JobWindows.of([(str(self._directory), WindowTable.of(windows), Origin())])
 
-    def _window(self, number: int, keys: Mapping[int, bytes], early: int) -> wal_pb2.Window:
-        pieces = self._pieces[number]
-        window = wal_pb2.Window(
-            start_us=number * MINUTE_US,
-            end_us=(number + 1) * MINUTE_US,
-            key=keys.get(number),
-            early=early,
-            rows=sum(piece[4] for piece in pieces),
-        )
-        columns = [list(column) for column in zip(*pieces, strict=True)]
-        of = window.pieces
-        for target, values in zip((of.segments, of.offsets, of.lengths, of.first_rows, of.rows), columns, strict=True):
-            target.extend(values)
-        return window
+    def _window(self, number: int, keys: Mapping[int, bytes], early: int) -> WindowContents:
+        window = Window(number * MINUTE_US, (number + 1) * MINUTE_US, keys.get(number), early)
+        return WindowContents(window, tuple(Piece(*piece) for piece in self._pieces[number]))

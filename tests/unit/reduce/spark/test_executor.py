@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +14,14 @@ import pytest
 
 from millstream import codes
 from millstream.errors import DamageError, RetryLaterError
-from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.jobs import JobResult
-from millstream_reduce.spark.manifest import JobWindow
+from millstream_reduce.spark.manifest import JobWindows
 from millstream_reduce.spark.session import SessionLostError
+from millstream_reduce.values import Piece, Window, WindowContents
+from millstream_reduce.window_table import WindowTable
 from tests.support.errors import raises
 
 LIMIT_S = 20.0
@@ -54,36 +56,42 @@ class Jobs:
 
     def __init__(self, *held: str) -> None:
         """A job whose first window is in a directory of `held` waits until that is let go."""
-        self.jobs: list[list[JobWindow]] = []
+        self.jobs: list[JobWindows] = []
         self.held = {directory: threading.Event() for directory in held}
         self.begun = threading.Semaphore(0)
-        self.fails: Callable[[Sequence[JobWindow]], Exception | None] = lambda windows: None
+        self.fails: Callable[[JobWindows], Exception | None] = lambda windows: None
 
-    def __call__(self, _: object, program: engine_pb2.Program, windows: Sequence[JobWindow]) -> JobResult:
-        self.jobs.append(list(windows))
+    def __call__(self, _: object, program: engine_pb2.Program, windows: JobWindows) -> JobResult:
+        self.jobs.append(windows)
         self.begun.release()
         if (held := self.held.get(windows[0].directory if windows else "")) is not None:
             assert held.wait(LIMIT_S)
         if (error := self.fails(windows)) is not None:
             raise error
-        indexes = [index for index, item in enumerate(windows) for _ in range(item.window.rows)]
+        indexes = [index for index, item in enumerate(windows) for _ in range(item.contents.rows)]
         columns = {
             "window": pa.array(indexes, pa.int32()),
-            "value": [f"{windows[index].directory}/{windows[index].window.start_us}".encode() for index in indexes],
+            "value": [
+                f"{windows[index].directory}/{windows[index].contents.window.start_us}".encode() for index in indexes
+            ],
         }
         nothing = {name: pa.nulls(len(indexes), RESULT_SCHEMA.field(name).type) for name in ("keys", "tags", "headers")}
         failures = [
-            engine_pb2.WindowFailure(window=index, reason=str(item.window.start_us))
+            engine_pb2.WindowFailure(window=index, reason=str(item.contents.window.start_us))
             for index, item in enumerate(windows)
-            if item.window.rows == 0
+            if item.contents.rows == 0
         ]
         return JobResult(pa.table(columns | nothing).select(RESULT_SCHEMA.names), failures)
 
 
 def request(directory: str, *rows: int, program: engine_pb2.Program = PROGRAM) -> engine_pb2.RunRequest:
     """Windows with so many rows each; without rows one fails."""
-    windows = [wal_pb2.Window(start_us=index, rows=count) for index, count in enumerate(rows)]
-    return engine_pb2.RunRequest(program=program, directory=directory, windows=windows)
+    windows = [
+        WindowContents(Window(index, index + 1), (Piece(1, 0, 64, 0, count),) if count else ())
+        for index, count in enumerate(rows)
+    ]
+    table = WindowTable.of(windows).message()
+    return engine_pb2.RunRequest(program=program, directory=directory, windows=table)
 
 
 def expected(directory: str, *rows: int) -> list[tuple[int, bytes]]:

@@ -8,8 +8,9 @@ from collections import Counter, defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.spark.manifest import JobWindow, Manifest, Runs, manifest_of
+from millstream_reduce.spark.manifest import JobWindows, Manifest, Origin, Runs, manifest_of
+from millstream_reduce.values import Piece, Window, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 Cell = tuple[str, int, int, int, int]
 """Directory, segment, offset, window, row."""
@@ -18,29 +19,24 @@ ENTRY_ROWS = 12
 
 
 @st.composite
-def job_windows(draw: st.DrawFn) -> list[JobWindow]:
+def job_windows(draw: st.DrawFn) -> JobWindows:
     """Windows whose pieces lie in a few entries and overlap with those of others."""
     windows = []
     for _ in range(draw(st.integers(1, 6))):
         entries = draw(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 3)), min_size=1, max_size=4, unique=True))
-        pieces = wal_pb2.Pieces()
+        pieces = []
         for segment, number in sorted(entries):
             first = draw(st.integers(0, ENTRY_ROWS - 1))
-            pieces.segments.append(segment)
-            pieces.offsets.append(number * 640)
-            pieces.lengths.append(640)
-            pieces.first_rows.append(first)
-            pieces.rows.append(draw(st.integers(1, ENTRY_ROWS - first)))
-        window = wal_pb2.Window(rows=sum(pieces.rows), pieces=pieces)
-        windows.append(JobWindow(draw(st.sampled_from(["a", "b"])), window))
-    return windows
+            pieces.append(Piece(segment, number * 640, 640, first, draw(st.integers(1, ENTRY_ROWS - first))))
+        table = WindowTable.of([WindowContents(Window(0, 1), tuple(pieces))])
+        windows.append((draw(st.sampled_from(["a", "b"])), table, Origin()))
+    return JobWindows.of(windows)
 
 
-def expected(windows: list[JobWindow]) -> Counter[Cell]:
+def expected(windows: JobWindows) -> Counter[Cell]:
     cells: Counter[Cell] = Counter()
-    for index, (directory, window, _) in enumerate(windows):
-        of = window.pieces
-        for segment, offset, first, rows in zip(of.segments, of.offsets, of.first_rows, of.rows, strict=True):
+    for index, (directory, contents, _) in enumerate(windows):
+        for segment, offset, _, first, rows in contents.pieces:
             cells.update((directory, segment, offset, index, row) for row in range(first, first + rows))
     return cells
 
@@ -60,7 +56,7 @@ def copied(manifest: Manifest) -> Manifest:
 
 @settings(deadline=None)
 @given(job_windows(), st.integers(1, 4), st.booleans())
-def test_each_row_of_each_window_is_read_once(windows: list[JobWindow], tasks: int, whole: bool) -> None:
+def test_each_row_of_each_window_is_read_once(windows: JobWindows, tasks: int, whole: bool) -> None:
     manifest = copied(manifest_of(windows, tasks, whole_windows=whole))
     assert 1 <= manifest.tasks <= tasks
     by_task = [[cell for runs in manifest.by_entry(task) for cell in cells_of(runs)] for task in range(manifest.tasks)]
@@ -75,7 +71,7 @@ def test_each_row_of_each_window_is_read_once(windows: list[JobWindow], tasks: i
 
 @settings(deadline=None)
 @given(job_windows(), st.integers(1, 4))
-def test_a_windows_rows_stay_in_the_order_of_arrival(windows: list[JobWindow], tasks: int) -> None:
+def test_a_windows_rows_stay_in_the_order_of_arrival(windows: JobWindows, tasks: int) -> None:
     manifest = manifest_of(windows, tasks, whole_windows=True)
     for task in range(manifest.tasks):
         order: dict[int, list[Cell]] = defaultdict(list)
@@ -87,7 +83,7 @@ def test_a_windows_rows_stay_in_the_order_of_arrival(windows: list[JobWindow], t
 
 @settings(deadline=None)
 @given(job_windows(), st.integers(1, 4), st.integers(1, 4000))
-def test_whole_windows_are_read_together(windows: list[JobWindow], tasks: int, bytes_max: int) -> None:
+def test_whole_windows_are_read_together(windows: JobWindows, tasks: int, bytes_max: int) -> None:
     manifest = manifest_of(windows, tasks, whole_windows=True)
     seen: Counter[Cell] = Counter()
     done: set[int] = set()

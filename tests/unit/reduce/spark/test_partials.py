@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from millstream_reduce.spark import partials
-from millstream_reduce.spark.manifest import Span
+from millstream_reduce.spark.manifest import Spans
 from millstream_reduce.spark.partials import Kept, Partials
 
-SPANS = (Span(10, 20, 0, None), Span(20, 30, 0, None))
+SPANS = Spans(np.array([10, 20]), np.array([20, 30]), np.array([0, 0]))
 KEPT = (
     Kept("rows", "rows", "", pa.int64()),
     Kept("count", "count", "n", pa.int64()),

@@ -11,7 +11,7 @@ import pytest
 
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark import prepared
-from millstream_reduce.spark.manifest import JobWindow
+from millstream_reduce.spark.manifest import JobWindows
 from millstream_reduce.spark.prepared import PreparedJob, is_repeatable
 from millstream_reduce.spark.sql import compute_sql, plan_sql
 from tests.unit.reduce.spark.logs import Row, TestLog
@@ -41,7 +41,7 @@ QUERIES = [
 
 
 @pytest.fixture
-def windows(tmp_path: Path) -> list[JobWindow]:
+def windows(tmp_path: Path) -> JobWindows:
     log = TestLog(tmp_path)
     for window in range(2):
         numbers = [100 * window + n for n in range(10)]
@@ -57,12 +57,12 @@ def nothing_prepared() -> Iterator[None]:
     prepared._jobs.clear()
 
 
-def computed(session: SparkSession, query: str, window: JobWindow) -> list[str]:
+def computed(session: SparkSession, query: str, window: JobWindows) -> list[str]:
     value = engine_pb2.ValueSchema(format="json", fields="n INT")
     plan = plan_sql(session, engine_pb2.SqlProgram(query=query, value=value))
     # The plan is another object each time; its job is to be the same.
     plan = _plans.setdefault(query, plan)
-    table: pa.Table = compute_sql(session, plan, [window], parallelism=1)
+    table: pa.Table = compute_sql(session, plan, window, parallelism=1)
     return sorted(map(str, table.to_pylist()))
 
 
@@ -76,18 +76,18 @@ def operators(plan: Any) -> set[str]:
 
 @pytest.mark.guarantee("I3")
 def test_the_second_window_of_a_job_has_its_own_results_whatever_operators_are_in_it(
-    session: SparkSession, windows: list[JobWindow]
+    session: SparkSession, windows: JobWindows
 ) -> None:
     seen: set[str] = set()
     for query in QUERIES:
         alone = {}
-        for index, window in enumerate(windows):
+        for index, window in enumerate(windows.each()):
             prepared._jobs.clear()
             alone[index] = computed(session, query, window)
         assert alone[0] != alone[1], query
         # The job of the second window is there now, and serves the first one.
-        assert computed(session, query, windows[0]) == alone[0], query
-        assert computed(session, query, windows[1]) == alone[1], query
+        assert computed(session, query, windows[:1]) == alone[0], query
+        assert computed(session, query, windows[1:]) == alone[1], query
         (job,) = prepared._jobs.values()
         if job.repeatable:
             seen |= operators(job._frame._jdf.queryExecution().executedPlan())
@@ -119,11 +119,9 @@ def test_what_is_not_known_is_planned_anew(session: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("function", ["uuid()", "rand()", "current_timestamp()", "now()"])
-def test_the_clock_and_chance_are_asked_at_each_run(
-    session: SparkSession, windows: list[JobWindow], function: str
-) -> None:
+def test_the_clock_and_chance_are_asked_at_each_run(session: SparkSession, windows: JobWindows, function: str) -> None:
     query = f"SELECT {function} AS n FROM window"
-    first, second = computed(session, query, windows[0]), computed(session, query, windows[0])
+    first, second = computed(session, query, windows[:1]), computed(session, query, windows[:1])
     assert set(first).isdisjoint(second)
     assert not next(iter(prepared._jobs.values())).settled
 

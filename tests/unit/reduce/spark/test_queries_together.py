@@ -13,7 +13,7 @@ import pytest
 
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.batching import batched
-from millstream_reduce.spark.manifest import WINDOW, JobWindow, manifest_of
+from millstream_reduce.spark.manifest import WINDOW, JobWindows, manifest_of
 from millstream_reduce.spark.rows import RowReader
 from millstream_reduce.spark.sql import alone, as_results, compute_sql, plan_sql
 from tests.unit.reduce.spark.logs import MINUTE_US, Row, TestLog
@@ -40,7 +40,7 @@ def interpreted(session: SparkSession) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def windows(tmp_path_factory: pytest.TempPathFactory) -> list[JobWindow]:
+def windows(tmp_path_factory: pytest.TempPathFactory) -> JobWindows:
     """Windows over three entries: some keys are in one only, some conditions leave nothing of one."""
     log = TestLog(tmp_path_factory.mktemp("log"))
     for entry in range(3):
@@ -161,7 +161,7 @@ ONE_BY_ONE = [
 
 
 @pytest.fixture(scope="module")
-def views(session: SparkSession, windows: list[JobWindow]) -> Iterator[list[str]]:
+def views(session: SparkSession, windows: JobWindows) -> Iterator[list[str]]:
     """Tables of the rows of all windows, and of each: what the tasks would read, without tasks."""
     plan = plan_sql(session, program("SELECT * FROM window"))
     reader = RowReader(manifest_of(windows, whole_windows=True), plan.columns)
@@ -192,14 +192,14 @@ def test_together_as_alone(session: SparkSession, views: list[str], query: str) 
 
 
 @pytest.mark.parametrize("query", [*ONE_BY_ONE, *TOGETHER[:3]])
-def test_jobs_give_what_single_windows_give(session: SparkSession, windows: list[JobWindow], query: str) -> None:
+def test_jobs_give_what_single_windows_give(session: SparkSession, windows: JobWindows, query: str) -> None:
     plan = plan_sql(session, program(query))
     assert bool(plan.one_by_one) == (query in ONE_BY_ONE)
     table = compute_sql(session, plan, windows, parallelism=2)
     singles = [
         (index, row[1])
-        for index, window in enumerate(windows)
-        for row in results(compute_sql(session, plan, [window], parallelism=2))
+        for index, window in enumerate(windows.each())
+        for row in results(compute_sql(session, plan, window, parallelism=2))
     ]
     assert Counter(row[:2] for row in results(table)) == Counter(singles)
 
@@ -222,7 +222,7 @@ PREAGGREGATED = [
 
 @pytest.mark.parametrize("query", PREAGGREGATED)
 def test_what_the_tasks_aggregate_before_spark_changes_no_result(
-    session: SparkSession, windows: list[JobWindow], monkeypatch: pytest.MonkeyPatch, query: str
+    session: SparkSession, windows: JobWindows, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
     plan = plan_sql(session, program(query))
     assert plan.partials is not None
@@ -239,7 +239,7 @@ def test_what_the_tasks_aggregate_before_spark_changes_no_result(
 
 @pytest.mark.parametrize("chosen", [slice(None), slice(3, 4)], ids=["many windows", "one window"])
 def test_several_tasks_give_what_one_gives(
-    session: SparkSession, windows: list[JobWindow], monkeypatch: pytest.MonkeyPatch, chosen: slice
+    session: SparkSession, windows: JobWindows, monkeypatch: pytest.MonkeyPatch, chosen: slice
 ) -> None:
     plan = plan_sql(session, program(TOGETHER[0]))
     some = windows[chosen]
@@ -262,9 +262,9 @@ def program(query: str) -> engine_pb2.SqlProgram:
 
 
 @pytest.mark.guarantee("I3")
-def test_runs_of_one_job_at_the_same_time_do_not_meet(session: SparkSession, windows: list[JobWindow]) -> None:
+def test_runs_of_one_job_at_the_same_time_do_not_meet(session: SparkSession, windows: JobWindows) -> None:
     plan = plan_sql(session, program(TOGETHER[0]))
-    alone_ = [Counter(results(compute_sql(session, plan, [window], parallelism=2))) for window in windows]
+    alone_ = [Counter(results(compute_sql(session, plan, window, parallelism=2))) for window in windows.each()]
     with ThreadPoolExecutor(4) as threads:
-        at_once = list(threads.map(lambda window: compute_sql(session, plan, [window], 2), windows * 10))
+        at_once = list(threads.map(lambda window: compute_sql(session, plan, window, 2), windows.each() * 10))
     assert [Counter(results(table)) for table in at_once] == alone_ * 10

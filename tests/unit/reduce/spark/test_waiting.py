@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.executor import (
     JOB_BYTES_MAX,
     JOB_WINDOWS_MAX,
@@ -16,6 +16,8 @@ from millstream_reduce.spark.executor import (
     Waiting,
     bytes_of,
 )
+from millstream_reduce.values import Piece, Window, WindowContents
+from millstream_reduce.window_table import WindowTable
 
 SMALL, LARGE = 1000, LARGE_BYTES + 1
 
@@ -114,8 +116,8 @@ def test_every_request_is_in_one_job_in_its_order_and_within_the_bounds(
 
 
 def test_an_entry_that_windows_share_counts_once() -> None:
-    shared = wal_pb2.Pieces(segments=[1, 1], offsets=[0, 640], lengths=[640, 64], first_rows=[0, 0], rows=[5, 1])
-    other = wal_pb2.Pieces(segments=[1, 2], offsets=[0, 0], lengths=[640, 128], first_rows=[5, 0], rows=[5, 1])
-    request = engine_pb2.RunRequest(windows=[wal_pb2.Window(pieces=shared), wal_pb2.Window(pieces=other)])
+    shared = WindowContents(Window(0, 1), (Piece(1, 0, 640, 0, 5), Piece(1, 640, 64, 0, 1)))
+    other = WindowContents(Window(1, 2), (Piece(1, 0, 640, 5, 5), Piece(2, 0, 128, 0, 1)))
+    request = engine_pb2.RunRequest(windows=WindowTable.of([shared, other]).message())
     assert bytes_of(request) == 640 + 64 + 128
     assert bytes_of(engine_pb2.RunRequest()) == 0

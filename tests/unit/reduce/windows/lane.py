@@ -123,7 +123,7 @@ class Lane:
             pass
 
     def early(self, windows_max: int | None = None, rows_min: int = 1) -> None:
-        found = self.windowing.early(windows_max, rows_min)
+        found = list(self.windowing.early(windows_max, rows_min))
         if windows_max is not None:
             while more := self.windowing.early(windows_max, rows_min):
                 assert len(more) <= windows_max

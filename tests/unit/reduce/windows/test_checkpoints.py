@@ -46,7 +46,7 @@ def test_what_is_restored_goes_on_like_what_was_kept(config: WindowConfig) -> No
     assert restored.open_rows() == table.windowing.open_rows()
     assert restored.open_windows() == table.windowing.open_windows()
     assert restored.early() == table.windowing.early()
-    assert restored.close(END_OF_TIME_US) == table.windowing.close(END_OF_TIME_US)
+    assert list(restored.close(END_OF_TIME_US)) == list(table.windowing.close(END_OF_TIME_US))
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -36,7 +36,7 @@ from millstream_reduce.log.recovery import LogEnd, read_log
 from millstream_reduce.log.segments import LogIdentity, segment_numbers
 from millstream_reduce.queue_contents import QueueContents
 from millstream_reduce.results import ResultFiles
-from millstream_reduce.values import Location
+from millstream_reduce.values import Location, WindowContents
 from millstream_reduce.windows import make_windowing
 
 LOST_REASON = "lost with a damaged log (millstream repair)"
@@ -54,7 +54,7 @@ class LogLook:
     contents: QueueContents | None = None
     """As it would be opened; None where it cannot be."""
     faults: list[str] = field(default_factory=list)
-    windows: Sequence[wal_pb2.Window] = ()
+    windows: Sequence[WindowContents] = ()
     """That were handed over, and are not committed, as far as the log can be read."""
 
     @property
@@ -64,7 +64,7 @@ class LogLook:
 
     @property
     def windows_text(self) -> str:
-        return windows_text(list(self.windows)) if self.windows else ""
+        return windows_text(self.windows) if self.windows else ""
 
 
 class ReduceLogs:
