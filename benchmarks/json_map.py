@@ -86,7 +86,8 @@ def write(directory: Path, records: int) -> None:
 def bare_loop_s(directory: Path) -> float:
     """Processor seconds of the function alone over the lines of the file."""
     spec = importlib.util.spec_from_file_location("enrich", directory / "enrich.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     begun_s = time.process_time()
