@@ -183,7 +183,7 @@ async def test_each_record_of_theirs_counts_once_though_both_ends_are_killed(pip
     async with start(pipeline, "run", "pipeline.yaml") as run:
         for name in ("in-0", "out-0"):
             await run.until(lambda: run.records("out") > 0)
-            before = run.pids()[name]
+            before = await run.pid(name)
             os.kill(before, signal.SIGKILL)
             await run.until(lambda name=name, before=before: run.pids().get(name, before) != before)  # type: ignore[misc]
         ended = await run.ended()
@@ -232,7 +232,7 @@ async def test_a_kind_of_theirs_commits_once_what_it_has_seen_though_it_is_kille
         for _ in range(2):
             seen = run.records("once")
             await run.until(lambda seen=seen: run.records("once") > seen)  # type: ignore[misc]
-            before = run.pids()["once-0"]
+            before = await run.pid("once-0")
             os.kill(before, signal.SIGKILL)
             await run.until(lambda before=before: run.pids().get("once-0", before) != before)  # type: ignore[misc]
         ended = await run.ended()
@@ -248,7 +248,7 @@ async def test_a_kind_of_theirs_commits_once_what_it_has_seen_though_it_is_kille
 async def test_each_record_counts_once_through_a_function_of_another_protocol_that_is_killed(squares: Path) -> None:
     async with start(squares, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
-        before = function_of(run.pids()["square-0"])
+        before = function_of(await run.pid("square-0"))
         assert before is not None
         os.kill(before, signal.SIGKILL)
         await run.until(lambda: function_of(run.pids()["square-0"]) not in (None, before))

@@ -86,6 +86,15 @@ class Running:
         processes = self.json("runtime.json").get("processes", [])
         return {name: one["identity"]["pid"] for one in processes for name in (one["name"], *one["replicas"])}
 
+    async def pid(self, name: str) -> int:
+        """Of one of `pids`. The run may write it down a moment after that process has worked."""
+        return await self.found(lambda: self.pids().get(name))
+
+    async def all_pids(self, *names: str) -> dict[str, int]:
+        """Of all processes, once the run has written down these."""
+        await self.until(lambda: self.pids().keys() >= {*names})
+        return self.pids()
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something, as long as the process runs."""
         await self.found(lambda: condition() or None)

@@ -73,7 +73,7 @@ async def test_ctrl_c_drains_and_the_next_run_goes_on(files: PipelineFiles, tmp_
     numbered(files, **PACE)
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
-        pids = run.pids()
+        pids = await run.all_pids("broker", "in-0", "map-0", "out-0")
         assert {name for name in pids if not name.startswith("worker.")} == {"broker", "in-0", "map-0", "out-0"}
         run.interrupt()
         ended = await run.ended()
@@ -98,7 +98,7 @@ async def test_a_killed_runner_takes_all_with_it_and_the_next_run_goes_on(files:
     numbered(files, **PACE)
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
-        pids = run.pids()
+        pids = await run.all_pids("broker", "in-0", "map-0", "out-0")
         run.kill()
         assert (await run.ended()).exit_code == -signal.SIGKILL
         await until_gone(list(pids.values()))
@@ -118,8 +118,7 @@ async def test_a_run_survives_the_death_of_each_of_its_processes(files: Pipeline
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
         await run.until(lambda: run.records("out") > 0)
         for name in ("broker", "map-0", "out-0", "in-0"):
-            await run.until(lambda name=name: name in run.pids())  # type: ignore[misc]
-            before = run.pids()[name]
+            before = await run.pid(name)
             os.kill(before, signal.SIGKILL)
             await run.until(lambda name=name, before=before: run.pids().get(name, before) != before)  # type: ignore[misc]
         ended = await run.ended()
@@ -133,7 +132,7 @@ async def test_a_vertex_that_somebody_else_stops_is_started_again(files: Pipelin
     numbered(files, **PACE)
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
         await run.until(lambda: run.records("out") > 0)
-        os.kill(run.pids()["map-0"], signal.SIGTERM)
+        os.kill(await run.pid("map-0"), signal.SIGTERM)
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
     assert "worker.1 (map-0, out-0): ended before its lanes had" in ended.err
@@ -164,7 +163,7 @@ async def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(files: PipelineFil
     numbered(files, **PACE)
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
-        pids = run.pids()
+        pids = await run.all_pids("broker", "in-0", "map-0", "out-0")
         # The broker does not answer, so the drain cannot end.
         os.kill(pids["broker"], signal.SIGSTOP)
         await run.interrupt_twice()
@@ -184,7 +183,7 @@ async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_pat
         await run.until(lambda: run.records("out") > 0)
         refused = await command(tmp_path, "run", "pipeline.yaml")
         status = json.loads((await command(tmp_path, "status", "-o", "json")).out)
-        stopped_pid = run.pids()["map-0"]
+        stopped_pid = await run.pid("map-0")
         os.kill(stopped_pid, signal.SIGSTOP)
         await run.until(lambda: run.json("status.json")["vertices"][1]["waiting"] >= 5)
         peeked = await command(tmp_path, "peek", "in-map", "--count", "3", "-o", "json")

@@ -142,7 +142,7 @@ async def test_a_run_whose_lock_file_was_removed_is_left_alone(files: PipelineFi
     path.write_text(path.read_text().replace('"rpu": 0', '"rpu": 10'))
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
-        pids = run.pids()
+        pids = await run.all_pids("broker", "in-0", "map-0", "out-0")
         (run.data / "lock").unlink()
         refused = await command(tmp_path, "run", "pipeline.yaml")
         assert refused.exit_code == 4
@@ -184,7 +184,7 @@ async def test_what_fails_again_and_again_is_shown_once(files: PipelineFiles, tm
     with socket.socket() as taken:
         async with start(tmp_path, "run", "pipeline.yaml") as run:
             await run.until(lambda: not is_free(port) and "in-0" in run.pids())
-            pid = run.pids()["in-0"]
+            pid = await run.pid("in-0")
             os.kill(pid, signal.SIGKILL)
             # Faster than the process that is started in its place.
             await run.until(lambda: is_free(port))

@@ -281,8 +281,8 @@ async def test_a_run_in_one_worker_survives_its_death_and_drains(files: Pipeline
     pipeline(files, records=6000, rpu=600)
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "1") as run:
         await run.until(lambda: run.records("out") > 0)
-        assert set(run.pids()) == {"broker", "worker.0", *ALL}
-        before = run.pids()["map-1"]
+        await run.until(lambda: set(run.pids()) == {"broker", "worker.0", *ALL})
+        before = await run.pid("map-1")
         os.kill(before, signal.SIGKILL)
         await run.until(lambda: run.pids().get("map-1", before) != before)
         done = run.records("out")
@@ -312,12 +312,12 @@ async def test_a_run_has_as_many_workers_as_there_are_processors(files: Pipeline
         files.generator(10**9, rpu=50) + maps + files.file_sink("out"),
         ["in -> m0", "m0 -> m1", "m1 -> m2", "m2 -> out"],
     )
+    replicas = ["in-0", *(f"m{vertex}-{replica}" for vertex in range(3) for replica in range(4)), "out-0"]
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
-        pids = run.pids()
+        pids = await run.all_pids(*replicas)
         run.interrupt()
         assert (await run.ended()).exit_code == 0
-    replicas = ["in-0", *(f"m{vertex}-{replica}" for vertex in range(3) for replica in range(4)), "out-0"]
     assert len({pids[replica] for replica in replicas}) == min(max(2, processors()), len(replicas))
     # Its worker gives way to all others, and has nothing else that would have to give way with it.
     assert [replica for replica in replicas if pids[replica] == pids["in-0"]] == ["in-0"]
@@ -347,7 +347,7 @@ async def test_a_vertex_that_asks_for_it_has_a_process_of_its_own(files: Pipelin
     )
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "1") as run:
         await run.until(lambda: run.records("out") > 0)
-        pids = run.pids()
+        pids = await run.all_pids("in-0", "out-0", "worker.0", "map-0")
         assert pids["in-0"] == pids["out-0"] == pids["worker.0"] != pids["map-0"]
         assert "in-0 out-0" in (await command(tmp_path, "status")).out
         run.interrupt()

@@ -103,9 +103,9 @@ async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path
     )
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
         await run.until(lambda: run.records("out") > 0)
-        before = run.pids()
-        for name in ("map-0", "broker"):
-            os.kill(before[name], signal.SIGSTOP)
+        before = {name: await run.pid(name) for name in ("map-0", "broker")}
+        for pid in before.values():
+            os.kill(pid, signal.SIGSTOP)
         # Whatever is stopped takes no other signal: that it is gone means it was killed.
         await run.until(lambda: all(run.pids().get(name, 0) not in (0, before[name]) for name in ("map-0", "broker")))
         done = run.records("out")
@@ -132,7 +132,7 @@ async def test_a_run_that_was_stopped_as_a_whole_takes_its_own_sleep_for_nobodys
     )
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
-        before = run.pids()
+        before = await run.all_pids("broker", "in-0", "map-0", "out-0")
         # The runner sleeps longest, as one would whose terminal was stopped with Ctrl-Z.
         family = [*before.values(), run.process.pid]
         for pid in family:
@@ -159,7 +159,7 @@ async def test_a_stopped_sink_that_wakes_behind_its_successor_ends_as_fenced(tmp
 
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: has_written(1))
-        owner = psutil.Process(run.pids()["out-0"])
+        owner = psutil.Process(await run.pid("out-0"))
         # The runner sleeps as well, so that it neither replaces the owner nor counts the time.
         for process in (psutil.Process(run.process.pid), owner):
             process.send_signal(signal.SIGSTOP)

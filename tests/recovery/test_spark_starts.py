@@ -84,7 +84,7 @@ async def test_spark_starts_while_the_broker_is_not_there_yet(tmp_path: Path) ->
     (tmp_path / "p.yaml").write_text(REDUCE)
     async with start(tmp_path, "run", "p.yaml", data=".millstream/starting") as run:
         await run.until(lambda: "broker" in run.pids())
-        broker = psutil.Process(run.pids()["broker"])
+        broker = psutil.Process(await run.pid("broker"))
         broker.suspend()
         await run.until(lambda: "spark" in run.pids())
         broker.resume()

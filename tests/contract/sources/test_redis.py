@@ -80,6 +80,34 @@ async def test_reading_again_from_any_position_gives_the_rest_once(
             assert (last.frame, last.ended) == (None, True)
 
 
+@pytest.mark.guarantee("I1")
+async def test_an_ended_lane_asks_no_more_of_its_stream(redis: RedisServer, stream: str) -> None:
+    ending = spec(redis, stream, stopAtEnd=True)
+    # The last entry is gone before the first run, so the lane ends behind what it has given.
+    redis.command("XDEL", stream, f"{1_700_000_000_000 + 100 // 3}-{100 % 3}")
+    async with open_lane(ending) as lane:
+        records, _, batches = await read_to_end(lane)
+        assert numbers(records) == [*range(1, 100)]
+        assert lane.pending() == 0
+    fill(redis, stream, 101, 5)
+    redis.command("XTRIM", stream, "MAXLEN", 2)
+    async with open_lane(ending, batches[-1].position) as lane:
+        assert (await read_to_end(lane))[0] == []
+    # Read on without an end, what was taken away behind it is missed.
+    with raises(codes.SOURCE_RECORDS_REMOVED, "3 entries behind"):
+        async with open_lane(spec(redis, stream), batches[-1].position):
+            pass
+
+
+@pytest.mark.guarantee("I1")
+async def test_entries_removed_in_front_of_the_end_are_missed(redis: RedisServer, stream: str) -> None:
+    async with open_lane(spec(redis, stream, stopAtEnd=True)) as lane:
+        await lane.read(10, 1 << 20, 1.0)
+        redis.command("XDEL", stream, *(f"{1_700_000_000_000 + n // 3}-{n % 3}" for n in range(96, 101)))
+        with raises(codes.SOURCE_RECORDS_REMOVED, "5 entries behind"):
+            await read_to_end(lane)
+
+
 async def test_new_entries_come_while_it_waits_for_them(redis: RedisServer, stream: str) -> None:
     async with open_lane(spec(redis, stream)) as lane:
         await read_until(lane, lambda records: len(records) == 100)

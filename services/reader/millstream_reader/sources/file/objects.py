@@ -25,7 +25,6 @@ from typing import Any
 
 from millstream import codes
 from millstream.errors import DamageError, RetryLaterError, UserError
-from millstream.pauses import Pauses
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
 from millstream_reader.sources.file.buckets import Buckets, ChangedObjectError
@@ -35,6 +34,7 @@ from millstream_reader.sources.file.listing import Ledger, Listed, Past, Replace
 from millstream_reader.sources.file.opening import SourceFile, open_any_file
 from millstream_reader.sources.file.text_file import FileMark, TextFormat
 from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.reaching import Reaching
 
 KIND = "objects"
 _PAUSES_S = (0.1, 5.0)
@@ -71,8 +71,7 @@ class ObjectSourceLane:
         self._mark = FileMark()
         self._file: SourceFile | None = None
         self._began = False
-        self._next_look_s = 0.0
-        self._again = Pauses(*_PAUSES_S)
+        self._reaching = Reaching(owner.clock, _log)
         self._started = False
         """The past was looked at."""
         self._draining = False
@@ -95,7 +94,7 @@ class ObjectSourceLane:
         try:
             await self._start()
         except RetryLaterError as error:
-            self._bear(error)
+            self._reaching.failed(error)
 
     async def _start(self) -> None:
         """Look at what there is, and whether the past is what it was."""
@@ -118,16 +117,13 @@ class ObjectSourceLane:
         clock = self._owner.clock
         until_s = clock.monotonic_s() + timeout_s
         while not self._draining and not self._ended:
-            now_s = clock.monotonic_s()
-            if now_s < self._next_look_s:
-                await asyncio.sleep(max(0.0, min(self._next_look_s, until_s) - now_s))
-                if clock.monotonic_s() < self._next_look_s:
-                    break
+            if not await self._reaching.may_try(max(0.0, until_s - clock.monotonic_s())):
+                break
             try:
                 if not await self._have_file():
                     continue
             except RetryLaterError as error:
-                self._bear(error)
+                self._reaching.failed(error)
                 continue
             file = self._file
             assert file is not None, "there is one"
@@ -168,22 +164,17 @@ class ObjectSourceLane:
                 return False
             self._item, self._mark = self._next.popleft(), FileMark()
         self._file = await self._worker.run(self._open, self._item, self._mark)
-        self._again.begin_again()
+        self._reaching.worked()
         return True
-
-    def _bear(self, error: RetryLaterError) -> None:
-        if self._again.none_yet:
-            _log.warning("%s; it is tried again", error)
-        self._next_look_s = self._owner.clock.monotonic_s() + self._again.take()
 
     async def _look(self) -> None:
         if self._poll_every_s is None:
             self._ended = True
             return
         self._plan(self._mine(await self._listing()))
-        self._again.begin_again()
+        self._reaching.worked()
         if not self._next:
-            self._next_look_s = self._owner.clock.monotonic_s() + self._poll_every_s
+            self._reaching.rest(self._poll_every_s)
 
     def _plan(self, listing: list[Listed]) -> None:
         in_hand = self._item.name if self._item is not None else ""

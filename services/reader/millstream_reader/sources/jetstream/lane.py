@@ -35,11 +35,11 @@ from millstream.nats.client import Msg, Subscription, nats_errors
 from millstream.nats.connection import ApiError, BrokerConnection
 from millstream.nats.deliveries import origin_of
 from millstream.nats.link import NO_MESSAGE, NO_STREAM, linked, translated
-from millstream.pauses import Pauses
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.jetstream.connector import JetStreamSource
 from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.reaching import Reaching
 from millstream_reader.sources.starts import LATEST, start_time
 
 KIND = "jetstream"
@@ -125,8 +125,7 @@ class JetStreamSourceLane:
         self._heard_s = 0.0
         self._ran_out = False
         """Whether a pull ended with nothing more to give."""
-        self._again = Pauses(_AGAIN_FIRST_S, _AGAIN_LAST_S)
-        self._next_try_s = 0.0
+        self._reaching = Reaching(owner.clock, _log)
         self._draining = False
         self._subscription: Subscription | None = None
 
@@ -144,16 +143,11 @@ class JetStreamSourceLane:
             f"{self._inbox}.*", cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
         )
         self._deaf = self._connection.on_loss(self._something.set)
-        deadline_s = self._now_s() + self._spec.timeout_s
-        while True:
-            try:
-                with translated(self._connection, self._where):
-                    await self._new_consumer()
-                return
-            except RetryLaterError as error:
-                if self._now_s() >= deadline_s:
-                    raise InfrastructureError(error.code, f"{error}; nothing was lost") from error
-                await self._again.wait()
+        await self._reaching.first(self._first_consumer, self._spec.timeout_s)
+
+    async def _first_consumer(self) -> None:
+        with translated(self._connection, self._where):
+            await self._new_consumer()
 
     async def close(self) -> None:
         if self._subscription is None:
@@ -286,22 +280,22 @@ class JetStreamSourceLane:
 
     async def _fill(self, timeout_s: float) -> None:
         """Have messages here, if there are any in time."""
-        now_s = self._now_s()
-        if self._idle or now_s < self._next_try_s:
-            await asyncio.sleep(timeout_s if self._idle else min(timeout_s, self._next_try_s - now_s))
+        if self._idle:
+            await asyncio.sleep(timeout_s)
+            return
+        until_s = self._now_s() + timeout_s
+        if not await self._reaching.may_try(timeout_s):
             return
         try:
             with translated(self._connection, self._where):
                 if not await self._is_reached(timeout_s):
                     return
                 async with asyncio.timeout(self._spec.timeout_s + timeout_s):
-                    await self._advance(now_s + timeout_s)
-            self._again.begin_again()
+                    await self._advance(until_s)
+            self._reaching.worked()
         except RetryLaterError as error:
             self._needs_restart(str(error))
-            if self._again.none_yet:
-                _log.warning("%s; it is tried again", error)
-            self._next_try_s = self._now_s() + self._again.take()
+            self._reaching.failed(error)
 
     async def _is_reached(self, timeout_s: float) -> bool:
         """Whether there is a connection, or one comes in time."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from millstream import codes
 from millstream.background import open_tasks
-from millstream.errors import DamageError, InfrastructureError, MillstreamError, RetryLaterError, UserError
+from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.limits import (
     POSTGRES_FEEDBACK_EVERY_S,
     POSTGRES_IDLE_BYTES,
@@ -61,10 +61,9 @@ from millstream_reader.sources.postgres.pgoutput import (
     parse,
 )
 from millstream_reader.sources.postgres.snapshot import Bound, Key, Snapshot, parse_seen, unpacked
+from millstream_reader.sources.reaching import Reaching
 
 KIND = "postgresCdc"
-_AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
-"""Between two tries to reach the server."""
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.005, 0.1
 """Between two looks at transactions that are waited for."""
 _TICK_S = 1.0
@@ -129,8 +128,7 @@ class PostgresCdcLane:
         self._reported_bytes = POSTGRES_SLOT_REPORTED_BYTES
         self._in_use_since_s: float | None = None
         self._warned_of_limit = False
-        self._again = Pauses(_AGAIN_FIRST_S, _AGAIN_LAST_S)
-        self._next_try_s = 0.0
+        self._reaching = Reaching(owner.clock, _log)
         self._draining = False
 
     @property
@@ -142,17 +140,7 @@ class PostgresCdcLane:
         if self._is_idle:
             return
         self._restore()
-        deadline_s = self._now_s() + self._spec.timeout_s
-        while True:
-            try:
-                await self._connected()
-                return
-            except RetryLaterError as error:
-                if self._now_s() >= deadline_s:
-                    raise InfrastructureError(error.code, f"{error}; nothing was lost") from error
-                if self._again.none_yet:
-                    _log.warning("%s", error)
-                await self._again.wait()
+        await self._reaching.first(self._connected, self._spec.timeout_s)
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         if self._is_idle or self._draining or self._is_ended():
@@ -163,10 +151,10 @@ class PostgresCdcLane:
             await self._take(into, records_max, bytes_max)
         except FAILURES as error:
             self.close()
-            self._bear(error_of(error, self._spec, self._where))
+            self._reaching.failed(error_of(error, self._spec, self._where))
         except RetryLaterError as error:
             self.close()
-            self._bear(error)
+            self._reaching.failed(error)
         except NotPgoutputError as error:
             self.close()
             what = f"{self._where}: the slot {self._cdc.slot} sent what cannot be read: {error}"
@@ -493,9 +481,7 @@ class PostgresCdcLane:
 
     async def _fill(self, timeout_s: float) -> None:
         """Have something waiting, if there is any in time."""
-        now_s = self._now_s()
-        if now_s < self._next_try_s:
-            await asyncio.sleep(min(timeout_s, self._next_try_s - now_s))
+        if not await self._reaching.may_try(timeout_s):
             return
         await self._connected()
         if self._snapshot is not None:
@@ -504,7 +490,7 @@ class PostgresCdcLane:
                     await self._read_page(self._snapshot)
         elif not self._waiting:
             self._waiting.extend(await (await self._streaming()).take(timeout_s))
-        self._again.begin_again()
+        self._reaching.worked()
 
     async def _read_page(self, snapshot: Snapshot) -> None:
         if self._reading is not None and self._now_s() >= self._part_since_s + POSTGRES_SNAPSHOT_PART_S:
@@ -666,13 +652,6 @@ class PostgresCdcLane:
                 f"{self._where}: {table} was truncated while its snapshot was interrupted, so which of its rows were "
                 "read before that is not known. Start over with --fresh",
             ) from None
-
-    def _bear(self, error: MillstreamError) -> None:
-        if not isinstance(error, RetryLaterError):
-            raise error
-        if self._again.none_yet:
-            _log.warning("%s; it is tried again", error)
-        self._next_try_s = self._now_s() + self._again.take()
 
     def _now_s(self) -> float:
         return self._owner.clock.monotonic_s()

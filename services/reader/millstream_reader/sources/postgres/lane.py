@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from millstream import codes
-from millstream.errors import DamageError, InfrastructureError, RetryLaterError, UserError
+from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.frame import build_frame
 from millstream.limits import POSTGRES_OPEN_REPORTED_EVERY_S, RECORD_BYTES_MAX
 from millstream.pauses import Pauses
@@ -33,12 +33,11 @@ from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.positions import pack_position, unpack_position
 from millstream_reader.sources.postgres.connector import PostgresSource
 from millstream_reader.sources.postgres.query import BLIND, Cursor, Query, Row, is_blind, prepare, set_up
+from millstream_reader.sources.reaching import Reaching
 
 KIND = "postgres"
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.005, 0.1
 """Between two looks at transactions that are waited for."""
-_AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
-"""Between two tries to reach the server."""
 _ALIKE = (
     frozenset(("smallint", "integer", "bigint", "numeric")),
     frozenset(("text", "character varying")),
@@ -73,8 +72,7 @@ class PostgresQueryLane:
         self._waits_since_s = 0.0
         self._reported_s = 0.0
         self._look = Pauses(_LOOK_FIRST_S, _LOOK_LAST_S)
-        self._again = Pauses(_AGAIN_FIRST_S, _AGAIN_LAST_S)
-        self._next_try_s = 0.0
+        self._reaching = Reaching(owner.clock, _log)
         self._finished = False
         self._draining = False
 
@@ -100,17 +98,7 @@ class PostgresQueryLane:
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`; a server that is away is waited for, as long as `timeout` says."""
         self._restore()
-        deadline_s = self._now_s() + self._spec.timeout_s
-        while True:
-            try:
-                await self._connected()
-                return
-            except RetryLaterError as error:
-                if self._now_s() >= deadline_s:
-                    raise InfrastructureError(error.code, f"{error}; nothing was lost") from error
-                if self._again.none_yet:
-                    _log.warning("%s", error)
-                await self._again.wait()
+        await self._reaching.first(self._connected, self._spec.timeout_s)
 
     def close(self) -> None:
         """Ends the connection."""
@@ -201,29 +189,21 @@ class PostgresQueryLane:
 
     async def _fill(self, timeout_s: float) -> None:
         """Have rows waiting, if there are any in time."""
-        now_s = self._now_s()
-        if now_s < self._next_try_s:
-            await asyncio.sleep(min(timeout_s, self._next_try_s - now_s))
+        until_s = self._now_s() + timeout_s
+        if not await self._reaching.may_try(timeout_s):
             return
         try:
             connection = await self._connected()
             async with asyncio.timeout(self._spec.timeout_s):
-                await self._advance(connection, now_s + timeout_s)
+                await self._advance(connection, until_s)
         except FAILURES as error:
             self.close()
-            self._bear(error_of(error, self._spec, self._where))
+            self._reaching.failed(error_of(error, self._spec, self._where))
         except RetryLaterError as error:
-            self._bear(error)
+            self._reaching.failed(error)
         except BaseException:
             self.close()
             raise
-
-    def _bear(self, error: Exception) -> None:
-        if not isinstance(error, RetryLaterError):
-            raise error
-        if self._again.none_yet:
-            _log.warning("%s; it is tried again", error)
-        self._next_try_s = self._now_s() + self._again.take()
 
     async def _advance(self, connection: Connection, until_s: float) -> None:
         if self._round is None:
@@ -238,7 +218,7 @@ class PostgresQueryLane:
             if is_all:
                 self._round = None
                 self._finished = not self._query.follows
-        self._again.begin_again()
+        self._reaching.worked()
 
     async def _begin_round(self, connection: Connection) -> None:
         if self._end is not None:
@@ -246,7 +226,7 @@ class PostgresQueryLane:
             return
         self._round, self._tables = await self._query.last(connection, self._at)
         if self._round is None:
-            self._next_try_s = self._now_s() + self._spec.poll_every_s
+            self._reaching.rest(self._spec.poll_every_s)
         elif self._query.waits:
             # Asked after the cursor was: who took a smaller value is among them, or has ended and is visible.
             self._open = await self._query.open_transactions(connection, self._tables)

@@ -27,10 +27,9 @@ from zlib import crc32
 from redis import exceptions
 
 from millstream import codes
-from millstream.errors import DamageError, InfrastructureError, RetryLaterError, UserError
+from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.frame import Frame, build_frame
 from millstream.limits import REDIS_COUNT_ENTRIES, REDIS_READ_BYTES, REDIS_READ_ENTRIES_FIRST
-from millstream.pauses import Pauses
 from millstream.redis.link import (
     FAILURES,
     Link,
@@ -45,6 +44,7 @@ from millstream.redis.link import (
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.reaching import Reaching
 from millstream_reader.sources.redis_streams.connector import RedisSource
 from millstream_reader.sources.redis_streams.entries import (
     BEGINNING,
@@ -59,8 +59,6 @@ from millstream_reader.sources.redis_streams.script import COUNT, READ
 from millstream_reader.sources.starts import LATEST, start_time
 
 KIND = "redisStreams"
-_AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
-"""Between two tries to reach the server."""
 _TELL_EVERY_S = 1.0
 """How often a group is set."""
 _NUMBER_MAX = 2**64 - 1
@@ -98,6 +96,8 @@ class _Stream:
     """Of that entry; empty where none was given."""
     end: EntryId | None = None
     """The last one to be read, where the source ends there."""
+    end_count: int = 0
+    """How many had been added up to it."""
     added: int = 0
     """How many there were when the server was asked last."""
     waiting: deque[Entry] = field(default_factory=deque)
@@ -108,6 +108,10 @@ class _Stream:
     @property
     def is_ended(self) -> bool:
         return self.end is not None and self.at >= self.end
+
+    @property
+    def pending(self) -> int:
+        return max(0, (self.added if self.end is None else self.end_count) - self.count)
 
     @property
     def wanted(self) -> int:
@@ -129,8 +133,7 @@ class RedisSourceLane:
         ]
         self._link: Link | None = None
         self._warned = False
-        self._again = Pauses(_AGAIN_FIRST_S, _AGAIN_LAST_S)
-        self._next_try_s = 0.0
+        self._reaching = Reaching(owner.clock, _log)
         self._draining = False
         self._to_tell = b""
         """The position that was committed last, where the group is not set to it yet."""
@@ -143,17 +146,7 @@ class RedisSourceLane:
     async def open(self) -> None:
         """Errors: those of `SourceConnector.open`; a server that is away is waited for, as long as `timeout` says."""
         self._restore()
-        deadline_s = self._now_s() + self._spec.timeout_s
-        while True:
-            try:
-                await self._connected()
-                return
-            except RetryLaterError as error:
-                if self._now_s() >= deadline_s:
-                    raise InfrastructureError(error.code, f"{error}; nothing was lost") from error
-                if self._again.none_yet:
-                    _log.warning("%s", error)
-                await self._again.wait()
+        await self._reaching.first(self._connected, self._spec.timeout_s)
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         waits = any(stream.waiting for stream in self._streams)
@@ -165,7 +158,7 @@ class RedisSourceLane:
         self._to_tell = position
 
     def pending(self) -> int | None:
-        return sum(max(0, stream.added - stream.count) for stream in self._streams)
+        return sum(stream.pending for stream in self._streams)
 
     async def drain(self) -> None:
         self._draining = True
@@ -202,9 +195,10 @@ class RedisSourceLane:
             gone = body["at"].keys() - {stream.name for stream in self._streams}
             for stream in self._streams:
                 if stream.name in body["at"]:
-                    at, count, digest, end = body["at"][stream.name]
+                    at, count, digest, end, end_count = body["at"][stream.name]
                     stream.at, stream.count, stream.digest = parse_id(at), int(count), str(digest)
-                    stream.end = parse_id(end) if end is not None and self._spec.stop_at_end else None
+                    if end is not None and self._spec.stop_at_end:
+                        stream.end, stream.end_count = parse_id(end), int(end_count)
                     stream.known = True
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamageError(
@@ -220,7 +214,13 @@ class RedisSourceLane:
 
     def _position(self) -> bytes:
         at = {
-            stream.name: (str(stream.at), stream.count, stream.digest, None if stream.end is None else str(stream.end))
+            stream.name: (
+                str(stream.at),
+                stream.count,
+                stream.digest,
+                None if stream.end is None else str(stream.end),
+                stream.end_count,
+            )
             for stream in self._streams
         }
         return pack_position(KIND, self._owner.partitions, {"at": at})
@@ -266,15 +266,18 @@ class RedisSourceLane:
         else:
             stream.count = told.added - told.length
         if self._spec.stop_at_end:
-            stream.end = told.last
+            stream.end, stream.end_count = told.last, told.added
         stream.known = True
 
     async def _check_past(self, link: Link, stream: _Stream) -> None:
         """Whether the stream is still the one that was read, and has all that was not."""
         told = await _tell(link, stream.name, stream.at, 0)
+        if stream.is_ended:
+            # What becomes of the stream is none of its business any more.
+            return
         self._check(stream, told)
         if self._spec.stop_at_end and stream.end is None:
-            stream.end = told.last
+            stream.end, stream.end_count = told.last, told.added
         if told.last < stream.at:
             what = f"the lane stands at entry {stream.at}, and the last that the stream ever had is {told.last}"
             raise self._replaced(stream, what)
@@ -322,9 +325,10 @@ class RedisSourceLane:
 
     async def _fill(self, records_max: int, timeout_s: float) -> None:
         """Have entries waiting, if there are any in time."""
-        now_s = self._now_s()
-        if now_s < self._next_try_s or not self._streams:
-            await asyncio.sleep(min(timeout_s, self._next_try_s - now_s) if self._streams else timeout_s)
+        if not self._streams:
+            await asyncio.sleep(timeout_s)
+            return
+        if not await self._reaching.may_try(timeout_s):
             return
         try:
             link = await self._connected()
@@ -332,22 +336,15 @@ class RedisSourceLane:
                 await self.tell_group()
             if not await self._look(link, records_max) and await self._wait(link, timeout_s):
                 await self._look(link, records_max)
-            self._again.begin_again()
+            self._reaching.worked()
         except FAILURES as error:
             await self.close()
-            self._bear(error_of(error, self._spec, self._where))
+            self._reaching.failed(error_of(error, self._spec, self._where))
         except RetryLaterError as error:
-            self._bear(error)
+            self._reaching.failed(error)
         except BaseException:
             await self.close()
             raise
-
-    def _bear(self, error: Exception) -> None:
-        if not isinstance(error, RetryLaterError):
-            raise error
-        if self._again.none_yet:
-            _log.warning("%s; it is tried again", error)
-        self._next_try_s = self._now_s() + self._again.take()
 
     async def _look(self, link: Link, records_max: int) -> bool:
         """Whether there is something now."""
@@ -363,8 +360,10 @@ class RedisSourceLane:
             end = stream.end
             stream.waiting.extend(entry for entry in told.entries if end is None or entry.id <= end)
             if end is not None and not stream.waiting:
-                # What stood between was removed before the first run, or by a user.
-                stream.at = end
+                if stream.end_count > stream.count:
+                    raise self._removed(stream, stream.end_count - stream.count)
+                # The last entry was removed before the first run: its place has no digest.
+                stream.at, stream.digest = end, ""
         return any(stream.waiting for stream in self._streams) or self._is_ended()
 
     async def _wait(self, link: Link, timeout_s: float) -> bool:
