@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from millstream import codes, limits
 from millstream.background import open_tasks
-from millstream.errors import FencedError, RetryLaterError
+from millstream.errors import RetryLaterError
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
-from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, raise_epoch
+from millstream.watermark.store import OtStatistics, OtUpdate, check_own, decode_update, raise_epoch
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -77,13 +77,12 @@ class OtMemory:
         for name in [name for name in self._buckets if name[0] == pipeline and vertex in (None, name[1])]:
             del self._buckets[name]
 
-    def _put(self, bucket: _Bucket, key: str, entry: OtEntry) -> None:
+    def _put(self, bucket: _Bucket, key: str, entry: OtEntry, put_before: int | None) -> None:
         if self._away or self._puts_to_lose:
             self._puts_to_lose = max(0, self._puts_to_lose - 1)
             raise RetryLaterError(codes.BROKER_AWAY, f"lane {key}: no answer to a put")
         stored = bucket.entries.get(key)
-        if stored is not None and OtEntry.FromString(stored).epoch > entry.epoch:
-            raise FencedError(codes.LANE_TAKEN_OVER, f"a newer owner than epoch {entry.epoch} publishes")
+        check_own(entry, OtEntry.FromString(stored) if stored is not None else None, put_before)
         bucket.entries[key] = entry.SerializeToString()
         bucket.revisions[key] = bucket.revisions.get(key, 0) + 1
         update = decode_update("in memory", key, bucket.entries[key])
@@ -106,6 +105,8 @@ class MemoryOtStore:
         self._pipeline = pipeline
         self._vertex = vertex
         self._statistics = OtStatistics()
+        self._put_epochs: dict[str, int] = {}
+        """Of what was put last, by lane key."""
         self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
 
     @property
@@ -156,7 +157,12 @@ class MemoryOtStore:
         self._publisher.cancel()
 
     async def _put(self, key: str, entry: OtEntry) -> None:
-        self._memory._put(self._memory._bucket(self._pipeline, self._vertex), key, entry)
+        self._put_to(self._memory._bucket(self._pipeline, self._vertex), key, entry)
+
+    def _put_to(self, bucket: _Bucket, key: str, entry: OtEntry) -> None:
+        before = self._put_epochs.get(key)
+        self._put_epochs[key] = entry.epoch
+        self._memory._put(bucket, key, entry, before)
 
     async def _read(self, key: str) -> tuple[int, OtEntry | None]:
         bucket = self._memory._bucket(self._pipeline, self._vertex)
@@ -167,7 +173,7 @@ class MemoryOtStore:
         bucket = self._memory._bucket(self._pipeline, self._vertex)
         if bucket.revisions.get(key, 0) != guard:
             raise RetryLaterError(codes.BROKER_AWAY, f"lane {key} was put by another process")
-        self._memory._put(bucket, key, entry)
+        self._put_to(bucket, key, entry)
 
 
 class MemoryOtStores:

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import ClassVar
 
-from millstream import codes, limits
-from millstream.errors import DamageError, FencedError, InfrastructureError
+from millstream import limits
+from millstream.errors import DamageError, InfrastructureError
 from millstream.pauses import until_next
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
-from millstream.watermark.store import OtStatistics, OtUpdate, raise_epoch
+from millstream.watermark.store import OtStatistics, OtUpdate, check_own, raise_epoch
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -41,6 +41,8 @@ class RevisionedOtStore(ABC):
         self._name = name
         self._revisions: dict[str, int] = {}
         """Of the last own put, by lane key."""
+        self._put_epochs: dict[str, int] = {}
+        """The same, whether it was answered or not."""
         self._statistics = OtStatistics()
         self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
 
@@ -71,10 +73,8 @@ class RevisionedOtStore(ABC):
             revision = self._revisions.pop(key, None)
             if revision is None:
                 revision, stored = await self._stored(key)
-                if stored is not None and stored.epoch > entry.epoch:
-                    raise FencedError(
-                        codes.LANE_TAKEN_OVER, f"epoch {stored.epoch} publishes, this owner has epoch {entry.epoch}"
-                    )
+                check_own(entry, stored, self._put_epochs.get(key))
+            self._put_epochs[key] = entry.epoch
             self._revisions[key] = await self._publish_after(revision, key, entry)
 
     async def _read(self, key: str) -> tuple[int, OtEntry | None]:
@@ -83,6 +83,7 @@ class RevisionedOtStore(ABC):
 
     async def _replace(self, key: str, revision: int, entry: OtEntry) -> None:
         async with self._answering(key):
+            self._put_epochs[key] = entry.epoch
             self._revisions[key] = await self._take_over_after(revision, key, entry)
 
     async def _reread(self, queue: UpdateQueue) -> None:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from millstream import codes
 from millstream.clock import START_OF_TIME_US
-from millstream.errors import DamageError, RetryLaterError
+from millstream.errors import DamageError, FencedError, RetryLaterError
 from millstream.limits import OT_RETRY_INTERVAL_S
 from millstream.record import BufferId, LaneId
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
@@ -216,6 +216,21 @@ async def follow(store: OtStore, listeners: Iterable[OtListener]) -> None:
         async for update in updates:
             for target in targets:
                 target.observe(update)
+
+
+def check_own(entry: OtEntry, stored: OtEntry | None, put_before: int | None) -> None:
+    """Whether an owner may put `entry` over what is stored. `put_before`: the epoch of what it has put of the lane.
+
+    Raises `FencedError` where another owner publishes. Of two that have one epoch, as happens where a ledger was set
+    back below an owner that lives on, the one that is behind would take a promise back. What an owner finds before it
+    has put anything is from a ledger that was rebuilt since (`raise_epoch`).
+    """
+    if stored is None or stored.epoch < entry.epoch:
+        return
+    if stored.epoch > entry.epoch:
+        raise FencedError(codes.LANE_TAKEN_OVER, f"epoch {stored.epoch} publishes, this owner has epoch {entry.epoch}")
+    if put_before == entry.epoch and _progress(stored) > _progress(entry):
+        raise FencedError(codes.LANE_TAKEN_OVER, f"another owner of epoch {entry.epoch} publishes, and is ahead")
 
 
 def _progress(entry: OtEntry) -> tuple[bool, int, int, int, int]:

@@ -92,6 +92,12 @@ def test_a_ledger_that_is_set_back_behind_the_end_of_its_last_writer_is_noticed(
     assert not outcome.violation
 
 
+@pytest.mark.guarantee("I5")
+def test_owners_of_one_epoch_take_no_promise_back() -> None:
+    # A ledger is set back below an owner that sleeps, and the next one gets the epoch of that.
+    assert not simulate(196, adjust=with_set_backs).violation
+
+
 def test_a_past_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # Readers compare sequences only. It takes a ledger and its OT store that are set back and refilled at the right
     # moment; where shapes or draws have changed, a later seed.

@@ -270,6 +270,25 @@ async def test_an_owner_that_was_replaced_cannot_put_its_entry_over_the_last_one
 
 
 @pytest.mark.guarantee("I5")
+async def test_of_two_owners_of_one_epoch_the_one_behind_takes_no_promise_back(broker: Broker) -> None:
+    # A ledger that was set back below an owner that slept gives its epoch out a second time.
+    async with broker.open() as old, broker.open() as new:
+        asleep, awake = await old.store("clean"), await new.store("clean")
+        assert await asleep.take_over(LANE, 1) is None
+        asleep.publish(LANE, entry(5, epoch=1))
+        await flush(asleep)
+        assert await awake.take_over(LANE, 1) is None
+        awake.publish(LANE, entry(6, epoch=1))
+        await flush(awake)
+        asleep.publish(LANE, entry(90, epoch=1, ended=True))
+        await flush(asleep)
+        awake.publish(LANE, entry(7, epoch=1))
+        await flush(awake)
+        assert awake.statistics().fenced == 1
+        assert (await awake.get_all())[LANE.key].entry.watermark_us == 90
+
+
+@pytest.mark.guarantee("I5")
 async def test_whoever_takes_a_lane_over_keeps_what_was_promised_and_ends_its_owners_promises(broker: Broker) -> None:
     async with broker.open() as old, broker.open() as new:
         asleep, awake = await old.store("clean"), await new.store("clean")
