@@ -7,6 +7,7 @@ returned for it, or the exception it ended with.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from millstream_udf import columns
@@ -30,11 +31,16 @@ def map_answer(
 ) -> udf_pb2.SealedMapAnswer:
     """`times_allowed`: this is a source transform, so messages may carry event times. `encode`: for objects among the
     results."""
-    # The two usual cases are recognised by the set of types, at 20 ns a record, and then no record is looked at.
+    # The usual cases are recognised by the set of types, at 20 ns a record, and then no record is looked at.
     types = set(map(type, results))
     if not types <= _OWN and any(map(encode.takes, types)):
         results = encode.many(results)
         types = set(map(type, results))
+    if str in types:
+        # A text without a UTF-8 form is left to the slow way, which names its record.
+        with suppress(UnicodeEncodeError):
+            results = [result.encode() if type(result) is str else result for result in results]
+            types = set(map(type, results))
     if types == _PLAIN:
         return udf_pb2.SealedMapAnswer(call_id=call_id, records=len(results), values=columns.pack_bytes(results))
     if types == _FILTERING:

@@ -55,6 +55,20 @@ def test_what_a_function_may_not_return(output: Any, message: str) -> None:
     assert outcome.detail == ""
 
 
+def test_texts_among_whatever_else() -> None:
+    def some(value: bytes) -> Any:
+        return {b"text": "ü", b"none": None, b"list": ["a", b"b"], b"half": "\ud800"}.get(value, value)
+
+    assert run(some, [b"text", b"text"]).values == ["ü".encode()] * 2
+    assert run(some, [b"text", b"x", b"none"]).values == ["ü".encode(), b"x"]
+    assert run(some, [b"none", b"list", b"text"]).values == [b"a", b"b", "ü".encode()]
+    # A text without a UTF-8 form fails alone.
+    results = run(some, [b"text", b"half", b"none", b"x"])
+    assert results.values == ["ü".encode(), b"x"]
+    assert [outcome.index for outcome in results.outcomes] == [1]
+    assert "surrogates not allowed" in results.outcomes[0].reason
+
+
 def test_an_iterator_is_used_up() -> None:
     assert run(lambda value: (part.encode() for part in value.decode()), [b"ab", b"c"]).values == [b"a", b"b", b"c"]
 
