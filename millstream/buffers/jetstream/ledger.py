@@ -140,6 +140,7 @@ class JetStreamLedger:
         return StoredMark(mark, message["seq"])
 
     async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
+        """Write the lane's mark again under the next epoch, which fences earlier owners."""
         while True:
             await self._torn.wait(f"taking over lane {lane}")
             stored = await self._surely_mark(lane)
@@ -153,6 +154,7 @@ class JetStreamLedger:
             return StoredMark(mark, receipt.mark_sequence)
 
     async def commit(self, commit: Commit) -> Receipt:
+        """Store frames, ids and mark together, or nothing of them."""
         with step("ledger.commit", self._vertex):
             return await self._commit(commit)
 
@@ -217,7 +219,7 @@ class JetStreamLedger:
         return 0 if message is None else int(message["seq"])
 
     async def _purge(self, subject: str, first: int) -> None:
-        """Remove what lies before sequence `first`. A repetition does no harm."""
+        """Remove everything before sequence `first`. Repeating it is harmless."""
         # A purge up to 0 would be one of everything.
         if first > 1:
             with step("ledger.trim", self._vertex):
@@ -368,6 +370,7 @@ class JetStreamBroker:
         return None if info is None else await self._opened(stream, vertex, info)
 
     async def delete(self, vertex: str | None = None) -> None:
+        """Delete the streams of a pipeline, or of one of its vertices."""
         names: list[str] = []
         offset = 0
         while True:
@@ -422,6 +425,7 @@ class JetStreamBroker:
         return info
 
     async def _make(self, how: str, stream: str, config: Mapping[str, Any], limits: LedgerLimits) -> dict[str, Any]:
+        """Create or update the stream of a ledger."""
         try:
             with step("ledger.make"):
                 return await until_answered(self._connection, f"STREAM.{how}.{stream}", config)

@@ -88,6 +88,7 @@ class JetStreamOtStore(RevisionedOtStore):
         return self._decode(subject, base64.b64decode(found["message"].get("data", "")))
 
     async def forget(self, lane: LaneId) -> None:
+        """Delete the OT entry of a lane."""
         self._revisions.pop(lane.key, None)
         try:
             async with self._answering(lane.key):
@@ -122,7 +123,7 @@ class JetStreamOtStore(RevisionedOtStore):
                 await subscription.unsubscribe()
 
     async def create(self, pipeline: str, replicas: int) -> None:
-        """Make the bucket, or see that it is this vertex's."""
+        """Create the bucket, or check that it belongs to this vertex."""
         owner = {_OWNER_PIPELINE: pipeline, _OWNER_VERTEX: self._vertex}
         try:
             info = await self._connection.api(f"STREAM.INFO.{self._stream}")
@@ -160,10 +161,12 @@ class JetStreamOtStore(RevisionedOtStore):
         }
 
     async def _publish_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        """Replace an OT entry, if it still has this revision."""
         with step("watermark.publish", self._vertex):
             return await self._put_after(revision, key, entry)
 
     async def _take_over_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        """Take a lane's OT entry over from its previous owner."""
         with step("watermark.take_over", self._vertex):
             return await self._put_after(revision, key, entry)
 
@@ -293,6 +296,7 @@ class JetStreamOtStores:
             return self._stores[vertex]
 
     async def delete(self, vertex: str | None = None) -> None:
+        """Delete the OT buckets of a pipeline, or of one of its vertices."""
         names: list[str] = []
         seen = 0
         try:

@@ -81,7 +81,7 @@ class JetStreamRepairs:
         await self._remove(stream_name(self._pipeline, vertex), sequence)
 
     async def _remove(self, stream: str, sequence: int) -> None:
-        """Remove a message; it may be gone already."""
+        """Remove a message, which may be gone already."""
         with step("repair.remove"):
             try:
                 await until_answered(

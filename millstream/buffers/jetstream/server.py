@@ -127,8 +127,8 @@ class JetStreamServer:
 
 
 def _adopt(store: Path) -> None:
-    """Streams that an earlier version stored in the server's account of clients without names become those of the one
-    account there is."""
+    """Move streams that an earlier version stored under the server's account for unnamed clients to the one
+    account in use."""
     before, now = (store / "jetstream" / name for name in ("$G", ACCOUNT))
     if before.is_dir() and not now.exists():
         with step("broker.adopt"):

@@ -107,6 +107,7 @@ class RedisLedger:
         return None if data is None else StoredMark(self._decoded(lane, data), int(sequence))
 
     async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
+        """Write the lane's mark again under the next epoch, which fences earlier owners."""
         while True:
             stored = await self.mark(lane)
             mark = taken_over(stored, owner, uuid4().bytes)
@@ -119,6 +120,7 @@ class RedisLedger:
             return StoredMark(mark, receipt.mark_sequence)
 
     async def commit(self, commit: Commit) -> Receipt:
+        """Store frames, ids and mark together, or nothing of them: one script."""
         with step("redis.commit", self._vertex):
             return await self._commit(commit)
 
@@ -266,6 +268,7 @@ class RedisLedger:
             yield frames
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
+        """Remove the frames that every reader has passed."""
         arguments: list[str | int] = [self._id]
         for buffer, last in through.items():
             arguments += [buffer_name(buffer), last]
@@ -306,6 +309,7 @@ class RedisBroker:
         self._ledgers: dict[str, RedisLedger] = {}
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
+        """Open the ledger of a vertex; create it if it is missing."""
         if limits.replicas > 1:
             raise InfrastructureError(
                 codes.BROKER_ROLE, "Redis keeps one copy that a commit waits for; a ledger cannot have more there"
@@ -329,6 +333,7 @@ class RedisBroker:
         return self._opened(vertex, known["id"].decode(), known["layout"].decode(), found)
 
     async def delete(self, vertex: str | None = None) -> None:
+        """Delete the ledgers of a pipeline, or of one of its vertices."""
         vertices = f"{vertex_prefix(self._pipeline, vertex or '*')}l"
         with step("redis.delete"):
             for pattern in (vertices, f"{vertices}:*"):

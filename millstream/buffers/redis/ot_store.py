@@ -58,6 +58,7 @@ class RedisOtStore(RevisionedOtStore):
         return decode_update(self._entries, lane.key, data) if data is not None else None
 
     async def forget(self, lane: LaneId) -> None:
+        """Delete the OT entry of a lane."""
         self._revisions.pop(lane.key, None)
         async with self._answering(lane.key):
             with step("redis.forget", self._vertex):
@@ -79,10 +80,12 @@ class RedisOtStore(RevisionedOtStore):
                     task.cancel()
 
     async def _publish_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        """Replace an OT entry, if it still has this revision."""
         with step("redis.publish", self._vertex):
             return await self._put_after(revision, key, entry)
 
     async def _take_over_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        """Take a lane's OT entry over from its previous owner."""
         with step("redis.take_over_watermark", self._vertex):
             return await self._put_after(revision, key, entry)
 
@@ -158,6 +161,7 @@ class RedisOtStores:
         return self._stores[vertex]
 
     async def delete(self, vertex: str | None = None) -> None:
+        """Delete the OT entries of a pipeline, or of one of its vertices."""
         with step("redis.delete_watermarks"):
             if vertex is not None:
                 await remove_matching(self._connection, f"{entries_key(self._pipeline, vertex)}*")

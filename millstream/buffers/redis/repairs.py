@@ -41,6 +41,7 @@ class RedisRepairs:
         return False
 
     async def remove(self, vertex: str, buffer: BufferId, sequence: int) -> None:
+        """Remove one message of a buffer."""
         ledger = ledger_key(self._pipeline, vertex)
         with step("redis.remove"):
             await changed(self._connection, REMOVE, [ledger, counts_key(ledger)], [buffer_name(buffer), sequence])

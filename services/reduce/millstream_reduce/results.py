@@ -49,7 +49,7 @@ class ResultFiles:
         return min((number for number, _ in self._kept), default=None)
 
     def write(self, number: int, data: bytes) -> None:
-        """Keep the results of a hand-over; they replace what was kept of it. Raises `StorageFullError`."""
+        """Store the results of a hand-over, in place of those stored for it before. Raises `StorageFullError`."""
         path = self._path(number, self._epoch)
         unnamed = path.with_name(f".{path.name}.{os.getpid()}{UNNAMED_SUFFIX}")
         descriptor: int | None = None
@@ -98,7 +98,7 @@ class ResultFiles:
         return bytes(entry.body)
 
     def remove(self, through: int) -> None:
-        """Remove what was kept of hand-overs up to this number."""
+        """Remove the stored results of hand-overs up to this number."""
         for number, epoch in sorted(kept for kept in self._kept if kept[0] <= through):
             with contextlib.suppress(OSError), step("result.remove", self._vertex):
                 # One that cannot be removed now is found again at the next opening.

@@ -443,6 +443,7 @@ class SourceVertexLane:
         await self._acknowledge()
 
     async def _acknowledge(self) -> None:
+        """Acknowledge to the outside what is committed."""
         with step("source.acknowledge", self.core.lane.vertex):
             await self._source.committed(self.core.committer.mark.position)
 

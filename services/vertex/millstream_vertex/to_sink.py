@@ -261,6 +261,7 @@ class ChainDeliverer:
         self._name = self._name or os.urandom(8).hex()
 
     async def _prepare(self, units: Sequence[Unit], watermark_us: int, made: Made) -> None:
+        """Store what a delivery will mean, before it is made."""
         with step("chain.prepare", self._target.lane.vertex):
             await self._core.committer.prepare(units, watermark_us=watermark_us, delivery=made)
 
@@ -295,6 +296,7 @@ class ChainDeliverer:
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
         made: Made | None,
     ) -> None:
+        """Commit units after the target has taken their records."""
         core, self._name = self._core, ""
         begun_s = core.clock.monotonic_s()
         with step("chain.commit", self._target.lane.vertex):

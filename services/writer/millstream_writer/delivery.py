@@ -263,7 +263,7 @@ class Delivery:
         return item if tries == 0 else replace(item.take(rows), attempt=tries)
 
     async def _offer(self, lane: SinkLane, parts: Sequence[SinkFrame], end: Position) -> WriteResult:
-        """One try. A target that cannot take anything now has failed on every record."""
+        """One attempt. A target that cannot take anything now counts as a failure of every record."""
         try:
             with step("sink.write"):
                 result = await lane.write(parts, end)

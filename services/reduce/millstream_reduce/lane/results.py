@@ -86,7 +86,7 @@ class Results:
         return True
 
     async def compute(self, hand_over: wal_pb2.HandOver) -> None:
-        """Have its windows computed, and send the results in their turn."""
+        """Have the windows of a hand-over computed, and pass the results on in their turn."""
         core = self._progress.core
         windows = WindowTable.of_hand_over(hand_over)
         rows = int(windows.rows.sum())

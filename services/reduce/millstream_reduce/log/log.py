@@ -371,7 +371,7 @@ class Log:
         return end
 
     def _settle(self, end: LogEnd) -> None:
-        """Go on where the log ends."""
+        """Continue where the log ends."""
         self._log_id = end.log_id or os.urandom(16)
         self._number, self._first, self._sequence = end.newest, end.first, end.sequence
         self._lengths = dict(sorted(end.lengths.items()))
@@ -390,6 +390,7 @@ class Log:
                 os.close(descriptor)
 
     def _remove_left_over(self, end: LogEnd) -> None:
+        """Remove files that an earlier process left unfinished."""
         paths = [segment_path(self.directory, number) for number in end.left_over]
         for path in (*paths, *unnamed_files(self.directory)):
             with step("log.left_over.remove", self.identity.vertex):
@@ -435,7 +436,7 @@ async def open_log(
 
 
 def _make_directory(directory: Path, identity: LogIdentity, files: Files) -> None:
-    """The directory and those above it, durable."""
+    """Create the log's directory and its parents durably."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         with step("log.directory", identity.vertex):

@@ -168,7 +168,7 @@ def check_owner(path: Path, segment: wal_pb2.Segment, identity: LogIdentity) -> 
 
 
 def claim(directory: Path, identity: LogIdentity) -> None:
-    """Put this owner's name down, so that those before it call nothing durable any more. Raises `FencedError`."""
+    """Store this owner's name, so that earlier owners can make nothing durable any more. Raises `FencedError`."""
     owners = directory / OWNERS
     own = owners / str(identity.epoch)
     with step("log.claim", identity.vertex):

@@ -88,7 +88,7 @@ class LogWriter:
         self._with_reserve(lambda: self._begin(item))
 
     def reserve(self) -> None:
-        """Have the reserve there, where the disk has room for it."""
+        """Create the reserve, if the disk has space for it."""
         try:
             with step("log.reserve", self._identity.vertex):
                 self._files.reserve(self._reserve, self._reserve_bytes)
@@ -99,6 +99,7 @@ class LogWriter:
             self.is_short = False
 
     def _with_reserve(self, write: Callable[[], None]) -> None:
+        """Write. If the disk is full, remove the reserve and write again."""
         try:
             write()
         except StorageFullError:
@@ -129,7 +130,7 @@ class LogWriter:
             raise self._explained(error, self._directory, "list the owners of") from error
 
     def _begin(self, item: BeginSegment) -> None:
-        """Begin a segment. It gets its name when its header is durable, and the name is then taken."""
+        """Begin a segment. It gets its name once its header is durable; from then on the name is taken."""
         path = segment_path(self._directory, item.number)
         unnamed = path.with_name(f".{path.stem}.{self._identity.epoch}.{os.getpid()}{UNNAMED_SUFFIX}")
         vertex = self._identity.vertex
@@ -168,6 +169,7 @@ class LogWriter:
             self._descriptor = None
 
     def _write(self, batch: Sequence[WriteEntry]) -> None:
+        """Write entries to the current segment."""
         assert self._descriptor is not None
         buffers = [buffer for item in batch for buffer in item.buffers]
         self._dirty = True
@@ -179,6 +181,7 @@ class LogWriter:
         self.written_bytes += total_length(buffers)
 
     def _sync(self) -> None:
+        """Make the entries written so far durable."""
         if not self._dirty or self._descriptor is None:
             return
         started = time.perf_counter()

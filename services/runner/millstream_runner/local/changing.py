@@ -125,6 +125,7 @@ class Change:
         return graph
 
     def _remove_windows(self, vertex: str) -> None:
+        """Remove the logs of a reduce that is not part of the new pipeline."""
         path = self.directory.windows / vertex
         try:
             with step("data.leave"):

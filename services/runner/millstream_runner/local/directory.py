@@ -209,7 +209,7 @@ class DataDirectory:
                 own_directory(path)
 
     def clear(self) -> None:
-        """Remove everything a run keeps, and nothing else that may lie here."""
+        """Remove everything that a run keeps, and nothing else in the directory."""
         for name in _CONTENTS:
             path = self.root / name
             with _explained(f"cannot remove {path}"), step("data.clear"):
@@ -221,7 +221,7 @@ class DataDirectory:
 
 @contextmanager
 def held(root: Path) -> Iterator[DataDirectory]:
-    """The directory, made when it does not exist, for one runner alone.
+    """The directory, created if missing, for one runner alone.
 
     The lock ends with the process that holds it, however that ends; children do not inherit it.
     """
@@ -309,7 +309,7 @@ def write_json(path: Path, data: Mapping[str, Any], *, durable: bool = True) -> 
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """As `write_json`, for any text. Its owner alone may read the file, from the start."""
+    """As `write_json`, for any text. Only its owner can read the file, from the start."""
     temporary = path.with_name(path.name + ".tmp")
     with _explained(f"cannot write {path}"):
         try:
@@ -333,7 +333,7 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def make_private(path: Path) -> None:
-    """A directory that its owner alone may look into, durable; one that is there keeps its rights."""
+    """Create a directory that only its owner can read, durably; an existing one keeps its permissions."""
     missing = []
     while not path.is_dir():
         missing.append(path)

@@ -68,7 +68,7 @@ def refuse_former_outputs(outputs: Sequence[FormerOutput], *, fresh: bool) -> No
 
 
 def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Path, Path]]:
-    """Move each directory's files to a new one beside it; returns from where to where.
+    """Move the files of each directory to a new one beside it; returns the old and new places.
 
     Raises `UserError` when a run writes there now, before anything is moved.
     """

@@ -211,7 +211,7 @@ class LaneBucket:
     # Requests.
 
     def _put(self, key: str, data: bytes) -> None:
-        """An object of a file that was claimed, unless it is there."""
+        """Put an object of a claimed file, unless it exists."""
         try:
             # In one request: nothing is left behind that is not whole.
             with step("object_sink.put", self._owner.lane.vertex):
@@ -223,7 +223,7 @@ class LaneBucket:
             raise self._error(error) from error
 
     def _claim(self, claim: Claim) -> bool:
-        """Whether the next number is this owner's now. Where it is not, the newest claim is known afterwards."""
+        """Try to claim the next number. If another owner has it, the newest claim is known afterwards."""
         number = self._number + 1
         try:
             try:
@@ -274,7 +274,7 @@ class LaneBucket:
             ) from error
 
     def _remove_old(self) -> None:
-        """Claims that say nothing any more; the last ones are left for people to look at."""
+        """Remove claims without meaning; the last ones stay for people to look at."""
         if self._number % _CLAIMS_KEPT:
             return
         try:

@@ -155,7 +155,7 @@ class LaneDirectory:
         return self._carried
 
     def begin(self, extension: str) -> UnfinishedFile:
-        """A new unfinished file. Raises `RetryLaterError` on a full disk."""
+        """Create an unfinished file. Raises `RetryLaterError` if the disk is full."""
         path = self._own / f"{self._begun}.{extension}"
         with self._explained("cannot begin a file"), step("file_sink.begin", self._owner.vertex):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -226,6 +226,7 @@ class LaneDirectory:
                 file.path.unlink()
 
     def _write_note(self, path: Path, frame: str, file: UnfinishedFile | None = None) -> None:
+        """Note durably which frame a file ends with."""
         with step("file_sink.note", self._owner.vertex):
             path.write_text(frame)
         with self._given_up(file, self._own), step("file_sink.note.sync", self._owner.vertex):
@@ -249,7 +250,7 @@ class LaneDirectory:
             ) from error
 
     def _claim(self) -> None:
-        """Fence every former owner of the lane, and go on from what they noted."""
+        """Fence every earlier owner of the lane, and continue from their notes."""
         if self._own.exists():
             # The ledger was set back to before that owner: its notes say what it has made visible.
             self._fence(self._own)
@@ -281,6 +282,7 @@ class LaneDirectory:
             _remove(path, self._owner.vertex)
 
     def _fence(self, path: Path) -> None:
+        """Rename the directory of an owner, so that it can finish no more files."""
         with contextlib.suppress(FileNotFoundError), step("file_sink.fence", self._owner.vertex):
             path.rename(path.with_name(path.name + _OVER))
 
@@ -321,7 +323,7 @@ class LaneDirectory:
         return [path for path in others if is_free(path)]
 
     def _withdraw(self) -> None:
-        """Leave nothing behind of a run that was refused."""
+        """Leave nothing behind of a refused run."""
         self.close()
         # Not empty when another lane of this run uses it.
         with contextlib.suppress(OSError), step("file_sink.withdraw", self._owner.vertex):
@@ -418,7 +420,7 @@ def is_free(run: Path) -> bool:
 
 
 def _make_durably(path: Path, vertex: str) -> None:
-    """Make a directory and its parents, so that a power loss does not take them away."""
+    """Create a directory and its parents so that they survive a loss of power."""
     missing = []
     while not path.is_dir():
         missing.append(path)

@@ -122,6 +122,7 @@ class JetStreamKeptLane(KeptLane[Put]):
                 raise
 
     async def _commit(self, made: Sequence[Put], end: Position, frame: str) -> None:
+        """Publish records and the position after them as one atomic batch."""
         async with self._target.reached() as connection:
             subject = self._target.settings.subject
             messages = [(subject, put.data, put.headers) for put in made]
@@ -182,7 +183,7 @@ class JetStreamKeptLane(KeptLane[Put]):
         return kept, int(message["seq"])
 
     async def _take_over(self, connection: BrokerConnection) -> None:
-        """Fence every former owner, and learn how far the target is."""
+        """Fence every earlier owner, and read the target's position."""
         owner, subject = self._owner, self._target.settings.subject
         self._token = f"{self._identity}.{uuid4().hex}"
         while True:

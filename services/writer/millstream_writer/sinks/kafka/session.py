@@ -165,7 +165,7 @@ class Session:
         return marker
 
     def open(self) -> Marker | None:
-        """Fence every other owner, learn where the lane stands, and put this owner's epoch there."""
+        """Fence every other owner, read the lane's position, and store this owner's epoch there."""
         self.abandon()
         producer = self._made_producer({"transactional.id": self.name})
         with step("kafka_sink.fence", self._owner.lane.vertex):
@@ -179,7 +179,7 @@ class Session:
         return marker
 
     def commit(self, messages: Iterable[Message], position: Position, frame: str) -> None:
-        """One transaction: these records, and the position behind them. Raises `BrokenError`."""
+        """One transaction: these records, and the position after them. Raises `BrokenError`."""
         producer = self._producer
         assert producer is not None, "it is open"
         assert self._reader is not None, "it is open"

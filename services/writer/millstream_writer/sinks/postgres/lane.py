@@ -303,6 +303,7 @@ class PostgresSinkLane:
         self._rest = None
 
     async def _commit(self, connection: Connection, part: _Part) -> None:
+        """One transaction: rows and the position after them."""
         owner, target = self._owner, self._target
         if part.end <= self._durable and not part.lines:
             return
@@ -360,7 +361,7 @@ class PostgresSinkLane:
         return connection
 
     async def _take_over(self, connection: Connection) -> None:
-        """Fence every former owner, and learn how far the target is."""
+        """Fence every earlier owner, and read the target's position."""
         # The answer to an earlier attempt may be lost: what it left is still this lane's own.
         owner, token = self._owner, f"{self._identity}.{uuid4().hex}"
         await connection.execute(f"SET lock_timeout TO {int(POSTGRES_LOCK_TIMEOUT_S * 1000)}")

@@ -47,7 +47,7 @@ class Target:
         self._is_staged = settings.mode != "insert"
 
     async def create(self, connection: Connection) -> None:
-        """The tables that do not exist."""
+        """Create the tables that do not exist."""
         settings = self._settings
         wanted = [settings.position_table, f"{settings.position_table}_refused"]
         wanted += [settings.table] if settings.create_table else []
@@ -240,6 +240,7 @@ def _parts(table: str) -> tuple[str | None, str]:
 async def _copy(
     connection: Connection, lines: Sequence[bytes], table: str, columns: Sequence[str], *, schema: str | None
 ) -> None:
+    """Copy rows into a table, within the transaction of their position."""
     with step("postgres_sink.copy"):
         await connection.copy_to_table(
             table, source=BytesIO(b"".join(lines)), columns=list(columns), schema_name=schema, format="text"

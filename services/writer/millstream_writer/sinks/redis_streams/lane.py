@@ -78,6 +78,7 @@ class RedisSinkLane(KeptLane[Put]):
         return convert(self._settings, item)
 
     async def _commit(self, made: Sequence[Put], end: Position, frame: str) -> None:
+        """One script: records and the position after them."""
         settings, owner = self._settings, self._owner
         keys: list[Word] = [self._key]
         keys += [settings.target] if settings.mode == "stream" else [put.key for put in made]
@@ -134,7 +135,7 @@ class RedisSinkLane(KeptLane[Put]):
         return link
 
     async def _take_over(self, link: Link) -> None:
-        """Fence every former owner, and learn how far the target is."""
+        """Fence every earlier owner, and read the target's position."""
         owner, token = self._owner, f"{self._identity}.{uuid4().hex}"
         fresh = (owner.ledger_id, *owner.start)
         target, remedy = self._settings.target, self._by_hand()
