@@ -16,36 +16,36 @@ from tools.pages import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_MADE = "Made from the codes in `millstream/codes`; `python tools/errors_reference.py` regenerates it."
+_MADE = "`python tools/errors_reference.py` generates this page from the codes in `millstream/codes`."
 
 ERRORS = f"""# Error codes
 
 {_MADE}
 
-Every error of Millstream's has a code, which is printed with it, stands in the logs as `code`, and means the same
-wherever it is met. `millstream explain MS-2103` prints what stands here. The first digit says who can change something,
-and gives the exit code. [troubleshooting.md](troubleshooting.md) begins with what you see.
+Every Millstream error has a code. The message contains it, log entries have it in the field `code`, and its meaning is the same
+everywhere. `millstream explain MS-2103` prints the section of this page. The first digit says who can act, and determines the exit
+code. [troubleshooting.md](troubleshooting.md) lists the codes by symptom.
 """
 
 TROUBLESHOOTING = f"""# When something goes wrong
 
 {_MADE}
 
-1. **Look for the code.** A message begins or ends with one, such as `error[MS-4010]`. `millstream explain MS-4010` says
-   what it means for your data and what to do, and so does [errors.md](errors.md).
-2. **Look at the run.** `millstream status` shows how far each vertex is, who waits, and what the run failed with.
-   `millstream logs --level warning` has what its processes said; a line about an error has its code in the field
+1. **Find the code.** A message begins or ends with one, such as `error[MS-4010]`. `millstream explain MS-4010` says
+   what it means for your data and what to do; [errors.md](errors.md) has the same text.
+2. **Look at the run.** `millstream status` shows the progress of each vertex, which vertices wait, and why the run failed.
+   `millstream logs --level warning` shows the messages of its processes. An entry about an error has its code in the field
    `code`.
-3. **Look at the account.** At its end a run prints what became of every record, and `BALANCED` or the difference.
-4. **Run it again.** A run that stopped goes on from its marks: `millstream run` with the same data directory. Give
-   `--fresh` only where you want to start over; it removes what is stored.
+3. **Look at the account.** At its end, a run prints what became of every record, and `BALANCED` or the difference.
+4. **Run it again.** A run that stopped continues from its marks: `millstream run` with the same data directory. Use
+   `--fresh` only to start over, because it removes the stored data.
 
-Stored data that is damaged (exit code 5) stops a pipeline before anything of it is used. Copy the data directory
-first, then see what `millstream repair` says ([cli.md](cli.md#millstream-repair)).
+Damaged data (exit code 5) stops a pipeline before any of it is used. Copy the data directory
+first, then look at the output of `millstream repair` ([cli.md](cli.md#millstream-repair)).
 
-## What you see
+## Symptoms
 
-Find the exit code or the kind of error, then what comes nearest.
+Find the exit code or the kind of error, then the line that comes closest.
 """
 
 
