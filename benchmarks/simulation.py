@@ -2,6 +2,7 @@
 
     python benchmarks/simulation.py --seeds 10000 [--from 0] [--jobs 2] [--json]     seeds per second, what was found
     python benchmarks/simulation.py --seeds 2000 --set-back                          ledgers lose their end as well
+    python benchmarks/simulation.py --seeds 2000 --chain map-chain                   of that shape (`CHAINED`)
     python benchmarks/simulation.py --seed 843 --trace                               what happens in one of them
 
 Exit code 1 when an invariant does not hold. What a simulation is made of stands in `tests/simulation/world.py`.
@@ -22,15 +23,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.simulation.set_back import with_set_backs
+from tests.simulation.shapes import CHAINED, Shape
 from tests.simulation.simulate import Outcome, simulate
 
 CHUNK = 20
 """Seeds a process is given at a time."""
 
 
-def outcomes_of(seeds: range, jobs: int, *, set_back: bool) -> Iterator[Outcome]:
+def outcomes_of(seeds: range, jobs: int, *, set_back: bool, shape: Shape | None) -> Iterator[Outcome]:
     """In the order of the seeds."""
-    one = partial(simulate, adjust=with_set_backs) if set_back else simulate
+    one = partial(simulate, adjust=with_set_backs if set_back else None, shape=shape)
     if jobs == 1:
         yield from map(one, seeds)
         return
@@ -77,17 +79,19 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
     parser.add_argument("--jobs", type=int, default=1, help="processes that simulate side by side")
     parser.add_argument("--set-back", action="store_true", help="ledgers are set back as well")
+    parser.add_argument("--chain", choices=CHAINED, help="pipelines with this chain only")
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", action="store_true", help="with --seed: tell everything that happens")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    shape = CHAINED[options.chain] if options.chain else None
     if options.seed is not None:
         adjust = with_set_backs if options.set_back else None
-        outcome = simulate(options.seed, tracing=options.trace, adjust=adjust)
+        outcome = simulate(options.seed, tracing=options.trace, adjust=adjust, shape=shape)
         print("\n".join(outcome.trace) or outcome.violation or "every invariant held")
         return bool(outcome.violation)
     seeds = range(options.first, options.first + options.seeds)
-    outcomes = outcomes_of(seeds, options.jobs, set_back=options.set_back)
+    outcomes = outcomes_of(seeds, options.jobs, set_back=options.set_back, shape=shape)
     return run_many(outcomes, as_json=options.json) > 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from millstream.account import Account
 from millstream.frame import Frame
 from millstream.record import SOURCE_INPUT, BufferId, LaneId
 from millstream.spec.lanes import inputs_of, lanes_of
@@ -76,6 +77,8 @@ class Judgement:
     def __init__(self, world: World) -> None:
         self.world = world
         self.graph = world.graph
+        """In which a chain is one vertex, called as its first."""
+        self.whole = world.whole
         self.rows = {
             buffer: rows_of(world, buffer) for lane in self._all_lanes() for buffer in inputs_of(self.graph, lane)
         }
@@ -88,10 +91,12 @@ class Judgement:
         for lane in self._all_lanes():
             kind = self.graph.vertex(lane.vertex).kind
             inputs = self._inputs(lane)
-            if kind == "source":
+            if chain := self._maps_of_chain(lane.vertex):
+                self._check_maps(lane, chain, self._given(lane))
+            elif kind == "source":
                 self._check_source(lane, inputs)
             elif kind == "map":
-                self._check_map(lane, self.rows[inputs_of(self.graph, lane)[0]])
+                self._check_maps(lane, (lane.vertex,), self._given(lane))
             elif kind == "reduce":
                 self._check_reduce(lane)
             self._check_account(lane, len(inputs))
@@ -126,39 +131,58 @@ class Judgement:
                 if numbers != sorted(numbers):
                     raise Violation(f"I4: {lane} to {buffer}: out of order: {numbers}")
 
-    def _check_map(self, lane: LaneId, inputs: list[Row]) -> None:
+    def _maps_of_chain(self, vertex: str) -> tuple[str, ...]:
+        """The maps that run in the lanes of a vertex, in their order; empty without a chain."""
+        chain = self.whole.chain(vertex)
+        if len(chain) == 1:
+            return ()
+        return chain[1:] if self.whole.vertex(vertex).kind == "source" else chain
+
+    def _given(self, lane: LaneId) -> list[tuple[bytes, tuple[bytes, ...]]]:
+        """What the first map of a lane takes: values with their keys."""
+        if lane.input == SOURCE_INPUT:
+            split = self.world.outside.splits[lane.vertex, lane.partition]
+            return [(record.value, (record.key.encode(),)) for record in split.records]
+        return [(row.value, row.keys) for buffer in inputs_of(self.graph, lane) for row in self.rows[buffer]]
+
+    def _check_maps(self, lane: LaneId, maps: Sequence[str], inputs: list[tuple[bytes, tuple[bytes, ...]]]) -> None:
+        """Maps that run one behind the other: of which only the first looks at what a record is."""
         wanted: dict[BufferId, list[tuple[bytes, bytes]]] = defaultdict(list)
-        behaviour = self.world.shape.behaviours[lane.vertex]
-        name = lane.vertex.encode()
-        for row in inputs:
-            answer = answers_of(behaviour, row.value)
+        first, others = maps[0], maps[1:]
+        behaviour = self.world.shape.behaviours[first]
+        behind = b"".join(b"/" + name.encode() + b":0" for name in others)
+        for value, keys in inputs:
+            answer = answers_of(behaviour, value)
             if answer == "dead":
-                for edge in self.graph.dead_letter_edges(lane.vertex):
-                    target = self._targets(edge, row.keys, ())
+                for edge in self.whole.dead_letter_edges(first):
+                    target = self._targets(edge, keys, ())
                     if target is not None:
-                        wanted[target].append((row.value, b""))
+                        wanted[target].append((value, b""))
             elif not isinstance(answer, str):
                 for k, tags in answer:
-                    for edge in self.graph.data_edges(lane.vertex):
-                        target = self._targets(edge, row.keys, tags)
+                    for edge in self.whole.data_edges(maps[-1]):
+                        target = self._targets(edge, keys, () if others else tags)
                         if target is not None:
-                            wanted[target].append((row.value, name + b":%d" % k))
+                            wanted[target].append((value, first.encode() + b":%d" % k + behind))
         calls: dict[bytes, bytes] = {}
         for edge in self.graph.edges_out[lane.vertex]:
-            dead = edge in self.graph.dead_letter_edges(lane.vertex)
+            dead = edge.kind == "deadLetter"
             for buffer, rows in self._written(lane, edge).items():
-                found = [(row.value, b"") if dead else self._parsed(row.value, calls) for row in rows]
+                found = [(row.value, b"") if dead else self._parsed(row.value, len(maps), calls) for row in rows]
                 if found != wanted[buffer]:
                     fault = "I4: out of order" if Counter(found) == Counter(wanted[buffer]) else "I1"
                     raise Violation(f"{fault}: {lane} to {buffer}: {_difference(found, wanted[buffer])}")
 
-    def _parsed(self, value: bytes, calls: dict[bytes, bytes]) -> tuple[bytes, bytes]:
-        """What an output is of; all outputs of one record have to come from one call."""
-        parent, _, made = value.rpartition(b"/")
-        what, _, call = made.partition(b"!")
-        if calls.setdefault(parent, call) != call:
-            raise Violation(f"I1: outputs of two calls for {parent!r}: {call!r} and {calls[parent]!r}")
-        return parent, what
+    def _parsed(self, value: bytes, maps: int, calls: dict[bytes, bytes]) -> tuple[bytes, bytes]:
+        """What an output is of; all outputs that one map makes of one record have to come from one call."""
+        way: list[bytes] = []
+        for _ in range(maps):
+            value, _, made = value.rpartition(b"/")
+            what, _, call = made.partition(b"!")
+            if calls.setdefault(value, call) != call:
+                raise Violation(f"I1: outputs of two calls for {value!r}: {call!r} and {calls[value]!r}")
+            way.insert(0, what)
+        return value, b"/".join(way)
 
     def _written(self, lane: LaneId, edge: Edge) -> dict[BufferId, list[Row]]:
         """What a lane wrote to each buffer of an edge."""
@@ -171,6 +195,15 @@ class Judgement:
             raise Violation(f"I9: {lane} has not ended")
         if history.mark.account.inputs != inputs:
             raise Violation(f"I2: {lane} counts {history.mark.account.inputs} inputs, there were {inputs}")
+        members = self.whole.chain(lane.vertex)[1:]
+        if [member.vertex for member in history.mark.members] != list(members):
+            raise Violation(f"I2: {lane} has accounts of {history.mark.members}, and not of {members}")
+        is_source = self.whole.vertex(lane.vertex).kind == "source"
+        handed_on = history.mark.account.processed if is_source else history.mark.account.outputs
+        for name, member in zip(members, history.mark.members, strict=True):
+            if Account.from_message(member.account).difference or member.account.inputs != handed_on:
+                raise Violation(f"I2: {name} in {lane} was handed {handed_on} records, and has: {member.account}")
+            handed_on = member.account.outputs
 
     def _check_sink(self, vertex: str) -> None:
         wanted: dict[str, bytes] = {}
@@ -209,7 +242,8 @@ class Judgement:
                 excused = {row.value for row in inputs if row.is_late}
                 for edge in self.graph.edges_out[vertex.name]:
                     for row in (row for rows in self._written(lane, edge).values() for row in rows if row.is_late):
-                        parent = row.value.rpartition(b"/")[0] if vertex.kind == "map" else row.value
+                        maps = len(self._maps_of_chain(vertex.name)) or int(vertex.kind == "map")
+                        parent = row.value.rsplit(b"/", maps)[0] if edge.kind != "deadLetter" else row.value
                         is_excused = self.world.shape.late if vertex.kind == "source" else {parent, row.value} & excused
                         if not is_excused:
                             raise Violation(

@@ -57,8 +57,10 @@ def _sink(name: str, partitions: int = 1) -> Spec:
     }
 
 
-def _edge(begin: str, end: str, kind: str = "", tags: tuple[str, ...] = ()) -> Spec:
+def _edge(begin: str, end: str, kind: str = "", tags: tuple[str, ...] = (), *, chain: bool = False) -> Spec:
     edge: dict[str, Any] = {"from": begin, "to": end}
+    if chain:
+        edge["chain"] = True
     if kind:
         edge["kind"] = kind
     if tags:
@@ -243,6 +245,56 @@ def _narrow() -> Shape:
     return Shape("narrow", _pipeline("narrow", vertices, edges, 0.4, limits=limits), {"fan": "fan"}, max_delay_s=0.4)
 
 
+def _source_chain() -> Shape:
+    """A source, two maps and no buffer between them. What the first map makes of a record is not stored anywhere, so
+    only the first of a chain makes something that depends on the record."""
+    vertices = [
+        _source("a", 2),
+        _map("fan", 2, on_failure="deadLetter"),
+        _map("plain", 2),
+        _sink("out", 2),
+        _sink("all"),
+        _sink("dead"),
+    ]
+    edges = [
+        _edge("a", "fan", chain=True),
+        _edge("fan", "plain", chain=True),
+        _edge("plain", "out"),
+        _edge("plain", "all"),
+        _edge("fan", "dead", "deadLetter"),
+    ]
+    spec = _pipeline("source-chain", vertices, edges, 1.0)
+    return Shape("source-chain", spec, {"fan": "fan", "plain": "plain"})
+
+
+def _map_chain() -> Shape:
+    """Three maps behind a buffer, and windows behind them."""
+    vertices = [
+        _source("a", 2),
+        _source("b"),
+        _map("fan", 2, 2, on_failure="deadLetter"),
+        _map("plain", 2, 2),
+        _map("third", 2, 2),
+        _reduce("sum", {"fixed": {"length": "600ms"}}),
+        _sink("out"),
+        _sink("dead"),
+    ]
+    edges = [
+        _edge("a", "fan"),
+        _edge("b", "fan"),
+        _edge("fan", "plain", chain=True),
+        _edge("plain", "third", chain=True),
+        _edge("third", "sum"),
+        _edge("fan", "dead", "deadLetter"),
+        _edge("sum", "out"),
+    ]
+    behaviours = {"fan": "fan", "plain": "plain", "third": "plain"}
+    return Shape("map-chain", _pipeline("map-chain", vertices, edges, 0.4), behaviours, max_delay_s=0.4)
+
+
+CHAINED: Mapping[str, Shape] = {shape.name: shape for shape in (_source_chain(), _map_chain())}
+"""Beside `SHAPES`, so that the seeds of those stay what they are."""
+
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
@@ -268,7 +320,7 @@ SHAPES: Mapping[str, Shape] = {
 @cache
 def resolved_of(name: str) -> Resolved:
     """The pipeline as its processes get it."""
-    return resolved.load(json.dumps({"format": 1, "baseDir": "/", "pipeline": SHAPES[name].spec}))
+    return resolved.load(json.dumps({"format": 1, "baseDir": "/", "pipeline": {**SHAPES, **CHAINED}[name].spec}))
 
 
 def given(rng: random.Random, graph: Graph, shape: Shape, span_s: float) -> dict[tuple[str, int], Split]:

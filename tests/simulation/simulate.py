@@ -11,7 +11,7 @@ from pathlib import Path
 
 from millstream_reduce.lane import units
 from tests.simulation.history import Violation
-from tests.simulation.shapes import SHAPES
+from tests.simulation.shapes import SHAPES, Shape
 from tests.simulation.world import World
 
 
@@ -34,10 +34,16 @@ class Outcome:
     trace: list[str] = field(default_factory=list)
 
 
-def simulate(seed: int, *, tracing: bool = False, adjust: Callable[[World], None] | None = None) -> Outcome:
-    """Run one seed. Never raises for what it finds: see `Outcome.violation`. `adjust` may change what was drawn."""
-    names = sorted(SHAPES)
-    shape = SHAPES[names[seed % len(names)]]
+def simulate(
+    seed: int, *, tracing: bool = False, adjust: Callable[[World], None] | None = None, shape: Shape | None = None
+) -> Outcome:
+    """Run one seed. Never raises for what it finds: see `Outcome.violation`. `adjust` may change what was drawn.
+
+    `shape`: of the pipeline; by default the seed has one of `SHAPES`.
+    """
+    if shape is None:
+        names = sorted(SHAPES)
+        shape = SHAPES[names[seed % len(names)]]
     shared = Path("/dev/shm")
     directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=shared if shared.is_dir() else None))
     logging.disable(logging.CRITICAL)

@@ -22,7 +22,7 @@ from tests.simulation.faults import Fault
 from tests.simulation.network import Weather
 from tests.simulation.outside import BASE_US, Given, Split, Temper
 from tests.simulation.set_back import with_set_backs
-from tests.simulation.shapes import SHAPES
+from tests.simulation.shapes import CHAINED, SHAPES, Shape
 from tests.simulation.simulate import Outcome, simulate
 from tests.simulation.world import World
 from tests.support.sizes import sized
@@ -48,6 +48,15 @@ def test_whatever_happens_every_invariant_holds(shape: str) -> None:
     # It was worth looking: there were faults, and work.
     assert sum(outcome.faults for outcome in outcomes) > SEEDS
     assert sum(outcome.commits for outcome in outcomes) > 10 * SEEDS
+
+
+@pytest.mark.guarantee("I1", "I2", "I4", "I5", "I9")
+@pytest.mark.parametrize("shape", sorted(CHAINED))
+def test_chains_hold_every_invariant(shape: str) -> None:
+    outcomes = [simulate(seed, shape=CHAINED[shape]) for seed in range(2 * SEEDS)]
+    assert not [found_in(outcome, f"--chain {shape}") for outcome in outcomes if outcome.violation]
+    assert sum(outcome.faults for outcome in outcomes) > 2 * SEEDS
+    assert sum(outcome.commits for outcome in outcomes) > 20 * SEEDS
 
 
 @pytest.mark.guarantee("I1", "I3", "I9")
@@ -194,7 +203,11 @@ def test_an_owner_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -
         zombies = tuple(Fault(0.2 * n, "zombie", n * 0.37 % 1, 0.1) for n in range(1, 8))
         world.follow(replace(world.plan, faults=zombies))
 
-    assert not [outcome.violation for seed in range(12) if (outcome := simulate(seed, adjust=haunted)).violation]
+    def found(shape: Shape | None = None) -> list[str]:
+        outcomes = [simulate(seed, adjust=haunted, shape=shape) for seed in range(12)]
+        return [outcome.violation for outcome in outcomes if outcome.violation]
+
+    assert not found()
     monkeypatch.setattr(memory.MemoryLedger, "_attempt", lets_everybody)
-    found = [outcome.violation for seed in range(12) if (outcome := simulate(seed, adjust=haunted)).violation]
-    assert any("after epoch" in violation for violation in found), found
+    for shape in (None, *CHAINED.values()):
+        assert any("after epoch" in violation for violation in found(shape)), shape

@@ -128,7 +128,9 @@ class World:
         self.shape = shape
         self.directory = directory
         self.resolved = resolved_of(shape.name)
-        self.graph = self.resolved.graph
+        self.whole = self.resolved.graph
+        self.graph = self.whole.stages
+        """In which a chain is one vertex."""
         self.span_s = self.rng.choice((0.5, 2.0, 6.0))
         reduces = {vertex.name for vertex in self.graph.vertices if vertex.kind == "reduce"}
         self.plan = draw(self.rng, self.span_s, ALL_LOG_FAULTS if shape.loses_logs else LOG_FAULTS if reduces else ())
