@@ -8,6 +8,7 @@ LOCK := requirements/dev.txt
 STAMP := $(VENV)/.set-up
 # Much of the tests' time is waiting, for processes that start and for limits that pass.
 WORKERS ?= 3
+ADDRESS ?= 127.0.0.1:8000
 OTELCOL := .cache/collector/otelcol
 PIP_AUDIT := 2.10.1
 GOVULNCHECK := v1.1.4
@@ -49,8 +50,8 @@ servers: $(STAMP)  ## Fetch the servers that tests of connectors run (cached); n
 demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check every result.
 	$(BIN)/python examples/flights/demo.py
 
-docs: $(STAMP)  ## Serve the documentation at http://127.0.0.1:8000, and build it again when a page changes.
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+docs: $(STAMP)  ## Serve the documentation at http://127.0.0.1:8000 (ADDRESS=host:port), and rebuild it when a page changes.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr $(ADDRESS)
 
 check: $(STAMP) lint types  ## Format, lint, types and the quick unit tests: under a minute.
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --hypothesis-profile quick \

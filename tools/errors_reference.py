@@ -22,9 +22,9 @@ ERRORS = f"""# Error codes
 
 {_MADE}
 
-Every Millstream error has a code. The message contains it, log entries have it in the field `code`, and its meaning is the same
-everywhere. `millstream explain MS-2103` prints the section of this page. The first digit says who can act, and determines the exit
-code. [troubleshooting.md](troubleshooting.md) lists the codes by symptom.
+Every Millstream error has a code. The message contains it, log entries have it in the field `code`, and its meaning is
+the same everywhere. `millstream explain MS-2103` prints the section of this page. The first digit says who can act, and
+determines the exit code. [troubleshooting.md](troubleshooting.md) lists the codes by symptom.
 """
 
 TROUBLESHOOTING = f"""# When something goes wrong
@@ -33,9 +33,9 @@ TROUBLESHOOTING = f"""# When something goes wrong
 
 1. **Find the code.** A message begins or ends with one, such as `error[MS-4010]`. `millstream explain MS-4010` says
    what it means for your data and what to do; [errors.md](errors.md) has the same text.
-2. **Look at the run.** `millstream status` shows the progress of each vertex, which vertices wait, and why the run failed.
-   `millstream logs --level warning` shows the messages of its processes. An entry about an error has its code in the field
-   `code`.
+2. **Look at the run.** `millstream status` shows the progress of each vertex, which vertices wait, and why the run
+   failed. `millstream logs --level warning` shows the messages of its processes. An entry about an error has its code
+   in the field `code`.
 3. **Look at the account.** At its end, a run prints what became of every record, and `BALANCED` or the difference.
 4. **Run it again.** A run that stopped continues from its marks: `millstream run` with the same data directory. Use
    `--fresh` only to start over, because it removes the stored data.

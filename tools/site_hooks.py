@@ -14,12 +14,15 @@ from __future__ import annotations
 import argparse
 import posixpath
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import Abort
+from mkdocs.livereload import LiveReloadServer
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
@@ -53,6 +56,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the folders of the navigation."""
     config.nav = _filled(config.nav or [])
     return config
+
+
+def on_serve(server: LiveReloadServer, config: MkDocsConfig, builder: Callable[..., None]) -> LiveReloadServer:
+    """Report an address in use in one sentence, before MkDocs reports it with a traceback."""
+    host, port = str(server.server_address[0]), server.server_address[1]
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((host, port))
+        except OSError as error:
+            remedy = "use another address: make docs ADDRESS=127.0.0.1:8001"
+            raise Abort(f"cannot listen on {host}:{port} ({error.strerror}); {remedy}") from error
+    return server
 
 
 def _filled(entries: list[Any]) -> list[Any]:
