@@ -107,6 +107,12 @@ def test_owners_of_one_epoch_take_no_promise_back() -> None:
     assert not simulate(196, adjust=with_set_backs).violation
 
 
+@pytest.mark.guarantee("I9")
+def test_frames_that_are_lost_before_they_are_read_are_not_waited_for() -> None:
+    # A reader has heard of them, and lives on where their ledger is set back.
+    assert not simulate(2985, adjust=with_set_backs).violation
+
+
 def test_a_past_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # Readers compare sequences only. It takes a ledger and its OT store that are set back and refilled at the right
     # moment; where shapes or draws have changed, a later seed.

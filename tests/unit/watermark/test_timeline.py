@@ -156,12 +156,30 @@ def test_a_new_owner_that_finds_its_frames_trimmed_is_still_heard() -> None:
     timeline = Timeline()
     timeline.add(1, 6, 100)
     # All it wrote was read and trimmed, and its mark lies in another buffer: the ledger knows of no frame here.
+    timeline.forget(6)
     assert timeline.add(2, 0, 100)
     assert timeline.add(2, 0, 200)
     assert timeline.watermark_at(6) == 200
     assert timeline.add(2, 0, END_OF_TIME_US, ended=True)
     assert timeline.ended
     assert timeline.head_sequence == 6
+
+
+@pytest.mark.guarantee("I5", "I9")
+def test_what_a_new_owner_knows_nothing_of_and_nobody_has_read_is_not_waited_for() -> None:
+    timeline = Timeline()
+    timeline.add(1, 4, 100)
+    timeline.add(1, 6, 200)
+    timeline.add(1, 28, 900)
+    assert timeline.watermark_at(5) == 100
+    # Its ledger was set back: frames 6 to 28 are gone, and it writes others.
+    assert timeline.add(2, 5, 150)
+    assert timeline.head_sequence == 5
+    assert timeline.add(2, 7, 160)
+    assert (timeline.watermark_at(6), timeline.watermark_at(7)) == (150, 160)
+    assert timeline.add(2, 7, END_OF_TIME_US, ended=True)
+    assert timeline.head_sequence == 7
+    assert timeline.watermark_at(7) == END_OF_TIME_US
 
 
 def test_an_idle_lane_moves_on_without_sending_frames() -> None:
