@@ -70,7 +70,7 @@ class SparkDriverServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request, context):
-        """Computes windows. Requests that wait for the same program are put into one job.
+        """Computes windows. Waiting requests for the same program become one job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -8,9 +8,9 @@ frames; a UDF in any language implements this one service.
 A stream begins with Hello from the client and Welcome from the server. Then
 the client sends Calls, up to the number the server allowed in Welcome, and
 the server answers each exactly once, in any order. The client ends a stream
-by half-closing it; the server answers what it holds and closes (drain).
-When the stream breaks, calls without an answer are sent again on the next
-stream, so a UDF may see a record twice; its answer is used once.
+by half-closing it; the server answers its remaining calls and closes (drain).
+When the stream breaks, the client sends unanswered calls again on the next
+stream, so a UDF may see a record twice; only one answer is used.
 """
 
 from collections import abc as _abc
@@ -78,13 +78,13 @@ class DescribeResponse(_message.Message):
     SDK_VERSION_FIELD_NUMBER: _builtins.int
     CONCURRENCY_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
-    """The highest version of this protocol the server speaks. This file is version 1."""
+    """The highest version of this protocol that the server supports. This file is version 1."""
     language: _builtins.str
     """For example "python", "go"."""
     sdk_version: _builtins.str
-    """Of the SDK; empty when there is none."""
+    """Version of the SDK; empty if there is none."""
     concurrency: _builtins.int
-    """How many records of one stream the server works on at a time; 0 when it does not say."""
+    """How many records of one stream the server processes at a time; 0 if unknown."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___Kind.ValueType]: ...
     def __init__(
@@ -125,8 +125,8 @@ class Hello(_message.Message):
     """For example "in-map.0"."""
     replica: _builtins.int
     calls_socket: _builtins.bool
-    """Map and sink: the client reaches the directory of the server's socket, and offers to send calls over a second socket
-    there, "<path of the socket>.calls". A server without one leaves calls_token empty.
+    """Map and sink: the client can reach the directory of the server's socket, and offers to send calls over a second
+    socket there, "<path of the socket>.calls". A server without one leaves calls_token empty.
     """
     def __init__(
         self,
@@ -158,12 +158,12 @@ class Welcome(_message.Message):
     CALLS_TOKEN_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     calls_max: _builtins.int
-    """Calls the client may have without an answer; at least 1."""
+    """How many unanswered calls the client may have; at least 1."""
     calls_token: _builtins.bytes
-    """Not empty: the messages that follow in this stream, both ways, travel over the second socket. The client connects to
-    it and sends these bytes as the first message. A message is its length, four bytes, little-endian, and then what
-    would be a gRPC message. The client half-closes that connection instead of the stream; the server closes it when all
-    is answered, and ends the stream with its status.
+    """If not empty, all further messages of this stream travel over the second socket, in both directions. The client
+    connects to it and sends these bytes as the first message. A message is its length, four bytes, little-endian,
+    followed by the bytes of the gRPC message. The client half-closes that connection instead of the stream. The server
+    closes it when everything is answered, and ends the stream with its status.
     """
     def __init__(
         self,
@@ -182,7 +182,7 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Outcome(_message.Message):
-    """What became of one input record when it is not simply "ok"."""
+    """The outcome of an input record that was not processed normally."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -196,26 +196,26 @@ class Outcome(_message.Message):
         RESULT_ERROR: Outcome._Result.ValueType  # 1
         """The function failed; `reason` is the message, `detail` the stack trace. The retry policy decides."""
         RESULT_RETRY: Outcome._Result.ValueType  # 2
-        """Try this record again after `delay_us`, without counting an attempt."""
+        """Retry this record after `delay_us`, without counting an attempt."""
         RESULT_DEAD_LETTER: Outcome._Result.ValueType  # 3
-        """Do not try again: the record goes to the dead-letter edge with `reason`."""
+        """Do not retry: the record goes to the dead-letter edge with `reason`."""
         RESULT_DROP: Outcome._Result.ValueType  # 4
-        """Leave the record out, counted under `reason`. (An input without output is "filtered".)"""
+        """Drop the record, and count it under `reason`. (An input without output is "filtered".)"""
         RESULT_FALLBACK: Outcome._Result.ValueType  # 5
-        """Sinks: hand the record to the fallback sink."""
+        """Sinks: pass the record to the fallback sink."""
 
     class Result(_Result, metaclass=_ResultEnumTypeWrapper): ...
     RESULT_UNSPECIFIED: Outcome.Result.ValueType  # 0
     RESULT_ERROR: Outcome.Result.ValueType  # 1
     """The function failed; `reason` is the message, `detail` the stack trace. The retry policy decides."""
     RESULT_RETRY: Outcome.Result.ValueType  # 2
-    """Try this record again after `delay_us`, without counting an attempt."""
+    """Retry this record after `delay_us`, without counting an attempt."""
     RESULT_DEAD_LETTER: Outcome.Result.ValueType  # 3
-    """Do not try again: the record goes to the dead-letter edge with `reason`."""
+    """Do not retry: the record goes to the dead-letter edge with `reason`."""
     RESULT_DROP: Outcome.Result.ValueType  # 4
-    """Leave the record out, counted under `reason`. (An input without output is "filtered".)"""
+    """Drop the record, and count it under `reason`. (An input without output is "filtered".)"""
     RESULT_FALLBACK: Outcome.Result.ValueType  # 5
-    """Sinks: hand the record to the fallback sink."""
+    """Sinks: pass the record to the fallback sink."""
 
     INDEX_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
@@ -230,8 +230,8 @@ class Outcome(_message.Message):
     detail: _builtins.str
     delay_us: _builtins.int
     code: _builtins.int
-    """What kind of failure it is, by its number in Millstream's catalogue of errors; 0 when it is none of its own. 3005: the
-    record does not fit the type that the function takes.
+    """The kind of failure, by its number in Millstream's catalogue of errors; 0 if none applies. 3005: the record does
+    not fit the function's type.
     """
     def __init__(
         self,
@@ -293,15 +293,15 @@ class MapCall(_message.Message):
     watermark_us: _builtins.int
     """Watermark at this frame, microseconds."""
     attempt: _builtins.int
-    """0 for the first attempt at these records; then how often the function failed on one of them or asked for it again."""
+    """0 for the first attempt at these records; then how often the function failed on one of them or asked to retry it."""
     traceparent: _builtins.str
-    """Trace context of the mesh's span around this call."""
+    """Trace context of the vertex's span around this call."""
     id_prefix: _builtins.str
-    """"<vertex>/<edge>/<partition>/<sequence>/": with the record's index it is the record's stable id, the same at every
-    attempt, unless the frame has ids of its own. Empty in a source transform.
+    """"<vertex>/<edge>/<partition>/<sequence>/". Followed by the record's index, it is the record's stable id, the same
+    at every attempt, unless the frame has its own ids. Empty in a source transform.
     """
     first_index: _builtins.int
-    """Index, in the frame as it is stored, of this call's first record."""
+    """Index, in the stored frame, of this call's first record."""
     @_builtins.property
     def frame(self) -> _frame_pb2.Frame: ...
     def __init__(
@@ -351,7 +351,7 @@ Global___MapResponse: _TypeAlias = MapResponse  # noqa: Y015
 
 @_typing.final
 class MapAnswer(_message.Message):
-    """Outputs as columns, in the order in which they are to be forwarded."""
+    """Outputs as columns, in the order in which to forward them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -374,7 +374,7 @@ class MapAnswer(_message.Message):
     def values(self) -> _frame_pb2.BytesColumn: ...
     @_builtins.property
     def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Index of the input record each output came from, never falling. Absent: output i came from input i,
+        """Index of the input record of each output, never decreasing. Absent: output i belongs to input i,
         and records equals the number of inputs.
         """
 
@@ -396,7 +396,7 @@ class MapAnswer(_message.Message):
 
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]:
-        """Inputs that were not simply processed. Such an input has no outputs."""
+        """Inputs that were not processed normally. Such an input has no outputs."""
 
     def __init__(
         self,
@@ -598,11 +598,11 @@ class SinkCall(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     id_prefix: _builtins.str
-    """"<vertex>/<edge>/<partition>/<sequence>/": with the record's index it is the record's stable id, the
-    same at every attempt, unless the frame has ids of its own.
+    """"<vertex>/<edge>/<partition>/<sequence>/". Followed by the record's index, it is the record's stable id, the
+    same at every attempt, unless the frame has its own ids.
     """
     first_index: _builtins.int
-    """Index, in the frame as it is stored, of this call's first record (a frame may be handed over in slices)."""
+    """Index, in the stored frame, of this call's first record (a frame may be sent in slices)."""
     attempt: _builtins.int
     traceparent: _builtins.str
     @_builtins.property
@@ -715,7 +715,7 @@ Global___SinkResponse: _TypeAlias = SinkResponse  # noqa: Y015
 
 @_typing.final
 class SinkAnswer(_message.Message):
-    """Everything not named in outcomes was written."""
+    """Records that outcomes does not name were written."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -777,7 +777,7 @@ Global___SourceRequest: _TypeAlias = SourceRequest  # noqa: Y015
 
 @_typing.final
 class SourceOpen(_message.Message):
-    """Second message of a source stream: where to go on."""
+    """Second message of a source stream: where to continue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -785,7 +785,7 @@ class SourceOpen(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     position: _builtins.bytes
-    """Position of the last committed batch, as the source gave it; empty at the very start."""
+    """Position of the last committed batch, as the source returned it; empty at the very start."""
     partition: _builtins.int
     partitions: _builtins.int
     def __init__(
@@ -832,7 +832,7 @@ Global___SourceRead: _TypeAlias = SourceRead  # noqa: Y015
 
 @_typing.final
 class SourceCommitted(_message.Message):
-    """The batch that ended at this position, and all before it, is committed: external acks may be given."""
+    """The batch that ended at this position, and everything before it, is committed: the source may acknowledge it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -887,16 +887,16 @@ class SourceBatch(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
     position: _builtins.bytes
-    """Where the source stands after this batch."""
+    """The source's position after this batch."""
     ended: _builtins.bool
     """Nothing will follow: the lane has ended."""
     error: _builtins.str
     """The read failed; the stream stays open."""
     pending: _builtins.int
-    """Records waiting behind this batch, when the source knows."""
+    """Records that wait after this batch, if the source knows."""
     @_builtins.property
     def frame(self) -> _frame_pb2.Frame:
-        """Absent or empty: nothing was ready. `info` may be left out; the client fills it in."""
+        """Absent or empty: nothing was ready. `info` is optional; the client fills it in."""
 
     def __init__(
         self,
@@ -919,11 +919,11 @@ Global___SourceBatch: _TypeAlias = SourceBatch  # noqa: Y015
 
 @_typing.final
 class ReduceRequest(_message.Message):
-    """A reduce stream: Hello, Welcome, then parts from the client and answers from the server. Both go through the same
-    groups in the same order. A part holds the records of many groups, or some of the records of one that is too large
-    for one part, and so does an answer with the results. The server may answer whenever it likes, and the client reads while
-    it sends: HTTP/2 flow control is what bounds both. (Welcome.calls_max has no meaning here.) When the stream breaks, or
-    ends before every group is answered, the groups without a whole answer are sent again on the next stream.
+    """A reduce stream: Hello, Welcome, then parts from the client and answers from the server. Both process the same
+    groups in the same order. A part contains the records of many groups, or some records of a group that is too large
+    for one part. The same is true of an answer and its results. The server may answer at any time, and the client reads
+    while it sends; HTTP/2 flow control limits both. (Welcome.calls_max has no meaning here.) If the stream breaks, or
+    ends before every group is answered, the client sends the groups without a complete answer on the next stream.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -952,7 +952,7 @@ Global___ReduceRequest: _TypeAlias = ReduceRequest  # noqa: Y015
 
 @_typing.final
 class Group(_message.Message):
-    """One window, and one key of it where the vertex is keyed."""
+    """One window or, in a keyed vertex, one key of a window."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -992,20 +992,20 @@ class ReducePart(_message.Message):
     FRAME_FIELD_NUMBER: _builtins.int
     UNFINISHED_FIELD_NUMBER: _builtins.int
     unfinished: _builtins.bool
-    """The last group goes on in the next part. Every other one is complete."""
+    """The last group continues in the next part. All others are complete."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]:
         """The groups that begin here."""
 
     @_builtins.property
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many of the records are of each group, in order. When the part before was unfinished, the first number is of
-        the group that it left open, and there is one more than groups.
+        """Number of records of each group, in order. If the previous part was unfinished, the first number belongs to
+        the group that it left open, and there is one number more than groups.
         """
 
     @_builtins.property
     def frame(self) -> _frame_pb2.Frame:
-        """The records. Absent when there are none. Without keys, each has its group's."""
+        """The records. Absent if there are none. Without keys, each has the keys of its group."""
 
     def __init__(
         self,
@@ -1066,8 +1066,8 @@ class ReduceAnswer(_message.Message):
     """More results of the last group follow."""
     @_builtins.property
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many of the results are of each group that is answered, in order; 0 for a group without results. When the answer
-        before was unfinished, the first number is of the group that it left open.
+        """Number of results of each answered group, in order; 0 for a group without results. If the previous answer was
+        unfinished, the first number belongs to the group that it left open.
         """
 
     @_builtins.property
@@ -1107,7 +1107,7 @@ Global___ReduceAnswer: _TypeAlias = ReduceAnswer  # noqa: Y015
 
 @_typing.final
 class GroupFailure(_message.Message):
-    """A group that failed: none of its results count, here or in the answers before."""
+    """A group that failed: none of its results count, here or in earlier answers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1118,10 +1118,10 @@ class GroupFailure(_message.Message):
     index: _builtins.int
     """Index into `counts`."""
     error: _builtins.str
-    """What happened, one line, and the stack trace."""
+    """What happened, in one line, and the stack trace."""
     detail: _builtins.str
     code: _builtins.int
-    """As that of an Outcome; 3005: another attempt at the group would not help."""
+    """As in an Outcome; 3005: another attempt at the group would not help."""
     def __init__(
         self,
         *,

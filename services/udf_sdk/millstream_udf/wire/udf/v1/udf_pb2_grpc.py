@@ -65,7 +65,7 @@ class UdfServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What this server is and serves. Also the health check: answering is being well.
+        """Describes the server and the kinds it serves. Also the health check: an answer means that it is well.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,14 +79,14 @@ class UdfServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Sink(self, request_iterator, context):
-        """A sink of the user's own.
+        """A user-defined sink.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Source(self, request_iterator, context):
-        """A source of the user's own: one stream per lane.
+        """A user-defined source: one stream per lane.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

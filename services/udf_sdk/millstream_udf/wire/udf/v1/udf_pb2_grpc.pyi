@@ -8,9 +8,9 @@ frames; a UDF in any language implements this one service.
 A stream begins with Hello from the client and Welcome from the server. Then
 the client sends Calls, up to the number the server allowed in Welcome, and
 the server answers each exactly once, in any order. The client ends a stream
-by half-closing it; the server answers what it holds and closes (drain).
-When the stream breaks, calls without an answer are sent again on the next
-stream, so a UDF may see a record twice; its answer is used once.
+by half-closing it; the server answers its remaining calls and closes (drain).
+When the stream breaks, the client sends unanswered calls again on the next
+stream, so a UDF may see a record twice; only one answer is used.
 """
 
 from collections import abc as _abc
@@ -42,13 +42,13 @@ class UdfStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> UdfAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_udf_pb2.DescribeRequest, _udf_pb2.DescribeResponse]
-    """What this server is and serves. Also the health check: answering is being well."""
+    """Describes the server and the kinds it serves. Also the health check: an answer means that it is well."""
     Map: _grpc.StreamStreamMultiCallable[_udf_pb2.MapRequest, _udf_pb2.MapResponse]
     """Map and source transform."""
     Sink: _grpc.StreamStreamMultiCallable[_udf_pb2.SinkRequest, _udf_pb2.SinkResponse]
-    """A sink of the user's own."""
+    """A user-defined sink."""
     Source: _grpc.StreamStreamMultiCallable[_udf_pb2.SourceRequest, _udf_pb2.SourceResponse]
-    """A source of the user's own: one stream per lane."""
+    """A user-defined source: one stream per lane."""
     Reduce: _grpc.StreamStreamMultiCallable[_udf_pb2.ReduceRequest, _udf_pb2.ReduceResponse]
     """Reduce: one stream for the windows of one Spark task."""
 
@@ -56,13 +56,13 @@ class UdfStub:
 class UdfAsyncStub(UdfStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_udf_pb2.DescribeRequest, _udf_pb2.DescribeResponse]  # type: ignore[assignment]
-    """What this server is and serves. Also the health check: answering is being well."""
+    """Describes the server and the kinds it serves. Also the health check: an answer means that it is well."""
     Map: _aio.StreamStreamMultiCallable[_udf_pb2.MapRequest, _udf_pb2.MapResponse]  # type: ignore[assignment]
     """Map and source transform."""
     Sink: _aio.StreamStreamMultiCallable[_udf_pb2.SinkRequest, _udf_pb2.SinkResponse]  # type: ignore[assignment]
-    """A sink of the user's own."""
+    """A user-defined sink."""
     Source: _aio.StreamStreamMultiCallable[_udf_pb2.SourceRequest, _udf_pb2.SourceResponse]  # type: ignore[assignment]
-    """A source of the user's own: one stream per lane."""
+    """A user-defined source: one stream per lane."""
     Reduce: _aio.StreamStreamMultiCallable[_udf_pb2.ReduceRequest, _udf_pb2.ReduceResponse]  # type: ignore[assignment]
     """Reduce: one stream for the windows of one Spark task."""
 
@@ -73,7 +73,7 @@ class UdfServicer(metaclass=_abc_1.ABCMeta):
         request: _udf_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_udf_pb2.DescribeResponse, _abc.Awaitable[_udf_pb2.DescribeResponse]]:
-        """What this server is and serves. Also the health check: answering is being well."""
+        """Describes the server and the kinds it serves. Also the health check: an answer means that it is well."""
 
     @_abc_1.abstractmethod
     def Map(
@@ -89,7 +89,7 @@ class UdfServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_udf_pb2.SinkRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_udf_pb2.SinkResponse], _abc.AsyncIterator[_udf_pb2.SinkResponse]]:
-        """A sink of the user's own."""
+        """A user-defined sink."""
 
     @_abc_1.abstractmethod
     def Source(
@@ -97,7 +97,7 @@ class UdfServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_udf_pb2.SourceRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_udf_pb2.SourceResponse], _abc.AsyncIterator[_udf_pb2.SourceResponse]]:
-        """A source of the user's own: one stream per lane."""
+        """A user-defined source: one stream per lane."""
 
     @_abc_1.abstractmethod
     def Reduce(
