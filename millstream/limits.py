@@ -160,6 +160,8 @@ REFUSALS_REPORTED_EVERY_S = 60.0
 """Between two messages of a listener about what it refuses."""
 REREAD_INTERVAL_S = 1.0
 """Certificates and tokens are looked at this often, for they may have been replaced."""
+ACKNOWLEDGED_BYTES_MAX = 32 * MIB
+"""Bytes of messages that a source holds without having acknowledged them, beside those under way when it is reached."""
 KAFKA_CALL_S = 1.0
 """One call of Kafka's client: a lane that is closed waits no longer for it."""
 KAFKA_COMMIT_S = 10.0
@@ -195,6 +197,8 @@ NATS_PULL_BYTES = 8 * MIB
 """Bytes of them, at most."""
 NATS_BATCH_MESSAGES_MAX = 1000
 """Messages of an atomic batch; a server takes no more by default."""
+RABBITMQ_UNCONFIRMED_MAX = 1000
+"""Messages that a sink has on their way to RabbitMQ."""
 NATS_UNANSWERED_MAX = 4096
 """Messages that a sink without a position has on their way."""
 NATS_POSITION_REFRESH_S = 3600.0

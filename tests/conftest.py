@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.support.kafka_server import KafkaServer
     from tests.support.object_server import ObjectServer
     from tests.support.postgres_server import PostgresServer
+    from tests.support.rabbit_server import RabbitServer
     from tests.support.redis_server import RedisServer
 
 # A JVM of a test lives for seconds: code that runs so briefly is not worth a compiler that optimises it, which takes
@@ -73,6 +74,17 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     if why := why_missing():
         pytest.skip(why)
     with open_kafka(tmp_path_factory.mktemp("kafka")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbit() -> Iterator[RabbitServer]:
+    """A RabbitMQ server, the same one for every test that asks for it. A test that kills it starts it again."""
+    from tests.support.rabbit_server import open_rabbit, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_rabbit() as server:
         yield server
 
 

@@ -32,6 +32,8 @@ _VERTEX = [
     "kafka",
     "--extra",
     "postgres",
+    "--extra",
+    "rabbitmq",
 ]
 """What every vertex may need."""
 INPUTS: dict[Path, list[str]] = {

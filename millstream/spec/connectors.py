@@ -199,6 +199,7 @@ SOURCES: Registry[SourceKind[SpecModel]] = Registry(
         "kafka": "millstream_reader.sources.kafka.connector:KAFKA",
         "jetstream": "millstream_reader.sources.jetstream.connector:JETSTREAM",
         "postgres": "millstream_reader.sources.postgres.connector:POSTGRES",
+        "rabbitmq": "millstream_reader.sources.rabbitmq.connector:RABBITMQ",
         "redisStreams": "millstream_reader.sources.redis_streams.connector:REDIS_STREAMS",
         "udsource": "millstream_reader.sources.udsource.connector:UDSOURCE",
     },
@@ -217,6 +218,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "udsink": "millstream_writer.sinks.udsink.connector:UDSINK",
         "postgres": "millstream_writer.sinks.postgres.connector:POSTGRES",
         "jetstream": "millstream_writer.sinks.jetstream.connector:JETSTREAM",
+        "rabbitmq": "millstream_writer.sinks.rabbitmq.connector:RABBITMQ",
         "redisStreams": "millstream_writer.sinks.redis_streams.connector:REDIS_STREAMS",
     },
 )

@@ -15,6 +15,7 @@ import pytest
 
 from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
+from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer, open_redis
 
 TOYS = Path(__file__).parent / "toys"
@@ -70,6 +71,57 @@ class TestRedisSink(SinkConformance):
         (place / "password").write_text("wr0ng")
         settings = {**self.server.settings, "password": {"file": "password"}, "stream": "out"}
         return {"redisStreams": settings}, "wr0ng"
+
+
+class TestRabbitSink(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, rabbit: RabbitServer) -> None:
+        self.server = rabbit
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.queue = self.server.queue()
+        return {"rabbitmq": {**self.server.settings, "routingKey": self.queue}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        return [json.loads(message.body)["n"] for message in self.server.taken(self.queue)]
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.kill()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "password").write_text("wr0ng")
+        settings = {**self.server.settings, "user": "shop", "password": {"file": "password"}, "routingKey": "out"}
+        return {"rabbitmq": settings}, "wr0ng"
+
+
+class TestRabbitSource(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, rabbit: RabbitServer) -> None:
+        self.server = rabbit
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.queue = self.server.queue()
+        self.server.send(self.queue, [b"%d" % n for n in range(100)], ids="m")
+        return {"rabbitmq": {**self.server.settings, "queue": self.queue}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b"%d" % n for n in range(100)]
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.kill()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "password").write_text("wr0ng")
+        settings = {**self.server.settings, "user": "shop", "password": {"file": "password"}, "queue": "in"}
+        return {"rabbitmq": settings}, "wr0ng"
 
 
 class TestRedisSource(SourceConformance):

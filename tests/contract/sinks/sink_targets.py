@@ -20,6 +20,7 @@ from tests.support.kafka_server import KafkaServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.object_server import Bucket, ObjectServer
 from tests.support.postgres_server import Database, PostgresServer
+from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer
 
 WRITING_SINK = Path(__file__).parent / "writing_sink.py"
@@ -39,6 +40,8 @@ KINDS = [
     "redis set",
     "jetstream positions",
     "jetstream ids",
+    "rabbit classic",
+    "rabbit quorum",
 ]
 
 _GUARANTEES = {
@@ -51,6 +54,7 @@ _GUARANTEES = {
     "redis": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "jetstream positions": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "jetstream ids": Guarantee.AT_LEAST_ONCE,
+    "rabbit": Guarantee.AT_LEAST_ONCE,
 }
 
 
@@ -66,10 +70,11 @@ class SinkTarget:
     database: Database | None = None
     kafka: KafkaServer | None = None
     redis: RedisServer | None = None
+    rabbit: RabbitServer | None = None
     nats: OutsideNats | None = None
     bucket: Bucket | None = None
     topic: str = ""
-    """Of Kafka; the stream or prefix of Redis."""
+    """Of Kafka; the stream or prefix of Redis; the queue of RabbitMQ."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -89,6 +94,8 @@ class SinkTarget:
             return [json.loads(value)["n"] for value in self.kafka.values(self.topic)]
         if self.redis is not None:
             return redis_numbers(self.redis, self.topic)
+        if self.rabbit is not None:
+            return [json.loads(message.body)["n"] for message in self.rabbit.taken(self.topic)]
         if self.nats is not None:
             return [json.loads(value)["n"] for value in self.nats.values_at_once("orders", "orders.new")]
         written = self.directory / "written"
@@ -148,6 +155,7 @@ async def open_target(
     kafka: KafkaServer | None = None,
     redis: RedisServer | None = None,
     objects: ObjectServer | None = None,
+    rabbit: RabbitServer | None = None,
 ) -> AsyncIterator[SinkTarget]:
     """The servers: for kinds that begin with their names."""
     name, _, option = kind.partition(" ")
@@ -176,6 +184,11 @@ async def open_target(
             nats = await stack.enter_async_context(open_outside_nats(directory / "nats"))
             more = {"positions": "positions"} if option == "positions" else {}
             yield SinkTarget(kind, directory, await jetstream_spec(nats, **more), nats=nats)
+        elif name == "rabbit":
+            assert rabbit is not None
+            queue = rabbit.queue(option)
+            spec = FallbackSink.model_validate({"rabbitmq": {**rabbit.settings, "routingKey": queue}})
+            yield SinkTarget(kind, directory, spec, rabbit=rabbit, topic=queue)
         elif name == "kafka":
             assert kafka is not None
             topic = kafka.create(f"records-{uuid4()}")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from millstream_writer.sink import SinkFailure, SinkFrame
+from millstream_writer.sinks.carried import EVENT_TIME, KEYS, OURS, keys_text, time_text
 from millstream_writer.sinks.kept import Converted
 
-KEYS = "Millstream-Keys"
-EVENT_TIME = "Millstream-Event-Time"
 MESSAGE_ID = "Nats-Msg-Id"
 TOO_LARGE = "record is larger than the stream takes"
 HEADER = "header cannot be written"
 
-_RESERVED = ("nats-", "millstream-")
+_RESERVED = ("nats-", OURS)
 """How headers begin that have a meaning for the server, or are ours."""
 _NAME = re.compile(r"[!-9;-~]+")
 _OVERHEAD_BYTES = 512
@@ -45,8 +43,8 @@ def convert(item: SinkFrame, bytes_max: int, run: str | None) -> Converted[Put]:
             failures.append(SinkFailure(row, HEADER, retryable=False, detail=str(error)))
             continue
         if keys:
-            headers[KEYS] = json.dumps([key.decode(errors="replace") for key in keys], ensure_ascii=True)
-        headers[EVENT_TIME] = str(time_us // 1000)
+            headers[KEYS] = keys_text(keys)
+        headers[EVENT_TIME] = time_text(time_us)
         if ids is not None:
             headers[MESSAGE_ID] = f"{run}/{ids[row]}"
         size = len(value) + sum(len(name) + len(text) + 4 for name, text in headers.items()) + _OVERHEAD_BYTES

@@ -1,0 +1,173 @@
+"""A lane's connection to a RabbitMQ server outside, and what its errors mean to the lane.
+
+Above it: connectors. Below it: aiormq, AMQP 0.9.1. Every failure becomes an error of ours, by who must act: what passes
+by itself is `RetryLaterError`, so a server that is away, restarts or is full is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from aiormq import Connection, exceptions, spec
+from aiormq.channel import Channel
+from aiormq.connection import exception_by_code
+from yarl import URL
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.rabbitmq.settings import RabbitServer
+from millstream.spec.references import resolve
+from millstream.spec.tls import ServerTls
+from millstream.wire.client_tls import context_of
+
+FAILURES = (exceptions.AMQPError, OSError, TimeoutError, ValueError, RuntimeError)
+"""All that goes wrong between a lane and its server. aiormq raises the last two over frames that it does not expect."""
+_HEARTBEAT_S = 10
+_CLOSE_S = 2.0
+_REFUSED = 403
+"""Which aiormq knows."""
+_PASSING = ("down or inaccessible", "' is down", "connection limit", "timed out", "in exclusive use")
+"""In what the server says while it starts, a consumer before this one is still known, or an acknowledgement took too
+long."""
+
+# What it logs becomes an error of ours, which is said once.
+logging.getLogger("aiormq").setLevel(logging.CRITICAL)
+
+
+class _Connection(Connection):
+    """One that keeps why the server refuses a virtual host, which aiormq does not. Uses a private name of it."""
+
+    @staticmethod
+    async def _rpc(request: Any, writer: Any, frame_receiver: Any, wait_response: bool = True) -> Any:
+        receiver: Any = _Receiver(frame_receiver)
+        return await Connection._rpc(request, writer, receiver, wait_response)
+
+
+class _Receiver:
+    """Frames of a connection that is being opened."""
+
+    def __init__(self, receiver: Any) -> None:
+        self._receiver = receiver
+
+    async def get_frame(self) -> Any:
+        weight, channel, frame = await self._receiver.get_frame()
+        if isinstance(frame, spec.Connection.Close) and frame.reply_code != _REFUSED:
+            raise exception_by_code(frame)
+        return weight, channel, frame
+
+
+class RabbitLink:
+    """One connection and its channel. Made by `open_link`; closed by `close`."""
+
+    def __init__(self, server: RabbitServer, where: str, connection: Connection, channel: Channel) -> None:
+        self.server = server
+        self.where = where
+        self.channel = channel
+        self._connection = connection
+
+    async def close(self) -> None:
+        """Not longer than a moment: a server that is silent notices by itself."""
+        with suppress(*FAILURES):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._connection.close()
+
+    def on_loss(self, lost: Callable[[MillstreamError], object]) -> None:
+        """Have `lost` called when the channel or its connection ends, or the server ends a consumer."""
+
+        def ended(closing: asyncio.Future[Any]) -> None:
+            reason = None if closing.cancelled() else closing.exception()
+            lost(self.error_of(reason or ConnectionError("the connection was closed")))
+
+        async def cancelled(_: object) -> None:
+            lost(self.error_of(ConnectionError("the queue was removed, or its place has changed")))
+
+        self.channel.closing.add_done_callback(ended)
+        self.channel.on_consumer_cancel_callbacks.add(cancelled)
+
+    def error_of(self, error: BaseException) -> MillstreamError:
+        """An error of ours for whatever went wrong."""
+        return error_of(error, self.server, self.where)
+
+
+async def open_link(server: RabbitServer, base_dir: Path, where: str, name: str) -> RabbitLink:
+    """A connection with a channel that confirms what is published.
+
+    Raises `UserError` for what the user has to change, and `RetryLaterError` where it cannot be reached now.
+    """
+    password = None
+    if server.password is not None:
+        password = resolve(server.password, base_dir, f"{where}: the password for {server.host}")
+    tls = context_of(server.tls or ServerTls(), base_dir, where) if server.encrypted else None
+    connection = _Connection(_url(server, password, name), context=tls)
+    try:
+        async with asyncio.timeout(server.timeout_s):
+            await connection.connect()
+            channel = await connection.channel()
+            assert isinstance(channel, Channel), "aiormq makes its own kind"
+    except FAILURES as error:
+        await _abandon(connection)
+        raise error_of(error, server, where) from error
+    except BaseException:
+        await _abandon(connection)
+        raise
+    return RabbitLink(server, where, connection, channel)
+
+
+async def _abandon(connection: Connection) -> None:
+    with suppress(*FAILURES):
+        async with asyncio.timeout(_CLOSE_S):
+            await connection.close()
+
+
+def _url(server: RabbitServer, password: str | None, name: str) -> URL:
+    return URL.build(
+        scheme="amqps" if server.encrypted else "amqp",
+        host=server.host,
+        port=server.port,
+        user=server.user,
+        password=password,
+        path=f"/{server.virtual_host}",
+        query={"heartbeat": str(_HEARTBEAT_S), "name": name},
+    )
+
+
+@asynccontextmanager
+async def linked(server: RabbitServer, base_dir: Path, where: str) -> AsyncIterator[RabbitLink]:
+    """A connection for a short while. Raises errors of ours."""
+    link = await open_link(server, base_dir, where, "millstream validate")
+    try:
+        yield link
+    except FAILURES as error:
+        raise link.error_of(error) from error
+    finally:
+        await link.close()
+
+
+def error_of(error: BaseException, server: RabbitServer, where: str) -> MillstreamError:
+    """An error of ours for whatever went wrong."""
+    place = f"{where}: RabbitMQ at {server.host}:{server.port}"
+    said = str(error) or type(error).__name__
+    if any(part in said for part in _PASSING):
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
+    if isinstance(error, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
+        return UserError(codes.TARGET_REFUSES, f"{place} refuses user {server.user or 'guest'}: {said}")
+    if isinstance(error, exceptions.ConnectionNotAllowed):
+        what = f"{place} refuses user {server.user or 'guest'} or has no virtual host {server.virtual_host}: {said}"
+        return UserError(codes.TARGET_REFUSES, what)
+    if isinstance(error, exceptions.ChannelAccessRefused):
+        return UserError(codes.TARGET_REFUSES, f"{place} refuses user {server.user or 'guest'}: {said}")
+    if isinstance(error, exceptions.ChannelNotFoundEntity | exceptions.ChannelPreconditionFailed):
+        return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
+    if "NOT_IMPLEMENTED" in said:
+        return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
+    if isinstance(error, ssl.SSLError) or "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
+        return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
+    if isinstance(error, TimeoutError):
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")

@@ -1,0 +1,410 @@
+"""Messages that a server hands out and wants acknowledged: held until the commit that contains them.
+
+    server ─► Inbox: waiting ─ read ─► given ─ committed ─► done ─► acknowledged
+                 └── leases of all of them are extended while they are here ──┘
+
+A position counts the messages that were given, so a commit says which are done. What is not acknowledged when a
+process dies or a connection breaks, the server hands out again; the lane above leaves it out by its id if it was
+committed. A message without an id is then repeated: nothing tells the second delivery from a new message.
+
+The ids that a lane remembers are its own, so a queue is read by one lane only: another one would not know what was
+committed.
+
+Above it: a source lane. Below it: the subscription of one kind of server. Neither knows the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+from uuid import uuid4
+from zlib import crc32
+
+from millstream import codes
+from millstream.background import open_tasks
+from millstream.errors import DamageError, MillstreamError, RetryLaterError
+from millstream.frame import build_frame
+from millstream.limits import ACKNOWLEDGED_BYTES_MAX, RECORD_BYTES_MAX
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.reaching import Reaching
+
+_CLOSE_S = 5.0
+"""How long the last acknowledgements may take when a lane is closed."""
+_LEASE_PARTS = 3
+"""A lease is extended when this part of it has passed, so that one failure costs nothing."""
+_SHOWN_BYTES = 1024
+"""Of a message that is too large."""
+_OVERHEAD_BYTES = 64
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that the server has handed out."""
+
+    value: bytes
+    tag: Any
+    """What the server knows this delivery by."""
+    time_us: int
+    record_id: str = ""
+    """The same whenever the message is handed out. Empty: it has none."""
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    redelivered: bool = False
+    """The server says that it has handed it out before."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that a record of it has, about."""
+        pairs = sum(len(name) + len(text) for name, text in self.headers.items())
+        return _OVERHEAD_BYTES + len(self.value) + len(self.record_id) + pairs
+
+
+class Bounds(NamedTuple):
+    """What a lane holds at most without an acknowledgement."""
+
+    messages: int
+    size: int = ACKNOWLEDGED_BYTES_MAX
+
+
+class Inbox:
+    """The messages of one connection. Pure."""
+
+    def __init__(self, given: int, bounds: Bounds) -> None:
+        """`given`: messages that the lane has been given over its life."""
+        self.bounds = bounds
+        self.given = given
+        self.size = 0
+        """Bytes of all that is held."""
+        self.lost: MillstreamError | None = None
+        """Why the connection is gone. What is held comes again over another one."""
+        self.changed = asyncio.Event()
+        """Something is to be done beside the lane's reads."""
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._waiting: deque[Message] = deque()
+        self._unconfirmed: deque[tuple[int, Message]] = deque()
+        self._done: list[Message] = []
+
+    # The server's side
+
+    def put(self, message: Message) -> None:
+        """One more."""
+        self._waiting.append(message)
+        self.size += message.size
+        self._arrived.set()
+        self._note()
+
+    def lose(self, error: MillstreamError) -> None:
+        """The connection is gone. The first reason counts."""
+        if self.lost is None:
+            self.lost = error
+        self._arrived.set()
+        self._room.set()
+        self.changed.set()
+
+    @property
+    def full(self) -> bool:
+        return self.held >= self.bounds.messages or self.size >= self.bounds.size
+
+    @property
+    def held(self) -> int:
+        """Messages without an acknowledgement."""
+        return len(self._waiting) + len(self._unconfirmed) + len(self._done)
+
+    async def room(self) -> None:
+        """Until more may be put, or the connection is lost."""
+        await self._room.wait()
+
+    def unacknowledged(self) -> list[Message]:
+        """All that is held, the oldest first."""
+        return [*self._done, *(message for _, message in self._unconfirmed), *self._waiting]
+
+    @property
+    def done(self) -> Sequence[Message]:
+        """Those that are committed and not acknowledged yet, in the order in which they came."""
+        return self._done
+
+    def acknowledged(self, count: int) -> None:
+        """The first of `done` are."""
+        self.size -= sum(message.size for message in self._done[:count])
+        del self._done[:count]
+        self._note()
+
+    # The lane's side
+
+    @property
+    def waiting(self) -> int:
+        """Messages that were not given yet."""
+        return len(self._waiting)
+
+    async def arrival(self, timeout_s: float) -> None:
+        """Until there is a message, or the connection is lost, or the time is over."""
+        if self._waiting or self.lost is not None:
+            return
+        self._arrived.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
+
+    def take(self, records_max: int, bytes_max: int) -> list[Message]:
+        """The next ones, one at least if there are any."""
+        taken: list[Message] = []
+        size = 0
+        while self._waiting and len(taken) < records_max:
+            message = self._waiting[0]
+            if taken and size + message.size > bytes_max:
+                break
+            taken.append(self._waiting.popleft())
+            size += message.size
+            self.given += 1
+            self._unconfirmed.append((self.given, message))
+        return taken
+
+    def committed(self, given: int) -> None:
+        """All up to the one with this number may be acknowledged."""
+        while self._unconfirmed and self._unconfirmed[0][0] <= given:
+            self._done.append(self._unconfirmed.popleft()[1])
+        if self._done:
+            self.changed.set()
+
+    def _note(self) -> None:
+        if self.full and self.lost is None:
+            self._room.clear()
+        else:
+            self._room.set()
+
+
+class Subscription(Protocol):
+    """The way to one queue of one kind of server. Errors are ours: `RetryLaterError` where it helps to try again."""
+
+    @property
+    def lease_s(self) -> float | None:
+        """After which a message that is held is handed out again unless its lease is extended; None: never, while the
+        connection lasts."""
+
+    async def connect(self, inbox: Inbox) -> None:
+        """Have what comes put into `inbox`, and its `lose` called when that ends. A connection before it is closed."""
+
+    async def acknowledge(self, messages: Sequence[Message]) -> None:
+        """These are committed: the next in the order in which they came."""
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Begin their leases again."""
+
+    async def adjust(self, inbox: Inbox) -> None:
+        """Follow what has changed in the inbox, if there is something to follow. Called after its `changed`."""
+
+    async def close(self) -> None:
+        """Give back what is not acknowledged. Called in any state, and again."""
+
+    def pending(self) -> int | None:
+        """Messages that wait at the server, as far as is known."""
+
+
+class AcknowledgedLane:
+    """One lane. See `SourceLane`."""
+
+    def __init__(self, kind: str, queue: str, owner: SourceOwner, subscription: Subscription, bounds: Bounds) -> None:
+        self._kind = kind
+        self._queue = queue
+        self._owner = owner
+        self._subscription = subscription
+        self._bounds = bounds
+        self._idle = crc32(queue.encode()) % owner.partitions != owner.lane.partition
+        """Whether another lane reads the queue."""
+        self._given = 0
+        self._inbox: Inbox | None = None
+        """None while there is no connection."""
+        self._reaching = Reaching(owner.clock, _log)
+        self._draining = False
+        self._made_up = (f"{uuid4().hex}-{n}" for n in itertools.count())
+        self._told_redelivered = False
+        self._connected = asyncio.Event()
+        self._stopped = False
+
+    @property
+    def replayable(self) -> bool:
+        return False
+
+    async def open(self, timeout_s: float) -> None:
+        """Errors: those of `SourceConnector.open`."""
+        owner = self._owner
+        body = unpack_position(owner.position, self._kind, owner.partitions, owner.lane)
+        given = 0 if body is None else body.get("given")
+        if not isinstance(given, int):
+            what = f"lane {owner.lane}: the stored position {owner.position[:80]!r} is not one of a {self._kind} source"
+            raise DamageError(codes.POSITION_UNREADABLE, what)
+        self._given = given
+        if not self._idle:
+            await self._reaching.first(self._connect, timeout_s)
+
+    async def close(self) -> None:
+        """What is committed is acknowledged, as far as it can be in time."""
+        with suppress(MillstreamError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                if self._inbox is not None:
+                    await self._acknowledge(self._inbox)
+        await self._subscription.close()
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        if self._draining:
+            return self._batch([])
+        if self._idle:
+            await asyncio.sleep(timeout_s)
+            return self._batch([])
+        inbox = await self._reached(timeout_s)
+        if inbox is None:
+            return self._batch([])
+        await inbox.arrival(timeout_s)
+        taken = inbox.take(records_max, bytes_max)
+        if taken:
+            self._reaching.worked()
+            self._given = inbox.given
+        return self._batch(taken)
+
+    async def committed(self, position: bytes) -> None:
+        body = unpack_position(position, self._kind, self._owner.partitions, self._owner.lane)
+        if body is not None and self._inbox is not None:
+            self._inbox.committed(body["given"])
+
+    def pending(self) -> int | None:
+        if self._idle:
+            return 0
+        there = self._subscription.pending()
+        return None if there is None else there + (self._inbox.waiting if self._inbox is not None else 0)
+
+    async def drain(self) -> None:
+        # What was not given to the lane goes back to the server when the connection is closed.
+        self._draining = True
+
+    async def tend(self) -> None:
+        """Acknowledge what is committed, and extend leases, until `stop`."""
+        while not self._stopped:
+            await self._connected.wait()
+            inbox = self._inbox
+            if inbox is None or inbox.lost is not None:
+                if not self._stopped:
+                    self._connected.clear()
+                continue
+            try:
+                await self._tend(inbox)
+            except MillstreamError as error:
+                inbox.lose(error)
+
+    def stop(self) -> None:
+        """Have `tend` end what it does and return. What is cancelled on its way may cost the connection, and with it
+        the acknowledgements that are left."""
+        self._stopped = True
+        self._connected.set()
+        if self._inbox is not None:
+            self._inbox.changed.set()
+
+    async def _tend(self, inbox: Inbox) -> None:
+        """As long as this connection lasts."""
+        lease_s, now_s = self._subscription.lease_s, self._owner.clock.monotonic_s
+        every_s = None if lease_s is None else lease_s / _LEASE_PARTS
+        extended_s = now_s()
+        while inbox.lost is None and not self._stopped:
+            left_s = None if every_s is None else max(0.0, extended_s + every_s - now_s())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await inbox.changed.wait()
+            inbox.changed.clear()
+            await self._acknowledge(inbox)
+            if inbox.lost is None:
+                await self._subscription.adjust(inbox)
+            if every_s is not None and now_s() >= extended_s + every_s:
+                extended_s = now_s()
+                if held := inbox.unacknowledged():
+                    await self._subscription.extend(held)
+
+    async def _acknowledge(self, inbox: Inbox) -> None:
+        if inbox.lost is None and (done := tuple(inbox.done)):
+            await self._subscription.acknowledge(done)
+            inbox.acknowledged(len(done))
+
+    async def _reached(self, timeout_s: float) -> Inbox | None:
+        """The connection; None where there is none now."""
+        inbox = self._inbox
+        if inbox is not None and inbox.lost is None:
+            return inbox
+        if inbox is not None:
+            self._inbox = None
+            lost = inbox.lost
+            await self._subscription.close()
+            if lost is not None:
+                self._reaching.failed(lost)
+        if not await self._reaching.may_try(timeout_s):
+            return None
+        try:
+            await self._connect()
+        except RetryLaterError as error:
+            self._reaching.failed(error)
+            return None
+        return self._inbox
+
+    async def _connect(self) -> None:
+        inbox = Inbox(self._given, self._bounds)
+        await self._subscription.connect(inbox)
+        self._inbox = inbox
+        self._connected.set()
+
+    def _batch(self, taken: Sequence[Message]) -> SourceBatch:
+        position = pack_position(self._kind, self._owner.partitions, {"given": self._given})
+        invalid = tuple(self._too_large(message) for message in taken if message.size > RECORD_BYTES_MAX)
+        good = [message for message in taken if message.size <= RECORD_BYTES_MAX] if invalid else taken
+        if not good:
+            return SourceBatch(None, position, invalid=invalid)
+        if not self._told_redelivered and any(item.redelivered and not item.record_id for item in good):
+            self._told_redelivered = True
+            _log.warning(
+                "lane %s: %s hands messages out again that have no id; those that were committed before are repeated. "
+                "Have them sent with ids",
+                self._owner.lane,
+                self._queue,
+            )
+        frame = build_frame(
+            [message.value for message in good],
+            array("q", [message.time_us for message in good]),
+            ingest_time_us=self._owner.clock.now_us(),
+            headers=[message.headers for message in good],
+            ids=[(message.record_id or next(self._made_up)).encode() for message in good],
+        )
+        made_up = bytes(not message.record_id for message in good)
+        return SourceBatch(frame, position, invalid=invalid, made_up=made_up)
+
+    def _too_large(self, message: Message) -> InvalidRecord:
+        place = f"{self._queue}{f', message {message.record_id}' if message.record_id else ''}"
+        reason = f"{place}: the message has {message.size} bytes; the limit is {RECORD_BYTES_MAX}"
+        return InvalidRecord(message.value[:_SHOWN_BYTES], reason, place)
+
+
+@asynccontextmanager
+async def open_acknowledged(
+    kind: str, queue: str, owner: SourceOwner, subscription: Subscription, *, messages_max: int, timeout_s: float
+) -> AsyncIterator[SourceLane]:
+    """The lane at `owner.position`. `queue`: its name, for messages, and by which one of several lanes reads it."""
+    lane = AcknowledgedLane(kind, queue, owner, subscription, Bounds(messages_max))
+    async with AsyncExitStack() as life:
+        life.push_async_callback(lane.close)
+        await lane.open(timeout_s)
+        tasks = await life.enter_async_context(open_tasks())
+        tending = tasks.create_task(lane.tend(), name=f"acknowledge {owner.lane}")
+        try:
+            yield lane
+        finally:
+            lane.stop()
+            _, late = await asyncio.wait((tending,), timeout=_CLOSE_S)
+            for task in late:
+                task.cancel()

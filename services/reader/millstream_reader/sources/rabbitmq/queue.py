@@ -1,0 +1,197 @@
+"""Messages of a queue of RabbitMQ, for a lane that acknowledges.
+
+    queue ─► consumer, of a few messages ────────────┬─► message: message_id, headers, routing key ─► inbox
+         └─► consumer, of as many more as have room ─┘
+
+The server counts messages and not bytes. So the first consumer takes a few; a second one beside it, on the same
+channel, takes as many more as have room by the largest message that was seen. Two of them keep the order of a quorum
+queue, which one that is cancelled and made again does not.
+
+Above it: `acknowledged`. Below it: a connection to the server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from aiormq.abc import DeliveredMessage
+
+from millstream.clock import MICROSECONDS
+from millstream.errors import UserError
+from millstream.rabbitmq.link import FAILURES, RabbitLink, linked, open_link
+from millstream_reader.connector import SourceOwner
+from millstream_reader.sources.acknowledged import Inbox, Message
+from millstream_reader.sources.rabbitmq.connector import RabbitSource
+
+KIND = "rabbitmq"
+ROUTING_KEY = "RabbitMQ-Routing-Key"
+CONTENT_TYPE = "Content-Type"
+_FIRST = 16
+"""Messages of the first consumer."""
+
+
+class RabbitSubscription:
+    """See `Subscription`."""
+
+    def __init__(self, spec: RabbitSource, owner: SourceOwner) -> None:
+        self._spec = spec
+        self._owner = owner
+        self._where = f"lane {owner.lane}"
+        self._link: RabbitLink | None = None
+        self._first = min(_FIRST, spec.prefetch)
+        self._second = ""
+        """Name of the second consumer; empty while there is none."""
+        self._window = 0
+        """Messages of all consumers."""
+        self._largest = 0
+        """Bytes of the largest message that was seen."""
+        self._seen = 0
+        """Messages of this connection."""
+        self._there = 0
+        """Messages that wait in the queue, of those that were there when the connection was made."""
+
+    @property
+    def lease_s(self) -> float | None:
+        return None
+
+    async def connect(self, inbox: Inbox) -> None:
+        link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
+        self._link = link
+        try:
+            declared = await link.channel.queue_declare(self._spec.queue, passive=True, timeout=self._spec.timeout_s)
+            self._there = int(declared.message_count or 0)
+            self._second, self._window, self._seen = "", self._first, 0
+            await self._consume(link, inbox, self._first)
+        except FAILURES as error:
+            await self.close()
+            raise link.error_of(error) from error
+        except BaseException:
+            await self.close()
+            raise
+        link.on_loss(inbox.lose)
+
+    async def acknowledge(self, messages: Sequence[Message]) -> None:
+        link = self._link
+        if link is None:
+            return
+        try:
+            # They are the next in the order of their tags: the last one stands for all.
+            await link.channel.basic_ack(messages[-1].tag, multiple=True)
+        except FAILURES as error:
+            raise link.error_of(error) from error
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """A message is held as long as the connection."""
+
+    async def adjust(self, inbox: Inbox) -> None:
+        link = self._link
+        if link is None or not self._fits_badly(inbox):
+            return
+        try:
+            if self._second:
+                # A quorum queue hands out again what is under way to a consumer that is cancelled, out of order.
+                await link.channel.basic_cancel(self._second, timeout=self._spec.timeout_s)
+                self._second, self._window = "", self._first
+            more = self._fitting(inbox) - self._first
+            if more > 0:
+                self._second = await self._consume(link, inbox, more)
+                self._window += more
+        except FAILURES as error:
+            raise link.error_of(error) from error
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    def pending(self) -> int | None:
+        return self._there
+
+    async def _consume(self, link: RabbitLink, inbox: Inbox, window: int) -> str:
+        """One more consumer; its name."""
+        timeout_s = self._spec.timeout_s
+        await link.channel.basic_qos(prefetch_count=window, timeout=timeout_s)
+
+        async def arrived(delivered: DeliveredMessage) -> None:
+            self._arrived(delivered, inbox)
+
+        answer = await link.channel.basic_consume(self._spec.queue, arrived, timeout=timeout_s)
+        return str(answer.consumer_tag)
+
+    def _arrived(self, delivered: DeliveredMessage, inbox: Inbox) -> None:
+        message = message_of(delivered, self._owner.clock.now_us())
+        self._largest = max(self._largest, message.size)
+        self._seen += 1
+        self._there = max(0, self._there - 1)
+        inbox.put(message)
+        if self._fits_badly(inbox):
+            inbox.changed.set()
+
+    def _fitting(self, inbox: Inbox) -> int:
+        """Messages of the largest size that have room."""
+        return min(inbox.bounds.messages, inbox.bounds.size // max(1, self._largest))
+
+    def _fits_badly(self, inbox: Inbox) -> bool:
+        """Whether the consumers take too much or, as has shown by now, too little."""
+        fitting = self._fitting(inbox)
+        if self._second:
+            return fitting * 2 <= self._window
+        return self._seen >= self._first and fitting >= self._window * 2
+
+
+def message_of(delivered: DeliveredMessage, now_us: int) -> Message:
+    """A message as it was handed out. Pure."""
+    properties = delivered.header.properties
+    delivery: Any = delivered.delivery
+    headers: dict[str, bytes] = {}
+    for name, value in (properties.headers or {}).items():
+        text = _text(value)
+        if text is not None:
+            headers[name] = text
+    headers[ROUTING_KEY] = str(delivery.routing_key or "").encode()
+    if properties.content_type:
+        headers[CONTENT_TYPE] = properties.content_type.encode()
+    sent = properties.timestamp
+    return Message(
+        value=delivered.body,
+        tag=delivery.delivery_tag,
+        time_us=int(_utc(sent).timestamp()) * MICROSECONDS if isinstance(sent, datetime) else now_us,
+        record_id=properties.message_id or "",
+        headers=headers,
+        redelivered=bool(delivery.redelivered),
+    )
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _text(value: Any) -> bytes | None:
+    """A field of a message's headers; None for one without a value."""
+    if value is None:
+        return None
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, datetime):
+        return _utc(value).isoformat().encode()
+    if isinstance(value, Mapping | list | bool):
+        return json.dumps(value, default=str, ensure_ascii=False).encode()
+    return str(value).encode()
+
+
+async def look(spec: RabbitSource, base_dir: Path) -> list[tuple[str, str]]:
+    """What does not fit, of a server that is reached, with what would. Raises errors of ours where it is not."""
+    try:
+        async with linked(spec, base_dir, "validate --online") as link:
+            await link.channel.queue_declare(spec.queue, passive=True, timeout=spec.timeout_s)
+    except UserError as error:
+        if "NOT_FOUND" in str(error):
+            return [(f"there is no queue {spec.queue} in the virtual host {spec.virtual_host}", "one that is there")]
+        raise
+    return []

@@ -1,0 +1,33 @@
+"""What a message carries of its record beside the value, where it has headers. Pure.
+
+Above it: sinks whose target has messages with headers, each in its own form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import blake2b
+
+KEYS = "Millstream-Keys"
+EVENT_TIME = "Millstream-Event-Time"
+OURS = "millstream-"
+"""How headers begin that are ours, in small letters; those of a record that begin so are left out."""
+
+
+def keys_text(keys: Sequence[bytes]) -> str:
+    """A record's keys as a JSON array."""
+    return json.dumps([key.decode(errors="replace") for key in keys], ensure_ascii=True)
+
+
+def time_text(time_us: int) -> str:
+    """An event time in milliseconds."""
+    return str(time_us // 1000)
+
+
+def message_id(run: str, record_id: str, bytes_max: int) -> str:
+    """Of a record in a run, the same at every attempt; a digest where it would be longer than `bytes_max`."""
+    whole = f"{run}/{record_id}"
+    if len(whole.encode()) <= bytes_max:
+        return whole
+    return blake2b(whole.encode(), digest_size=32).hexdigest()

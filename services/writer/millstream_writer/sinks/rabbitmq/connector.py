@@ -1,0 +1,67 @@
+"""The `rabbitmq` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from millstream import codes
+from millstream.rabbitmq.settings import RabbitServer, server_notes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.values import Text, problem
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+_NAME_BYTES_MAX = 255
+
+
+def _checked_name(written: str) -> str:
+    if len(written.encode()) > _NAME_BYTES_MAX:
+        what = f"{written[:40]!r}… has {len(written.encode())} bytes"
+        raise problem(codes.VALUE_MALFORMED, what, f"{_NAME_BYTES_MAX} at most")
+    return written
+
+
+class RabbitSink(RabbitServer):
+    """Publishes records to an exchange of RabbitMQ, with confirmations."""
+
+    noun = "a rabbitmq sink"
+
+    exchange: Annotated[Text, After(_checked_name)] | None = None
+    """Name of the exchange. Default: the one that hands messages to the queue that `routingKey` names."""
+    routing_key: Annotated[Text, After(_checked_name)]
+    """Routing key of each message; without `exchange` the name of a queue or a stream."""
+
+
+class _Rabbit(SinkConnector[RabbitSink]):
+    model = RabbitSink
+    meaning = "An exchange of RabbitMQ, or a queue."
+    packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}
+    promise = Guarantee(
+        GuaranteeId.AT_LEAST_ONCE,
+        "at least once; each message has an id (`message_id`), the same whenever it is sent, by which a reader leaves "
+        "out what is repeated",
+    )
+    whole = True
+
+    def notes(self, settings: RabbitSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    async def online_findings(self, settings: RabbitSink, place: Place) -> Sequence[Finding]:
+        from millstream_writer.sinks.rabbitmq.lane import look
+
+        found = await look(settings, place.base_dir)
+        return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for loc, what, expected in found]
+
+    def open(self, settings: RabbitSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_writer.sinks.rabbitmq.lane import open_rabbit_sink
+
+        return open_rabbit_sink(settings, owner)
+
+
+RABBITMQ = _Rabbit()

@@ -1,0 +1,68 @@
+"""A pipeline between two queues of RabbitMQ, and all that it needs, killed at random."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.mesh.running import start
+from tests.support.rabbit_server import RabbitServer
+
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source:
+      rabbitmq: {queue: FROM, url: URL}
+      guarantee: exactlyOnce
+  - name: same
+    udf: {builtin: {name: cat}}
+  - name: out
+    sink: {rabbitmq: {routingKey: TO, url: URL}}
+  edges:
+  - {from: in, to: same}
+  - {from: same, to: out}
+"""
+_EACH = 500
+
+
+@pytest.mark.guarantee("I1", "I2", "I9")
+@pytest.mark.timeout(240)
+async def test_each_message_counts_once_though_everything_is_killed(rabbit: RabbitServer, tmp_path: Path) -> None:
+    source, target = rabbit.queue("quorum"), rabbit.queue()
+    text = PIPELINE.replace("FROM", source).replace("TO", target).replace("URL", rabbit.settings["url"])
+    (tmp_path / "pipeline.yaml").write_text(text)
+    victims = ("in-0", "rabbit", "in-0", "broker", "in-0")
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        for kill, victim in enumerate(victims):
+            values = [b"%d" % n for n in range(_EACH * kill, _EACH * kill + _EACH)]
+            await asyncio.to_thread(rabbit.send, source, values, ids=f"{kill}-")
+            seen = run.records("out")
+            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
+            if victim == "rabbit":
+                rabbit.kill()
+                rabbit.start()
+            else:
+                with suppress(ProcessLookupError, KeyError):
+                    os.kill(run.pids()[victim], signal.SIGKILL)
+        await run.until(lambda: run.records("out") >= _EACH * len(victims))
+        run.interrupt()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    assert rabbit.left(source) == 0
+    # The sink may send a message again after a failure, with the same id; by its id each is there once.
+    by_id: dict[str, int] = {}
+    for message in await asyncio.to_thread(rabbit.taken, target):
+        number = json.loads(message.body)
+        assert by_id.setdefault(message.header.properties.message_id, number) == number
+    assert sorted(by_id.values()) == [*range(_EACH * len(victims))]

@@ -1,0 +1,301 @@
+"""A RabbitMQ server for tests and benchmarks: on the loopback, with TLS beside, and with kills as its API.
+
+Above it: tests and benchmarks. Below it: the programs that `make servers` fetched, and a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import aiormq
+from aiormq.abc import AbstractChannel, ChannelFrame
+from pamqp.body import ContentBody
+from pamqp.header import ContentHeader
+
+from millstream.die_with_parent import dying_with_parent
+from millstream.ports import free_ports
+
+T = TypeVar("T")
+
+FETCHED = Path(__file__).parents[2] / ".cache" / "servers" / "rabbitmq"
+START_TIMEOUT_S = 90.0
+_SETTLED_S = 10.0
+USER, PASSWORD = "shop", "a long secret"
+"""May do everything in the virtual host `shop`, and nothing in `/`."""
+VIRTUAL_HOST = "shop"
+_RIGHTS = {"configure": ".*", "write": ".*", "read": ".*"}
+_DEFINITIONS = {
+    "vhosts": [{"name": "/"}, {"name": VIRTUAL_HOST}],
+    "users": [
+        {"name": "guest", "password": "guest", "tags": "administrator"},
+        {"name": USER, "password": PASSWORD, "tags": ""},
+    ],
+    "permissions": [
+        {"user": "guest", "vhost": "/", **_RIGHTS},
+        {"user": USER, "vhost": VIRTUAL_HOST, **_RIGHTS},
+    ],
+}
+
+
+def _erts() -> Path | None:
+    return next(iter(FETCHED.glob("usr/lib/erlang/erts-*/bin")), None)
+
+
+def why_missing() -> str:
+    """Why no server can be started here; empty when one can."""
+    return "" if _erts() is not None else "`make servers` fetches RabbitMQ and Erlang, and has not"
+
+
+class RabbitServer:
+    """After `start` it has the same ports and the same data."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._names: subprocess.Popen[bytes] | None = None
+        self.port, self.tls_port, self._names_port, self._nodes_port = (free_ports() for _ in range(4))
+        self.certificate = directory / "server.crt"
+        """Of the server, and of its authority; there where openssl is."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """How pipeline files name it."""
+        return {"url": f"amqp://127.0.0.1:{self.port}"}
+
+    def start(self) -> None:
+        """Returns when it takes connections. It ends with the thread that calls this."""
+        erts = _erts()
+        assert erts is not None, why_missing()
+        root = FETCHED / "usr" / "lib" / "erlang"
+        home = next(iter(FETCHED.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*")))
+        here = self._directory
+        (here / "definitions.json").write_text(json.dumps(_DEFINITIONS))
+        (here / "enabled_plugins").write_text("[].")
+        (here / "rabbitmq.conf").write_text(f"load_definitions = {here / 'definitions.json'}\n{self._tls()}")
+        environment = {
+            "HOME": str(here),
+            "PATH": f"{erts}:{root / 'bin'}:{os.environ['PATH']}",
+            "ROOTDIR": str(root),
+            "BINDIR": str(erts),
+            "EMU": "beam",
+            "PROGNAME": "erl",
+            "ERL_LIBS": str(home / "plugins"),
+            "ERL_EPMD_PORT": str(self._names_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_CRASH_DUMP": "/dev/null",
+            "RABBITMQ_HOME": str(home),
+            "RABBITMQ_NODENAME": f"test{self.port}@localhost",
+            "RABBITMQ_MNESIA_BASE": str(here / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(here / "log"),
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._nodes_port),
+            "RABBITMQ_PLUGINS_DIR": str(home / "plugins"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(here / "enabled_plugins"),
+            "RABBITMQ_CONFIG_FILE": str(here / "rabbitmq"),
+            "RABBITMQ_PID_FILE": str(here / "pid"),
+            "RABBITMQ_LOGS": "-",
+        }
+        distribution = [f"inet_dist_listen_{end} {self._nodes_port}" for end in ("min", "max")]
+        kernel = [
+            word for one in [*distribution, "inet_dist_use_interface {127,0,0,1}"] for word in ("-kernel", *one.split())
+        ]
+        command = [
+            *(
+                str(erts / "erlexec"),
+                "-noshell",
+                "-noinput",
+                "+W",
+                "w",
+                "+sbwt",
+                "none",
+                "+sbwtdcpu",
+                "none",
+                "+S",
+                "2",
+            ),
+            *kernel,
+            *("-s", "rabbit", "boot", "-boot", str(root / "bin" / "start_sasl")),
+        ]
+        log = (here / "server.log").open("ab")
+        with log:
+            common: dict[str, Any] = {"env": environment, "cwd": here, "stdout": log, "stderr": log}
+            if self._names is None:
+                names = dying_with_parent([str(erts / "epmd"), "-port", str(self._names_port)])
+                self._names = subprocess.Popen(names, **common)
+                self._until(self._names_port)
+            self._process = subprocess.Popen(dying_with_parent(command), **common)
+        self._until(self.port)
+
+    def _tls(self) -> str:
+        """The settings for encrypted connections."""
+        if shutil.which("openssl") is None:
+            return ""
+        key = self._directory / "server.key"
+        if not self.certificate.exists():
+            subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+            files = ["-keyout", str(key), "-out", str(self.certificate)]
+            command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+        return (
+            f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}\n"
+            f"ssl_options.certfile = {self.certificate}\nssl_options.keyfile = {key}\n"
+        )
+
+    def kill(self) -> None:
+        """As `kill -9`."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """It answers nothing until `go_on`."""
+        assert self._process is not None, "it runs"
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """After `pause`."""
+        assert self._process is not None, "it runs"
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """It and its directory of names."""
+        self.kill()
+        if self._names is not None:
+            self._names.kill()
+            self._names.wait()
+
+    # What tests do there
+
+    def queue(self, kind: str = "classic") -> str:
+        """A new one."""
+        name = f"{kind}-{uuid4()}"
+
+        async def declare(channel: AbstractChannel) -> None:
+            await channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
+
+        self._do(declare)
+        return name
+
+    def remove(self, queue: str) -> None:
+        async def delete(channel: AbstractChannel) -> None:
+            await channel.queue_delete(queue)
+
+        self._do(delete)
+
+    def send(self, queue: str, values: Sequence[bytes], *, ids: str, **properties: Any) -> None:
+        """Messages, confirmed, in order; with ids of this beginning and their number."""
+
+        async def publish(channel: AbstractChannel) -> None:
+            for start in range(0, len(values), 500):
+                part = enumerate(values[start : start + 500], start)
+                await asyncio.gather(
+                    *(
+                        channel.basic_publish(
+                            value,
+                            routing_key=queue,
+                            properties=aiormq.spec.Basic.Properties(
+                                delivery_mode=2, message_id=f"{ids}{n}", **properties
+                            ),
+                        )
+                        for n, value in part
+                    )
+                )
+
+        self._do(publish)
+
+    def send_without_ids(self, queue: str, values: Sequence[bytes]) -> None:
+        """As other clients do: this one always gives an id."""
+
+        async def publish(channel: AbstractChannel) -> None:
+            for value in values:
+                header = ContentHeader(body_size=len(value), properties=aiormq.spec.Basic.Properties())
+                frames: list[Any] = [aiormq.spec.Basic.Publish(routing_key=queue), header, ContentBody(value)]
+                await channel.write_queue.put(ChannelFrame.marshall(channel.number, frames))  # type: ignore[attr-defined]
+            await channel.queue_declare(queue, passive=True)
+
+        self._do(publish, confirms=False)
+
+    def left(self, queue: str) -> int:
+        """Messages that are in no consumer's hands."""
+
+        async def count(channel: AbstractChannel) -> int:
+            return (await channel.queue_declare(queue, passive=True)).message_count or 0
+
+        return int(self._do(count))
+
+    def until_left(self, queue: str, count: int) -> None:
+        """Until there are so many: a queue takes back what a closed connection held a moment after it is closed."""
+        deadline_s = time.monotonic() + _SETTLED_S
+        while (left := self.left(queue)) != count:
+            assert time.monotonic() < deadline_s, f"{left} messages are left, not {count}"
+
+    def taken(self, queue: str) -> list[Any]:
+        """All messages of a queue, which they leave."""
+
+        async def get(channel: AbstractChannel) -> list[Any]:
+            found = []
+            while (message := await channel.basic_get(queue, no_ack=True)).delivery.name == "Basic.GetOk":
+                found.append(message)
+            return found
+
+        return list(self._do(get))
+
+    def _do(self, work: Any, *, confirms: bool = True) -> Any:
+        async def run() -> Any:
+            connection = await aiormq.connect(f"amqp://guest:guest@127.0.0.1:{self.port}/")
+            try:
+                return await work(await connection.channel(publisher_confirms=confirms))
+            finally:
+                await connection.close()
+
+        return in_a_loop(run())
+
+    def _until(self, port: int) -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                return
+            assert time.monotonic() < deadline_s, f"RabbitMQ did not start: {self._tail()}"
+            process = self._process if self._process is not None and port == self.port else self._names
+            if process is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.05)
+                    raise AssertionError(f"RabbitMQ ended at once: {self._tail()}")
+
+    def _tail(self) -> str:
+        return (self._directory / "server.log").read_text(errors="replace")[-2000:]
+
+
+def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
+    """In a loop of its own, in a thread where this one has one."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+@contextmanager
+def open_rabbit() -> Iterator[RabbitServer]:
+    """A server of its own; ended when the context ends."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        server = RabbitServer(Path(directory))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()
