@@ -44,6 +44,7 @@ PRIMITIVES = re.compile(
         r".*(init_transactions|commit_transaction)",
         r"self\._jobs\.compute",
         r"obstore\.(put|delete|copy|rename).*",
+        r"write_deltalake|DeltaTable\.create|.*\.create_write_transaction",
     ))
 )  # fmt: skip
 """Calls, as they are written."""

@@ -34,6 +34,8 @@ _VERTEX = [
     "postgres",
     "--extra",
     "rabbitmq",
+    "--extra",
+    "delta",
 ]
 """What every vertex may need."""
 INPUTS: dict[Path, list[str]] = {

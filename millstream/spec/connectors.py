@@ -217,6 +217,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "kafka": "millstream_writer.sinks.kafka.connector:KAFKA",
         "udsink": "millstream_writer.sinks.udsink.connector:UDSINK",
         "postgres": "millstream_writer.sinks.postgres.connector:POSTGRES",
+        "delta": "millstream_writer.sinks.delta.connector:DELTA",
         "jetstream": "millstream_writer.sinks.jetstream.connector:JETSTREAM",
         "rabbitmq": "millstream_writer.sinks.rabbitmq.connector:RABBITMQ",
         "redisStreams": "millstream_writer.sinks.redis_streams.connector:REDIS_STREAMS",

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from deltalake import DeltaTable
 
 from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
@@ -33,6 +34,16 @@ class TestFileSink(SinkConformance):
 
     def arrived(self, place: Path) -> Sequence[int]:
         return numbers_in(place / "out") if (place / "out").exists() else []
+
+
+class TestDeltaSink(SinkConformance):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        columns = [{"name": "n", "type": "int"}]
+        return {"delta": {"path": "table", "columns": columns, "commitEvery": "1ms"}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        # A table has no order.
+        return sorted(row["n"] for row in DeltaTable(str(place / "table")).to_pyarrow_table().to_pylist())
 
 
 class TestFileSource(SourceConformance):

@@ -46,6 +46,7 @@ UNREACHED = {
     "repair": "a command between two runs, which may be made again at any point: tests/mesh/test_repair.py",
     "watermark.forget": "a command between two runs: tests/mesh/test_watermark.py",
     "redis": "of the other technology: see below",
+    "delta_sink": "tests/recovery/test_delta_kills.py, with a table of its own",
     "object_sink": "tests/recovery/test_object_kills.py, with a server of its own",
     "redis_sink": "tests/recovery/test_redis_kills.py, with a server of its own",
     "postgres_sink": "tests/recovery/test_postgres_kills.py, with a server of its own",

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
 from millstream.spec.models import FallbackSink
 from millstream.udf.function import open_local_function
 from millstream.udf.protocol import UdfClient
@@ -42,6 +45,7 @@ KINDS = [
     "jetstream ids",
     "rabbit classic",
     "rabbit quorum",
+    "delta",
 ]
 
 _GUARANTEES = {
@@ -55,6 +59,7 @@ _GUARANTEES = {
     "jetstream positions": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "jetstream ids": Guarantee.AT_LEAST_ONCE,
     "rabbit": Guarantee.AT_LEAST_ONCE,
+    "delta": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
 }
 
 
@@ -86,6 +91,8 @@ class SinkTarget:
             return object_numbers(self.bucket)
         if self.spec.kind == "file":
             return numbers_in(self.directory / "out")
+        if self.spec.kind == "delta":
+            return delta_numbers(self.directory / "table")
         if self.spec.kind == "http":
             return [json.loads(line)["n"] for body in self.http.accepted().values() for line in body.splitlines()]
         if self.database is not None:
@@ -107,6 +114,21 @@ def postgres_spec(database: Database, mode: str, /, **more: object) -> FallbackS
     columns = [{"name": "n"}, {"name": "text"}]
     options = {"table": "numbers", "mode": mode, "columns": columns, "keys": ["n"] if mode != "insert" else []}
     return FallbackSink.model_validate({"postgres": {**database.settings, **options, **more}})
+
+
+def delta_spec(path: str, /, **more: object) -> FallbackSink:
+    """A sink that writes into the table."""
+    return FallbackSink.model_validate({"delta": {"path": path, "columns": COLUMNS, **more}})
+
+
+def delta_numbers(table: Path | str, options: dict[str, str] | None = None) -> list[int]:
+    """As deltalake reads them. A table has no order."""
+    try:
+        rows = DeltaTable(str(table), storage_options=options).to_pyarrow_table().to_pylist()
+    except TableNotFoundError:
+        return []
+    assert all(row["text"] == f"text {row['n']}" for row in rows)
+    return sorted(row["n"] for row in rows)
 
 
 def redis_spec(server: RedisServer, mode: str, target: str, /, **more: object) -> FallbackSink:
@@ -162,6 +184,8 @@ async def open_target(
     async with AsyncExitStack() as stack:
         if name == "file":
             yield SinkTarget(kind, directory, file_spec(directory / "out", option))
+        elif name == "delta":
+            yield SinkTarget(kind, directory, delta_spec(str(directory / "table")))
         elif name == "objects":
             assert objects is not None
             bucket = objects.bucket()

@@ -65,7 +65,7 @@ class Parquet:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
-        self._schema = pa.schema([(column.name, _TYPES[column.type]) for column in columns]) if columns else _BINARY
+        self.schema = pa.schema([(column.name, _TYPES[column.type]) for column in columns]) if columns else _BINARY
         # Times come as text first: Arrow's JSON parser and ours would not agree on which times there are.
         parsed = [(c.name, pa.string() if c.type == "timestamp" else _TYPES[c.type]) for c in columns]
         self._parse_options = pj.ParseOptions(
@@ -82,14 +82,13 @@ class Parquet:
             return Converted(range(frame.records), fast, fast.nbytes)
         cells, rows, failures = convert_cells(values, self._columns)
         arrays = [
-            pa.array([row_cells[number] for row_cells in cells], field.type)
-            for number, field in enumerate(self._schema)
+            pa.array([row_cells[number] for row_cells in cells], field.type) for number, field in enumerate(self.schema)
         ]
-        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        table = pa.Table.from_arrays(arrays, schema=self.schema)
         return Converted(rows, table, table.nbytes, failures)
 
     def begin(self) -> ParquetBody:
-        return ParquetBody(self._schema)
+        return ParquetBody(self.schema)
 
     def _parse_all(self, values: Sequence[bytes]) -> pa.Table | None:
         """All values at once; None when anything is out of the ordinary."""
@@ -111,7 +110,7 @@ class Parquet:
     def _typed(self, table: pa.Table) -> pa.Table | None:
         """The parsed columns in their final types."""
         arrays = []
-        for field in self._schema:
+        for field in self.schema:
             column = table.column(field.name)
             if field.type == _TIMESTAMP:
                 has_offset = pc.match_substring_regex(column, _OFFSET)
@@ -127,7 +126,7 @@ class Parquet:
             elif field.type == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
                 return None
             arrays.append(column)
-        return pa.Table.from_arrays(arrays, schema=self._schema)
+        return pa.Table.from_arrays(arrays, schema=self.schema)
 
 
 def _is_plain(values: Sequence[bytes], text: bytes) -> bool:

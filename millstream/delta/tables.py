@@ -1,0 +1,90 @@
+"""A connector's way to a table of Delta Lake, and what its errors mean to a lane.
+
+Above it: connectors. Below it: deltalake, an extra. Every failure becomes an error of ours, by who must act: what
+passes by itself is `RetryLaterError`, so a store that is away is waited for.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.objects.settings import ObjectStore, is_url, parse_url
+from millstream.spec.references import resolve
+
+FAILURES = (DeltaError, OSError)
+"""All that goes wrong between a lane and its table."""
+ABSENT = TableNotFoundError
+"""There is no table yet; or it cannot be created."""
+
+_CONNECT_S = 5.0
+_RETRY_S = 10.0
+"""How long the client makes a request again by itself; then the lane says so, and waits."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_MISSING = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_REFUSED = ("403 Forbidden", "401 Unauthorized", "necessary privileges", "Permission denied")
+_UNFIT = ("Could not create local directory", "Not a directory", "Unsupported table feature", "unsupported")
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+
+
+def address_of(path: str, base_dir: Path) -> str:
+    """Of a table: a URL as it is, a directory as an absolute path."""
+    return path.rstrip("/") if is_url(path) else str((base_dir / path).resolve())
+
+
+def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> dict[str, str]:
+    """What deltalake is given to reach an object store. Raises `UserError` for credentials that are not there."""
+    if not is_url(path):
+        return {}
+    url = parse_url(path)
+    named = {
+        "s3": (("aws_access_key_id", settings.access_key), ("aws_secret_access_key", settings.secret_key),
+               ("aws_session_token", settings.session_token)),
+        "az": (("azure_storage_account_key", settings.account_key),),
+        "gs": (("google_service_account_key", settings.service_account_key),),
+    }  # fmt: skip
+    options: dict[str, str] = {}
+    for name, value in named[url.scheme]:
+        if value is not None:
+            options[name] = resolve(value, base_dir, f"{where}: the {name} for {url.root}")
+    plain = {
+        "s3": (("aws_region", settings.region), ("aws_endpoint", settings.endpoint)),
+        "az": (("azure_storage_account_name", settings.account), ("azure_endpoint", settings.endpoint)),
+        "gs": (("google_base_url", settings.endpoint),),
+    }
+    options.update((name, text) for name, text in plain[url.scheme] if text is not None)
+    if settings.anonymous:
+        options["skip_signature"] = "true"
+    if settings.endpoint is not None and settings.endpoint.startswith("http://"):
+        options["allow_http"] = "true"
+    options["timeout"] = f"{settings.timeout_s:g}s"
+    options["connect_timeout"] = f"{min(settings.timeout_s, _CONNECT_S):g}s"
+    options["max_retries"] = "5"
+    options["retry_timeout"] = f"{min(settings.timeout_s, _RETRY_S):g}s"
+    return options
+
+
+def error_of(error: BaseException, path: str, where: str) -> MillstreamError:
+    """An error of ours for whatever went wrong. No message holds a credential."""
+    said = _COLOURS.sub("", str(error))
+    place = f"{where}: the Delta table {path}"
+    code = _CODE.search(said)
+    text = code[1] if code is not None else _first_lines(said, error)
+    if any(word in said for word in _MISSING):
+        return UserError(
+            codes.TARGET_UNFIT, f"{place}: there is no such bucket. Correct the path, or create the bucket"
+        )
+    if isinstance(error, PermissionError) or any(word in said for word in _REFUSED):
+        return UserError(codes.TARGET_REFUSES, f"{place}: the credentials or a right of theirs are refused: {text}")
+    if any(word in said for word in _UNFIT):
+        return UserError(codes.TARGET_UNFIT, f"{place}: {text}")
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {text}")
+
+
+def _first_lines(said: str, error: BaseException) -> str:
+    text = " ".join(line.strip() for line in said.splitlines() if line.strip()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]}…"

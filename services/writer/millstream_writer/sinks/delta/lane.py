@@ -1,0 +1,48 @@
+"""Opens the lane of a `delta` sink: the file sink's lane, whose files are commits of a table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import SinkLane
+from millstream_writer.sinks.delta.connector import DeltaSink
+from millstream_writer.sinks.delta.rows import TableRows
+from millstream_writer.sinks.delta.table import LaneTable
+from millstream_writer.sinks.file.connector import Rolling
+from millstream_writer.sinks.file.lane import FileSinkLane
+from millstream_writer.sinks.kept import check_kept
+
+
+@asynccontextmanager
+async def open_delta_sink(settings: DeltaSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+    """The table for one lane, every earlier owner fenced. Raises as `SinkConnector.open` does."""
+    worker = ThreadPoolExecutor(1, thread_name_prefix="delta-sink")
+    loop = asyncio.get_running_loop()
+    rows = TableRows(settings)
+    table = LaneTable(settings, rows, owner)
+    limits = {
+        "max_bytes": settings.max_bytes,
+        "max_records": settings.max_records,
+        "max_age_s": settings.commit_every_s,
+    }
+    try:
+        kept = await loop.run_in_executor(worker, table.look)
+        if kept is not None:
+            await check_kept(owner, kept, table.target, table.remedy, ours=False)
+        reached = await loop.run_in_executor(worker, table.take_over)
+        yield FileSinkLane(
+            table,
+            rows,
+            Rolling().model_copy(update=limits),
+            start=owner.start,
+            finished=None if owner.fallback else reached,
+            clock=owner.clock,
+            worker=worker,
+            whole=owner.whole,
+        )
+    finally:
+        worker.shutdown(wait=False)

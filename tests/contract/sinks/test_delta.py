@@ -1,0 +1,395 @@
+"""The delta sink with real tables: what is in them, and that each record is there once, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from ruamel.yaml import YAML
+
+from millstream import codes
+from millstream.codes.code import Code
+from millstream.delta.tables import options_of
+from millstream.errors import FencedError, MillstreamError, RetryLaterError
+from millstream.objects.settings import ObjectStore
+from millstream.record import Position
+from millstream.spec.models import FallbackSink
+from millstream_runner.cli.main import main
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import SinkFrame, SinkLane
+from millstream_writer.sinks.delta import table as delta_table
+from millstream_writer.sinks.opening import open_sink
+from tests.contract.sinks.file_target import sink_owner, value_of
+from tests.contract.sinks.sink_targets import delta_numbers, delta_spec
+from tests.support.errors import raises
+from tests.support.object_server import READER, Bucket, ObjectServer
+from tests.unit.writer.sink_frames import sink_frame
+
+PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "tables.md"
+LATER = {"commitEvery": "1h"}
+
+
+@pytest.fixture
+def bucket(objects: ObjectServer) -> Bucket:
+    return objects.bucket()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def numbers(sequence: int, *, name: str = "") -> SinkFrame:
+    """Ten of them, from `sequence` * 10 on."""
+    return sink_frame([value_of(n) for n in range(sequence * 10, sequence * 10 + 10)], sequence, name=name)
+
+
+@asynccontextmanager
+async def opened(spec: FallbackSink, owner: SinkOwner | None = None) -> AsyncIterator[SinkLane]:
+    async with asyncio.timeout(60), open_sink(spec, owner or sink_owner(1)) as lane:
+        yield lane
+
+
+async def written(lane: SinkLane, *sequences: int) -> None:
+    for sequence in sequences:
+        await lane.write([numbers(sequence)], Position(sequence))
+    while lane.durable != Position(sequences[-1]):
+        with suppress(RetryLaterError):
+            await lane.flush()
+
+
+async def test_columns_and_partitions_of_columns_and_of_the_event_time(path: str) -> None:
+    columns = [
+        {"name": "n", "type": "int"},
+        {"name": "share", "type": "float"},
+        {"name": "at", "type": "timestamp"},
+        {"name": "ok", "type": "bool"},
+        {"name": "shop"},
+    ]
+    spec = delta_spec(path, columns=columns, partitionBy=["shop", "dt", "hour"], **LATER)
+    record = {"n": 1, "share": 0.5, "at": "2024-05-01T10:00:00+02:00", "ok": True, "shop": "a/b c"}
+    async with opened(spec) as lane:
+        await lane.write([sink_frame([json.dumps(record).encode(), b'{"n": 2}', b"no json"], 7)], Position(7))
+        await lane.flush()
+        assert lane.durable == Position(7)
+    table = DeltaTable(path)
+    assert table.metadata().partition_columns == ["shop", "dt", "hour"]
+    rows = sorted(table.to_pyarrow_table().to_pylist(), key=lambda row: row["n"])
+    assert rows[0].pop("at").isoformat() == "2024-05-01T08:00:00+00:00"
+    assert rows[0] == {"n": 1, "share": 0.5, "ok": True, "shop": "a/b c", "dt": "1970-01-01", "hour": "00"}
+    assert rows[1] == {
+        "n": 2, "share": None, "at": None, "ok": None, "shop": None, "dt": "1970-01-01", "hour": "00",
+    }  # fmt: skip
+
+
+async def test_without_columns_the_table_has_the_bytes_of_values(path: str) -> None:
+    spec = FallbackSink.model_validate({"delta": {"path": path}})
+    async with opened(spec) as lane:
+        await lane.write([sink_frame([b"\xff", b""], 1)], Position(1))
+        await lane.flush()
+    assert DeltaTable(path).to_pyarrow_table().to_pydict() == {"value": [b"\xff", b""]}
+
+
+@pytest.mark.guarantee("I1")
+async def test_of_two_owners_the_older_has_no_effect(path: str) -> None:
+    spec = delta_spec(path, **LATER)
+    async with opened(spec, sink_owner(1)) as older:
+        await written(older, 1)
+        await older.write([numbers(2)], Position(2))
+        async with opened(spec, sink_owner(2)) as newer:
+            assert newer.durable == Position(1)
+            with pytest.raises(FencedError):
+                await older.flush()
+            await written(newer, 2, 3)
+            with pytest.raises(FencedError):
+                await older.flush()
+        with pytest.raises(FencedError):
+            async with opened(spec, sink_owner(1)):
+                pass
+    assert delta_numbers(path) == [*range(10, 40)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_lanes_commit_to_one_table_at_the_same_time(path: str) -> None:
+    """Others who append, compact and remove what was compacted do not disturb them."""
+    spec = delta_spec(path, commitEvery="1h", maxRecords=10)
+    async with opened(spec, sink_owner(1, partition=9)):
+        pass
+
+    async def lane_of(partition: int) -> None:
+        async with opened(spec, sink_owner(1, partition=partition)) as lane:
+            await written(lane, *range(partition * 20 + 1, partition * 20 + 11))
+
+    def another() -> None:
+        for n in range(1000, 1005):
+            write_deltalake(path, pa.table({"n": [n], "text": [f"text {n}"]}), mode="append")
+            table = DeltaTable(path)
+            with suppress(Exception):
+                # Compacting gives way to the lanes where it has to.
+                table.optimize.compact()
+
+    await asyncio.gather(*map(lane_of, range(4)), asyncio.to_thread(another))
+    table = DeltaTable(path)
+    table.optimize.compact()
+    table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    expected = [n for lane in range(4) for n in range(lane * 200 + 10, lane * 200 + 110)]
+    assert delta_numbers(path) == [*expected, *range(1000, 1005)]
+    async with opened(spec, sink_owner(2, partition=3)) as lane:
+        assert lane.durable == Position.within(70, 10)
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("landed", [True, False])
+async def test_an_answer_that_is_lost_is_settled_by_looking(
+    path: str, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    write = write_deltalake
+    lost: list[bool] = []
+
+    def losing(*arguments: Any, **options: Any) -> None:
+        if landed or len(lost) % 2:
+            write(*arguments, **options)
+        lost.append(True)
+        if landed or len(lost) % 2:
+            raise OSError("the answer was lost")
+
+    monkeypatch.setattr(delta_table, "write_deltalake", losing)
+    async with opened(delta_spec(path, **LATER)) as lane:
+        for sequence in range(1, 5):
+            await written(lane, sequence)
+    assert len(lost) == (4 if landed else 8)
+    assert delta_numbers(path) == [*range(10, 50)]
+
+
+@pytest.mark.guarantee("I1", "I15")
+async def test_a_target_that_is_ahead_or_of_another_run_stops_the_lane(path: str) -> None:
+    spec = delta_spec(path, **LATER)
+    async with opened(spec) as lane:
+        await lane.write([numbers(1, name="a"), numbers(2, name="b")], Position(2))
+        await lane.flush()
+
+    async def another(sequence: int, name: str) -> str | None:
+        assert (sequence, name) == (2, "b")
+        return "nothing"
+
+    with raises(codes.SINK_AHEAD, match="holds nothing now"):
+        async with opened(spec, sink_owner(2, held_instead=another)):
+            pass
+    with raises(codes.SINK_AHEAD, match=r"another run.*move the table"):
+        async with opened(spec, sink_owner(2, ledger_id="second")):
+            pass
+    assert delta_numbers(path) == [*range(10, 30)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_the_position_outlives_the_history(path: str) -> None:
+    """A checkpoint takes the place of the log, which is removed but for its newest commit."""
+    spec = delta_spec(path, **LATER)
+    async with opened(spec) as lane:
+        await written(lane, 1, 2)
+    DeltaTable(path).create_checkpoint()
+    for file in sorted((Path(path) / "_delta_log").glob("*.json"))[:-1]:
+        file.unlink()
+    async with opened(spec, sink_owner(2)) as lane:
+        assert lane.durable == Position(2)
+        await written(lane, 1, 2, 3)
+    assert delta_numbers(path) == [*range(10, 40)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_table_that_is_replaced_under_a_lane_stops_it(path: str) -> None:
+    spec = delta_spec(path, **LATER)
+    async with opened(spec) as lane:
+        await written(lane, 1)
+        await lane.write([numbers(2)], Position(2))
+        Path(path).rename(f"{path}-old")
+        DeltaTable.create(path, DeltaTable(f"{path}-old").schema())
+        with raises(codes.TARGET_POSITION_LOST, match="removed or replaced"):
+            while True:
+                with suppress(RetryLaterError):
+                    await lane.flush()
+    assert delta_numbers(path) == []
+
+
+async def test_a_table_gets_the_columns_that_it_lacks_only_if_it_may(path: str) -> None:
+    write_deltalake(path, pa.table({"n": [1], "text": ["text 1"], "old": ["x"]}))
+    more = {"columns": [{"name": "n", "type": "int"}, {"name": "text"}, {"name": "new", "type": "bool"}], **LATER}
+    with raises(codes.TARGET_UNFIT, match=r"no column `new`.*schemaMode: merge"):
+        async with opened(delta_spec(path, **more)):
+            pass
+    frame = sink_frame([b'{"n": 2, "text": "text 2", "new": true}'], 1)
+    spec = delta_spec(path, schemaMode="merge", **more)
+    async with opened(spec) as lane, opened(spec, sink_owner(1, partition=1)) as other:
+        for one in (lane, other):
+            await one.write([frame], Position(1))
+        await asyncio.gather(*(written(one, 2) for one in (lane, other)))
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert sorted((row["n"], row["old"], row["new"]) for row in rows if row["n"] < 10) == [
+        (1, "x", None), (2, None, True), (2, None, True),
+    ]  # fmt: skip
+    assert len(rows) == 23
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "said"),
+    [
+        ({"n": pa.string(), "text": pa.string()}, {}, "column `n` of the table has the type string"),
+        ({"n": pa.int64(), "text": pa.string()}, {"partitionBy": ["dt"]}, "partitioned by nothing"),
+    ],
+)
+async def test_a_table_that_does_not_fit_is_refused(
+    path: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    columns: dict[str, pa.DataType],
+    settings: dict[str, Any],
+    said: str,
+) -> None:
+    write_deltalake(path, pa.schema(columns).empty_table())
+    spec = delta_spec(path, schemaMode="merge", **settings)
+    with raises(codes.TARGET_UNFIT, match=re.escape(said)):
+        async with opened(spec):
+            pass
+    more = {"columns": [{"name": "n", "type": "int"}, {"name": "text"}], "schemaMode": "merge", **settings}
+    assert await asyncio.to_thread(_validate, {"path": path, **more}, tmp_path) != 0
+    assert said in " ".join("".join(capsys.readouterr()).split())
+
+
+async def test_a_column_that_takes_no_nulls_is_refused(path: str) -> None:
+    schema = pa.schema([pa.field("n", pa.int64()), pa.field("text", pa.string(), nullable=False)])
+    write_deltalake(path, schema.empty_table())
+    with raises(codes.TARGET_UNFIT, match="`text` of the table takes no nulls"):
+        async with opened(delta_spec(path)):
+            pass
+
+
+async def test_a_place_where_no_table_can_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with raises(codes.TARGET_UNFIT):
+        async with opened(delta_spec(str(tmp_path / "file" / "table"))):
+            pass
+
+
+async def test_commits_come_by_time_and_by_size(path: str) -> None:
+    async with opened(delta_spec(path, commitEvery="1h", maxRecords=20)) as lane:
+        for sequence in range(1, 6):
+            await lane.write([numbers(sequence)], Position(sequence))
+        assert lane.durable == Position(4)
+    before = DeltaTable(path).version()
+    async with opened(delta_spec(path, commitEvery="1ms"), sink_owner(2)) as lane:
+        await lane.write([numbers(6)], Position(6))
+        await asyncio.sleep(0)
+        while lane.durable != Position(6):
+            await lane.tick()
+    assert DeltaTable(path).version() == before + 2
+
+
+# In an object store
+
+
+def s3_spec(bucket: Bucket, /, **more: object) -> FallbackSink:
+    return delta_spec(bucket.url("table"), **{"store": bucket.server.settings, **LATER, **more})
+
+
+def s3_numbers(bucket: Bucket) -> list[int]:
+    store = ObjectStore.model_validate(bucket.server.settings)
+    return delta_numbers(bucket.url("table"), options_of(bucket.url("table"), store, Path(), "test"))
+
+
+@pytest.mark.guarantee("I1")
+async def test_in_a_bucket_of_two_owners_the_older_has_no_effect(bucket: Bucket) -> None:
+    spec = s3_spec(bucket)
+    async with opened(spec, sink_owner(1)) as older:
+        await written(older, 1)
+        await older.write([numbers(2)], Position(2))
+        async with opened(spec, sink_owner(2)) as newer, opened(spec, sink_owner(1, partition=1)) as other:
+            with pytest.raises(FencedError):
+                await older.flush()
+            await asyncio.gather(written(newer, 2, 3), written(other, 7, 8))
+    assert s3_numbers(bucket) == [*range(10, 40), *range(70, 90)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_server_that_is_away_is_waited_for(bucket: Bucket, objects: ObjectServer) -> None:
+    async with opened(s3_spec(bucket, store={**objects.settings, "timeout": "300ms"})) as lane:
+        await lane.write([numbers(1)], Position(1))
+        objects.pause()
+        try:
+            with raises(codes.TARGET_AWAY):
+                await lane.flush()
+        finally:
+            objects.go_on()
+        await written(lane, 1)
+    assert s3_numbers(bucket) == [*range(10, 20)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"accessKey": "nobody"}, codes.TARGET_REFUSES, "InvalidAccessKeyId"),
+        ({"secretKey": "wr0ng"}, codes.TARGET_REFUSES, "SignatureDoesNotMatch"),
+        ({"accessKey": READER}, codes.TARGET_REFUSES, "AccessDenied"),
+        ({"path": "s3://not-there/out"}, codes.TARGET_UNFIT, "no such bucket"),
+    ],
+)
+async def test_what_cannot_be_written_is_said(bucket: Bucket, changes: dict[str, Any], code: Code, said: str) -> None:
+    store = {**bucket.server.settings, **changes}
+    path = {"path": store.pop("path")} if "path" in store else {}
+    with raises(code, match=re.escape(said)) as caught:
+        async with opened(s3_spec(bucket, store=store, **path)):
+            pass
+    assert isinstance(caught.value, MillstreamError)
+    assert store["secretKey"] not in str(caught.value)
+
+
+async def test_the_page_shows_what_works(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3_KEY", bucket.server.settings["accessKey"])
+    monkeypatch.setenv("S3_SECRET", bucket.server.settings["secretKey"])
+    text = PAGE.read_text().replace("s3://lake/", bucket.url()).replace("http://127.0.0.1:8333", bucket.server.endpoint)
+    blocks = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "sink:" in block]
+    assert blocks
+    for block in blocks:
+        sink = dict(YAML(typ="safe").load(block)[0]["sink"])
+        del sink["guarantee"]
+        async with opened(FallbackSink.model_validate(sink)) as lane:
+            await lane.write([sink_frame([b'{"id": 1, "total": 2.5}'], 1)], Position(1))
+            await lane.flush()
+            assert lane.durable == Position(1)
+
+
+def _validate(settings: Mapping[str, Any], directory: Path) -> int:
+    vertices = [{"name": "in", "source": {"generator": {}}}, {"name": "out", "sink": {"delta": settings}}]
+    pipeline = {
+        "apiVersion": "millstream.io/v1alpha1",
+        "kind": "Pipeline",
+        "metadata": {"name": "p"},
+        "spec": {"vertices": vertices, "edges": [{"from": "in", "to": "out"}]},
+    }
+    file = directory / "pipeline.yaml"
+    with file.open("w") as stream:
+        YAML().dump(json.loads(json.dumps(pipeline)), stream)
+    return main(["validate", "--online", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"path": "ftp://host/x"}, "path"),
+        ({"path": "out", "store": {"region": "x"}}, "store"),
+        ({"path": "out", "partitionBy": ["dt", "dt"]}, "partitionBy"),
+        ({"path": "out", "partitionBy": ["shop"]}, "partitionBy"),
+        ({"path": "out", "partitionBy": ["a"], "columns": [{"name": "a"}]}, "partitionBy"),
+        ({"path": "out", "maxBytes": "2GiB"}, "maxBytes"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(Exception, match=field):
+        FallbackSink.model_validate({"delta": settings})
