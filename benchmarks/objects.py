@@ -56,6 +56,11 @@ async def sink(bucket: Bucket, frames: int) -> None:
     rolling = {"maxRecords": FRAMES_PER_FILE * FRAME_RECORDS, "maxBytes": "1GiB", "maxAge": "1h"}
     settings = {"path": bucket.url("ours"), "format": "parquet", "columns": COLUMNS, "rolling": rolling}
     spec = FallbackSink.model_validate({"file": {**settings, "store": bucket.server.settings}})
+    await delivered(spec, frames)
+
+
+async def delivered(spec: FallbackSink, frames: int) -> None:
+    """So many frames, through the delivery, until they are durable."""
     lane = LaneId("out", "in-out", 0)
     owner = SinkOwner("bench", lane, 0, 1, Position(0), "bench", Path("."), SystemClock(), _held)
     frame = make_frame()

@@ -169,6 +169,7 @@ class LaneTable:
     # Their parts.
 
     def _commit(self, rows: pa.RecordBatchReader, end: Position, frame: str) -> None:
+        """One commit: the rows, and the position behind them."""
         table = self._table
         assert table is not None, "the lane is taken over"
         lacking = {field.name for field in self._schema} != {field.name for field in table.schema().fields}
@@ -215,6 +216,7 @@ class LaneTable:
         return self._table
 
     def _created(self) -> DeltaTable:
+        """A table without rows, made by this lane or another one."""
         try:
             with step("delta_sink.create", self._owner.lane.vertex):
                 table = DeltaTable.create(
