@@ -2,7 +2,7 @@
 
     python benchmarks/workers.py --vertices 3 30 --workers 1 3 31
 
-Runs a source, built-in maps and a sink, as many vertices as asked, with `millstream run`, until the sink has got a
+Runs a source, built-in maps and a sink, as many vertices as asked, with `millstream run`, until the sink has received a
 record; then counts the run's processes and their memory (PSS: pages that processes share are divided among them).
 Figures are of one run each. Compare with another commit by running it there, without `--workers`.
 """
@@ -34,7 +34,7 @@ class Cost:
     vertices: int
     workers: int | None
     first_record_s: float
-    """From the start of the command until the sink has got a record."""
+    """From the start of the command until the sink has received a record."""
     cpu_s: float
     """Of all processes up to then."""
     processes: int

@@ -24,7 +24,7 @@ class MillstreamError(Exception):
         """What happened, as one can look it up."""
         self.detail = detail
         """All there is to say, for the log: the traceback of a function."""
-        # Where only a traceback arrives, as from a Python worker of Spark's, it has the code all the same.
+        # Where only a traceback arrives, as from a Python worker of Spark's, it has the code anyway.
         self.add_note(code.id)
 
     @property

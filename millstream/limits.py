@@ -161,11 +161,11 @@ REFUSALS_REPORTED_EVERY_S = 60.0
 REREAD_INTERVAL_S = 1.0
 """Certificates and tokens are looked at this often, for they may have been replaced."""
 ACKNOWLEDGED_BYTES_MAX = 32 * MIB
-"""Bytes of messages that a source holds without having acknowledged them, beside those under way when it is reached."""
+"""Bytes of messages that a source holds unacknowledged, beside those in flight when the limit is reached."""
 KAFKA_CALL_S = 1.0
 """One call of Kafka's client: a lane that is closed waits no longer for it."""
 KAFKA_COMMIT_S = 10.0
-"""How long an answer to a commit is waited for before the session is opened again to look whether it happened."""
+"""How long an answer to a commit is waited for before the session is opened again to check whether it happened."""
 KAFKA_REPORTED_EVERY_S = 60.0
 """Between two messages of a client about brokers that it cannot reach."""
 KAFKA_QUEUE_MESSAGES_MAX = 500_000
@@ -175,7 +175,7 @@ KAFKA_RECORD_BYTES = 1_048_588
 KAFKA_PREFETCH_BYTES = 16 * MIB
 """What a client of a source lane holds of records that were not taken."""
 KAFKA_FETCH_AGAIN_MS = 10
-"""How soon a client that holds that much looks whether there is room again: it empties 16 MiB in some 50 ms."""
+"""How soon a client that holds that much checks whether there is room again: it empties 16 MiB in some 50 ms."""
 KAFKA_TOPICS_REREAD_S = 30.0
 """How often a source looks for new partitions and topics."""
 KAFKA_MARKER_REFRESH_S = 3600.0

@@ -129,7 +129,7 @@ class Process:
             if self._group:
                 os.killpg(self.pid, number)
             elif self.running:
-                # Not the transport's: it looks whether the process has ended, and so takes its exit code from the loop.
+                # Not the transport's: it checks whether the process has ended, which takes its exit code from the loop.
                 os.kill(self.pid, number)
 
     def pause(self) -> None:

@@ -111,7 +111,7 @@ class Link(Protocol):
 
 
 class Server(Protocol):
-    """A broker that a run starts for itself: its files, its command, its health. Made again for every run."""
+    """A broker that a run starts for itself: its files, its command, its health. Created for every run."""
 
     port: int
     """It listens there, on the loopback."""

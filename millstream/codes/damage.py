@@ -307,8 +307,9 @@ TARGET_POSITION_LOST = Code(
         "in the lane's mark, would be written twice."
     ),
     do=(
-        "Compare the end of the target with what the pipeline sends next. The message says how to let the lane go on "
-        "behind its mark. To prevent it, have the target keep positions for longer than the pipeline may stand still."
+        "Compare the end of the target with what the pipeline sends next. The message says how to let the lane "
+        "continue after its mark. To prevent it, have the target keep positions for longer than the pipeline may stand "
+        "still."
     ),
 )
 
@@ -317,7 +318,7 @@ SOURCE_RECORDS_REMOVED = Code(
     "Records were removed before a source had read them",
     happened=(
         "The place where a source lane stands is not there any more: the outside system has removed records by their "
-        "age or number, or what the source reads was made again under the same name."
+        "age or number, or what the source reads was recreated under the same name."
     ),
     data="What was read before is kept. Nothing was skipped: going on would leave the removed records out.",
     do=(

@@ -57,7 +57,7 @@ def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
 
 @asynccontextmanager
 async def linked(settings: NatsServer, base_dir: Path, where: str, name: str) -> AsyncIterator[BrokerConnection]:
-    """A connection, which is made again whenever it is lost. Raises errors of ours where it cannot be made."""
+    """A connection, which is opened again whenever it is lost. Raises errors of ours where it cannot be made."""
     access = access_of(settings, base_dir, where)
     async with AsyncExitStack() as life:
         try:

@@ -86,7 +86,7 @@ class ObjectStore(SpecModel):
     anonymous: Flag = False
     """Send requests without credentials, for buckets that everybody may read."""
     timeout_s: PositiveDuration = field(default=30.0, alias="timeout")
-    """How long a request may take; then it is made again. Duration, default 30s."""
+    """How long a request may take; then it is repeated. Duration, default 30s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Halves of credentials."""

@@ -94,7 +94,7 @@ class FileError(SpecError):
     def __init__(self, problems: Sequence[Problem], partial: Partial | None = None) -> None:
         super().__init__(problems)
         self.partial = partial
-        """What can be looked at all the same; None where the file cannot be read at all."""
+        """What can be looked at anyway; None where the file cannot be read at all."""
 
 
 def load(path: FilePath | str) -> Loaded:

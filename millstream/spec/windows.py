@@ -198,8 +198,8 @@ class Early(SpecModel):
     every_s: PositiveDuration | None = field(default=None, alias="every")
     """Period by the clock of the machine. Duration."""
     count: PositiveCount | None = None
-    """Of each window that has got at least this many records since its last result; those that are read together are
-    counted together."""
+    """Gives a result of each window with at least this many records since its last one; records that are read together
+    are counted together."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:

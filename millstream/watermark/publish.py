@@ -35,7 +35,7 @@ class _Slot:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     """The entry has not been given to a put yet."""
     stored: asyncio.Event = field(default_factory=asyncio.Event)
-    """Nothing is waiting or under way."""
+    """Nothing is waiting or in progress."""
     soon: asyncio.Event = field(default_factory=asyncio.Event)
     """It does not sit the longer interval out."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)

@@ -206,7 +206,7 @@ def reach(
 
 
 def away(error: KafkaError, where: str) -> MillstreamError:
-    """For a call of a lane that works: to be made again, unless only the user can help."""
+    """For a call of a lane that works: to be repeated, unless only the user can help."""
     return user_error(error, where) or RetryLaterError(codes.TARGET_AWAY, f"{where}: Kafka: {error.str()}")
 
 

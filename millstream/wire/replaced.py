@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Replaced(Generic[T]):
-    """What is made of texts, made again when they have changed."""
+    """What is made from texts, and rebuilt when they have changed."""
 
     def __init__(
         self, read: Callable[[], Sequence[str]], make: Callable[[Sequence[str]], T], what: str, clock: Clock

@@ -79,5 +79,5 @@ async def test_a_buffer_keeps_to_its_length_and_time_moves_in_it(files: Pipeline
             await running
         marks = {lane.vertex: mark for lane, mark in (await run.marks()).items()}
     waiting = marks["in"].written[0].records - marks["map"].account.inputs
-    # More than what may be used, which is 80 %, by one frame of the one writer at the most.
+    # More than what may be used, which is 80 %, by one frame of the one writer at most.
     assert 0 < waiting <= 3000

@@ -205,7 +205,7 @@ async def test_early_results_by_count_are_those_of_the_window_that_has_got_so_ma
             await feed.give(run, task, *range(14), *range(100, 114))
             await feed.give(run, task, *range(20, 26))
             await written(files, task, out=2)
-        # What the other one had got before the restart counts.
+        # What the other one had received before the restart counts.
         async with running(run) as task:
             await feed.give(run, task, *range(120, 126))
             await written(files, task, out=4)

@@ -34,7 +34,7 @@ def ended(process: subprocess.Popen[bytes]) -> int:
 
 
 def shows_figures(terminal: Terminal) -> bool:
-    """The table of a run that has got somewhere."""
+    """The table of a run that has made progress."""
     rows = [line.split() for line in terminal.shown if line.startswith("out ")]
     return any("running" in line for line in terminal.shown) and any(row[2] not in ("-", "0") for row in rows)
 

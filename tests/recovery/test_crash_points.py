@@ -43,7 +43,7 @@ UNREACHED = {
     "kafka_sink": "needs a broker of Kafka: tests/contract/sinks/test_kafka.py",
     "file_sink.discard": "a lane that fails with a file unfinished: tests/contract/sinks/test_file_directory.py",
     "file_sink.withdraw": "a run that is refused: tests/contract/sinks/test_file_directory.py",
-    "repair": "a command between two runs, which may be made again at any point: tests/mesh/test_repair.py",
+    "repair": "a command between two runs, which may be repeated at any point: tests/mesh/test_repair.py",
     "watermark.forget": "a command between two runs: tests/mesh/test_watermark.py",
     "redis": "of the other technology: see below",
     "delta_sink": "tests/recovery/test_delta_kills.py, with a table of its own",

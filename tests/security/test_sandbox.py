@@ -427,7 +427,7 @@ async def test_a_sandbox_ends_with_its_processes_and_they_with_it(tmp_path: Path
             os.killpg(caught.pid, number) if number == signal.SIGTERM else caught.kill()
             assert caught.wait(30) == expected
         assert not psutil.wait_procs(family, 10)[1]
-    # Process 1 of a namespace gets no signal that it does not catch; it ends all the same.
+    # Process 1 of a namespace gets no signal that it does not catch; it ends anyway.
     with start_held("/bin/sh", "-c", "echo ready; exec /bin/sleep 60") as deaf:
         assert deaf.stdout is not None
         assert deaf.stdout.readline() == b"ready\n"

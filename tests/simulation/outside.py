@@ -1,4 +1,4 @@
-"""The world outside a simulated pipeline: what its sources give, what its functions do, what its sinks have got.
+"""The world outside a simulated pipeline: what its sources give, what its functions do, what its sinks have received.
 
 Every record says where it comes from. A value is the way it came: `a.0#12` is record 12 of split 0 of source a;
 `a.0#12/fan:1!7` is output 1 that the map fan made of it, in its call number 7. A function answers differently at each
@@ -53,7 +53,7 @@ class Split:
 
 @dataclass(slots=True)
 class Target:
-    """What a sink lane has got."""
+    """What a sink lane has received."""
 
     values: dict[str, bytes] = field(default_factory=dict)
     """By record id."""

@@ -49,7 +49,7 @@ class BufferModel:
     trimmed: int = 0
     """So many from the front may be gone: of those that were read, all but the newest at most."""
     read: list[StoredFrame] = field(default_factory=list)
-    """What the reader has got."""
+    """What the reader has received."""
 
 
 class History:

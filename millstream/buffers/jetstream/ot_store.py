@@ -95,7 +95,7 @@ class JetStreamOtStore(RevisionedOtStore):
                 with step("watermark.forget", self._vertex):
                     await self._connection.api(f"STREAM.PURGE.{self._stream}", {"filter": f"{self._prefix}{lane.key}"})
         finally:
-            # A read meanwhile may have found the entry, and without an answer it may be gone all the same.
+            # A read meanwhile may have found the entry, and without an answer it may be gone anyway.
             self._contents = _Contents()
 
     @asynccontextmanager
@@ -257,7 +257,7 @@ class JetStreamOtStore(RevisionedOtStore):
 
     def _take(self, read: _Contents, message: PageMessage) -> None:
         update = self._decode(message.subject, message.data)
-        # Another task may read at the same time, and have got further.
+        # Another task may read at the same time, and have come further.
         if update.key not in read.updates or read.updates[update.key][0] < message.sequence:
             read.updates[update.key] = message.sequence, update
         read.last = max(read.last, message.sequence)

@@ -45,8 +45,8 @@ async def read_page(
     """Hand messages of `subject` behind sequence `after` to `take`, in order; returns how many lie behind those.
 
     Raises `AnswerLostError` when the next message, or the end of the page, does not come in `timeout_s`: what was taken
-    until then is right, and the next page goes on behind it. A server that is not the stream's leader may answer, and
-    then knows only what it has got so far.
+    until then is right, and the next page continues after it. A server that is not the stream's leader may answer, and
+    then knows only what it has received so far.
     """
     client = connection.client
     answers: asyncio.Queue[Msg | None] = asyncio.Queue()

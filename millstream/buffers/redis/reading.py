@@ -2,8 +2,8 @@
 
     wait at the index ──► sizes ──► as many frames as there is room for ──► handed out, checked
 
-A task reads ahead, never more than the limits. It waits at the server for what is not there yet, and looks whether what
-was read is still what it was: whenever a connection was lost, and while nothing comes.
+A task reads ahead, never more than the limits. It waits at the server for further frames. After each lost connection,
+and while nothing comes, it checks that the frames it has read are unchanged.
 
 Above it: `ledger.py`. Below it: the connection. Nothing is acknowledged: the mark of the reader is the acknowledgement.
 """

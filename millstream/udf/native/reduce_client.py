@@ -182,7 +182,7 @@ class UdfReduction:
             self._settle(1)
 
     def _live(self) -> Stream:
-        """The open stream, or a new one that goes on behind what is answered."""
+        """The open stream, or a new one that continues after what is answered."""
         if self._stream is None:
             self._stream = open_stream(self._program, self._where, self._answered)
         return self._stream

@@ -1,7 +1,7 @@
 """The stream of a user-defined source: one read at a time, opened again where it stood when it breaks.
 
-Above it: `client.py`. Below it: `wire.py`. What was read before a break is still in this process, so the stream goes on
-behind the last batch that was read, not behind the last that was committed.
+Above it: `client.py`. Below it: `wire.py`. Batches from before a break are still in this process, so the stream
+continues after the last batch that was read, not after the last one that was committed.
 """
 
 from __future__ import annotations

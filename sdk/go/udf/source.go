@@ -125,7 +125,7 @@ func batchFault(batch Batch, most int) error {
 		return fmt.Errorf("Read gave %d records when at most %d were asked for", len(batch.Records), most)
 	}
 	if len(batch.Records) > 0 && batch.Position == nil {
-		return errors.New("Read gave records without a Position: reading could not go on behind them after a restart")
+		return errors.New("Read gave records without a Position: reading could not continue after them at a restart")
 	}
 	for i, record := range batch.Records {
 		if (record.ID == "") != (batch.Records[0].ID == "") {

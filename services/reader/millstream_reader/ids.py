@@ -25,14 +25,14 @@ from millstream.record import ID_DIGEST_BYTES, id_digest
 _BUCKETS = 1 << 16
 _ENTRY_BYTES = ID_DIGEST_BYTES + 1
 _PERIODS = 16
-"""In the time to live. An id is remembered for one of them longer, at the most."""
+"""In the time to live. An id is remembered for one of them longer, at most."""
 _LABELS = 256
 FULL_TOLD_EVERY_S = 60.0
 """How often at most it is logged that no new id can be remembered."""
 _SWEPT_AT_ONCE = 1024
 """Buckets whose forgotten entries are freed in one call."""
 
-# Each call begins one period at the most. So all buckets are swept before the label of one that is over comes again.
+# Each call begins one period at most. So all buckets are swept before the label of one that is over comes again.
 assert _BUCKETS // _SWEPT_AT_ONCE + _PERIODS + 2 < _LABELS
 
 
@@ -197,7 +197,7 @@ class SeenIds:
         if end == len(bucket):
             self._buckets[number] = None
         elif end:
-            # Made again, so that its room is as large as what is left.
+            # Rebuilt, so that it is as large as its contents.
             self._buckets[number] = bucket[end:]
 
 

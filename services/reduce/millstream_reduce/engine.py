@@ -8,10 +8,10 @@ Above it: the lanes of reduces, which decide when windows are computed and commi
 `millstream_reduce.spark` is the one of pipelines; `millstream_worker` opens its client for the lanes of a process.
 `millstream_reduce.memory` is for tests. Nothing above the boundary imports Spark's (`make lint` checks it).
 
-What an engine computes has no effect: it writes nothing, and its input is frozen. So a run may be asked for again, by
-anyone, at any time, also while the first one is under way, and its answer may be another one each time: only the fenced
-commit decides whose results count. An engine that dies leaves nothing that would have to be cleaned up or known; what
-it has computed but not answered whole does not exist.
+A computation has no effect: the engine writes nothing, and its input is frozen. So any caller may repeat a run at any
+time, even while the first one is in progress, and each answer may be different: only the fenced commit decides whose
+results count. An engine that dies leaves nothing that would have to be cleaned up or known. Results without a complete
+answer do not exist.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESULT_SCHEMA = pa.schema([
 
 
 class Engine(Protocol):
-    """Computes closed windows. Any number of calls may be under way at once."""
+    """Computes closed windows. Any number of calls may be in progress at once."""
 
     async def check(self, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
         """Whether a program can run, found out without a window. Waits until the engine can be reached."""

@@ -219,7 +219,7 @@ def apply(
 ) -> None:
     """Append the result of each item to `results`; an exception stands in for the result of its own item only.
 
-    `extend` keeps what came before an exception, so the loop goes on behind the failing record without asking anything
+    `extend` keeps what came before an exception, so the loop continues after the failing record without asking anything
     of the others.
     """
     while True:

@@ -54,11 +54,11 @@ class BufferLane:
     async def _committed(self, units: Sequence[Unit]) -> None:
         self._consumed()
         self.input.forget(self.core.committer.mark.sequence)
-        # What was heard while the commit was under way was looked at for the mark before, and may be all there is.
+        # What was heard while the commit was in progress was looked at for the mark before, and may be all there is.
         self.input.changed.set()
 
     def _consumed(self) -> None:
-        # The newest frame that was read stays: the next to read here looks whether it is still that one.
+        # The newest frame that was read stays: the next to read here checks whether it is still that one.
         self._trimmer.consumed(self.reader.buffer, newest(self.core.committer.mark.read) - 1)
 
     async def _follow_watermark(self) -> None:

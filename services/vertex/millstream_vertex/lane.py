@@ -283,7 +283,7 @@ class LaneCore:
         )
 
     def statistics_of(self, vertex: str) -> LaneStatistics:
-        """Of a vertex that follows in the chain. What is under way is counted by the first."""
+        """Of a vertex that follows in the chain. What is in progress is counted by the first."""
         lane, counters = next((lane, counters) for lane, counters in self.followers.items() if lane.vertex == vertex)
         return self._statistics(lane, counters)
 

@@ -42,7 +42,7 @@ from millstream_writer.committer import Unit, size_of
 from millstream_writer.routing import Router
 
 _LOOK_TIMEOUT_S = 5.0
-"""How long a lane that has ended looks whether there is more."""
+"""How long a lane that has ended checks whether there is more."""
 _log = logging.getLogger(__name__)
 
 _POSITION_CHARACTERS_MAX = 200

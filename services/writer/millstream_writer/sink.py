@@ -136,7 +136,7 @@ class SinkLane(Protocol):
     def durable(self) -> Position | None:
         """How far the target is for sure; None for a target that does not know (what `write` returned is then durable).
 
-        Right after opening, this is what the target itself says. The lane goes on from its mark all the same: a sink
+        Right after opening, this is what the target itself says. The lane goes on from its mark anyway: a sink
         takes what is at or below this position without writing it again, so that a record it refuses is refused, and
         counted, as it was before. A sink that collects before it commits (files) raises it as it commits.
         """
@@ -144,7 +144,7 @@ class SinkLane(Protocol):
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         """Take these records, after which the lane stands at `end`. `frames` may be empty: nothing was for this sink.
 
-        Raises `RetryLaterError` when nothing of it was taken and the same call may be made again (target away, disk
+        Raises `RetryLaterError` when nothing of it was taken and the same call may be repeated (target away, disk
         full), and `FencedError` when another owner has opened the lane since. After any other error, or when it is
         cancelled, the lane must be closed. A sink with a position (`durable`) gives no retryable failures: it takes the
         whole write or raises.
@@ -153,7 +153,7 @@ class SinkLane(Protocol):
     async def flush(self) -> None:
         """Make everything taken durable now: at the end, while draining, and when the buffer upstream runs full.
 
-        Raises as `write` does; nothing is lost by `RetryLaterError`, and the call may be made again.
+        Raises as `write` does; nothing is lost by `RetryLaterError`, and the call may be repeated.
         """
 
     async def tick(self) -> None:

@@ -450,7 +450,7 @@ async def test_a_reader_that_takes_its_time_while_nothing_new_comes_finds_no_dam
         await owner.commit((A, value))
     async with ledger.read(A, 0, []) as frames:
         found = [data for _, data, _ in await take(frames, 1)]
-        # Whatever looks whether all is as it was does so for as long as frames are taken.
+        # Whatever checks whether all is as it was does so for as long as frames are taken.
         harness.slow_down()
         for _ in values[1:]:
             await asyncio.sleep(0.15)

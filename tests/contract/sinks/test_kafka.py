@@ -68,7 +68,7 @@ async def test_an_owner_that_was_replaced_has_no_effect(kafka: KafkaServer, topi
             with raises(codes.OUTPUT_TAKEN_OVER):
                 await older.write([frame(2)], Position(2))
             await newer.write([frame(1), frame(2)], Position(2))
-            # One that wakes up late is refused, and the owner goes on.
+            # One that resumes late is refused, and the owner goes on.
             with raises(codes.OUTPUT_TAKEN_OVER):
                 async with opened(kafka, topic, sink_owner(1)):
                     pass

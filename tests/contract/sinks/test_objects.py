@@ -111,7 +111,7 @@ async def test_a_file_that_was_claimed_is_made_as_it_was_claimed_whoever_puts_it
             await written(older, 1, 2, 3)
         assert older.durable == Position(0)
     monkeypatch.undo()
-    # Other sizes than then: the file has what it had all the same.
+    # Other sizes than then: the file has what it had anyway.
     spec = object_spec(bucket, "jsonl", partitionBy=["hour"], rolling={"maxAge": "1h", "maxRecords": 7})
     async with opened(spec, sink_owner(2)) as newer:
         assert newer.durable == Position(0)

@@ -390,7 +390,7 @@ async def test_one_watch_serves_many_listeners(broker: Broker) -> None:
 
 
 async def test_the_error_of_a_body_comes_out_as_it_is(broker: Broker) -> None:
-    """Also when it comes while a put is under way."""
+    """Also when it comes while a put is in progress."""
 
     async def fail_while_publishing() -> None:
         async with broker.open() as stores:

@@ -208,7 +208,7 @@ async def test_one_that_ignores_being_told_is_killed_with_its_children(tmp_path:
         assert pid is not None
         async with sidecar.open_map(FunctionKind.MAP, NAME) as stream, asyncio.TaskGroup() as tasks:
             held = tasks.create_task(stream.call(frame, watermark_us=0))
-            # It computes forever, and is well all the same: the process answers beside the function.
+            # It computes forever, and is well anyway: the process answers beside the function.
             await until(lambda: psutil.Process(pid).cpu_times().user > 0.5 or held.done())
             await sidecar.ask(10)
             assert sidecar.description.language == "python"

@@ -51,7 +51,7 @@ def test_a_repeated_id_is_admitted_once_until_it_expires() -> None:
     assert (admitted.digests, admitted.repeated) == (digests("new"), 1)
     again = seen.admit(frame_of("old", "new"))
     assert (again.frame, again.digests, again.repeated) == (None, b"", 2)
-    # Its age counts; never is an id remembered for less than its time, and a sixteenth longer at the most.
+    # Its age counts; never is an id remembered for less than its time, and a sixteenth longer at most.
     clock.now_s = 9.9
     assert seen.admit(frame_of("old")).repeated == 1
     clock.now_s = 11.1

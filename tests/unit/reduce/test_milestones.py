@@ -263,7 +263,7 @@ async def test_early_results_by_count_are_those_of_the_same_windows_after_the_lo
             read_again(lane, queue, frame)
         queue.retrace(first.milestone)
         lane.retrace(queue)
-        # The other window has got two, and its next one makes them three.
+        # The other window has two, and its next one makes them three.
         assert queue.rows_to_early(3) == 1
         read_again(lane, queue, frame_of([13]))
         (second,) = queue.early(3)

@@ -97,7 +97,7 @@ async def test_a_log_set_back_and_a_mark_that_is_not_are_driven_away_as_before(t
     lane.progress.closed_us = FAR
     async with lane.opened() as queue:
         assert queue.closed_us == FAR
-    # Made again, it takes effect.
+    # Repeated, it takes effect.
     await set_back(lane, 45)
     async with lane.opened() as queue:
         assert queue.closed_us == 50

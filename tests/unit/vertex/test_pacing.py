@@ -26,7 +26,7 @@ OUT = BufferId("map-out", 0)
 NEVER_S = 3600.0
 """A test that waited for it would not end."""
 COMMITS_AT_ONCE = 16
-"""So many wait for nothing before one looks whether a wait brings something."""
+"""So many wait for nothing before one checks whether a wait brings something."""
 
 
 class Pacing:

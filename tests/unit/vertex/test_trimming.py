@@ -66,7 +66,7 @@ async def test_lanes_are_trimmed_together_and_those_that_stand_still_not_at_all(
         trimmer.consumed(B, 7)
         trims.held.clear()
         await until_done(trims, 1)
-        # While that is under way.
+        # While that is in progress.
         trimmer.consumed(B, 9)
         trimmer.consumed(A, 2)
         trims.held.set()

@@ -36,7 +36,7 @@ class EarlyResults:
         self._rows_to_look -= rows
 
     def counted(self) -> list[wal_pb2.HandOver]:
-        """Of the windows that have got enough records."""
+        """Of the windows that have enough records."""
         if self._count is None or self._rows_to_look > 0:
             return []
         hand_overs = self._queue.early(self._count)
@@ -44,7 +44,7 @@ class EarlyResults:
         return hand_overs
 
     def elapsed(self, now_s: float) -> list[wal_pb2.HandOver]:
-        """Of the windows that have got any, when it is time."""
+        """Of the windows that have any, when it is time."""
         if self.pause_s(now_s) != 0:
             return []
         self._last_s, self._has_new = now_s, False

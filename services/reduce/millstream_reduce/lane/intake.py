@@ -27,7 +27,7 @@ TAKE_BYTES = 4 * MIB
 GATHER_S = 0.05
 """Between two entries of the log, unless there is much or windows close: a small one costs as much as a large one."""
 ROOM_WAIT_S = 0.1
-"""While the log is full: how often it is looked whether the watermark closes a window."""
+"""While the log is full: how often the lane checks whether the watermark closes a window."""
 
 IsDue = Callable[[int], bool]
 """Whether windows would be handed over at a watermark."""
@@ -169,7 +169,7 @@ class Intake:
         """Let what is committed be trimmed, or, where the input is kept, what no open window needs."""
         inputs = self._progress.core.committer.mark.reduce.inputs
         done = {position.edge: position.sequence for position in inputs}
-        # The newest frame that was read stays: the next to read here looks whether it is still that one.
+        # The newest frame that was read stays: the next to read here checks whether it is still that one.
         before_newest = {position.edge: newest(position.read) - 1 for position in inputs}
         kept: Mapping[str, int] = done
         if self._milestones is not None:

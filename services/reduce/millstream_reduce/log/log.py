@@ -138,7 +138,7 @@ class Log:
         self._flushing: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._checkpoint_from = 0
-        """A checkpoint that was too large is made again when there is so much to free."""
+        """A checkpoint that was too large is rebuilt when there is so much to free."""
 
     @property
     def total_bytes(self) -> int:
@@ -173,7 +173,7 @@ class Log:
         return self._writer.is_short
 
     async def reserve(self) -> None:
-        """See whether the disk has got room again."""
+        """See whether the disk has room again."""
         await self.in_thread(self._writer.reserve)
 
     def statistics(self) -> LogStatistics:

@@ -62,7 +62,7 @@ class LogWriter:
         self._reserve = directory / RESERVE
         self._reserve_bytes = reserve_bytes
         self.is_short = False
-        """The disk was full, and the reserve has not been made again."""
+        """The disk was full, and the reserve has not been recreated."""
         self._directory = directory
         self._identity = identity
         self._files = files

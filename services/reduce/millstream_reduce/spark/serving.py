@@ -44,7 +44,7 @@ _NO_EXECUTOR_S = 20.0
 _WARM_UP_PAUSE = 3.0
 """Times a warm-up job's own time until the next one, so that at most a quarter of a processor goes into them."""
 _BUSY_S = 0.1
-"""How often it is looked whether there is room for a warm-up job."""
+"""How often to check whether there is time for a warm-up job."""
 
 
 async def serve(

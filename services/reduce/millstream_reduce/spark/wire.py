@@ -115,7 +115,7 @@ def error_from(text: str, metadata: Sequence[tuple[str, str | bytes]]) -> Millst
 _log = logging.getLogger(__name__)
 
 _BACKOFF = Backoff(interval_s=0.1, factor=2.0, cap_s=1.0, jitter=0.2)
-"""Short at the most: each attempt waits until the driver can be reached, so none is wasted on one that starts."""
+"""Short at most: each attempt waits until the driver can be reached, so none is wasted on one that starts."""
 _SAID_AGAIN_S = 30.0
 """The same trouble is logged again after this."""
 _CHANNEL_OPTIONS = (

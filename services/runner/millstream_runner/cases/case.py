@@ -126,7 +126,7 @@ def _problem(path: Path, document: yaml_text.Document, place: Place, what: str, 
 
 
 class _Reader:
-    """Reads one document, and goes on behind what is wrong."""
+    """Reads one document, and continues after what is wrong."""
 
     def __init__(self, path: Path, document: yaml_text.Document) -> None:
         self._path = path

@@ -74,7 +74,7 @@ def broker(needs: Needs) -> Iterator[Finding]:
         yield Finding("Broker", State.MISSING, found, what, "choose a directory that can be written to (`--data-dir`)")
     except TimeoutError:
         found = f"{program} has not stored {_TRIED_RECORDS:,} records within {_TIMEOUT_S:g} s"
-        yield Finding("Broker", State.MISSING, found, what, "look whether the disk answers, and try again")
+        yield Finding("Broker", State.MISSING, found, what, "check whether the disk answers, and try again")
     else:
         yield Finding("Broker", State.OK, program, what)
 

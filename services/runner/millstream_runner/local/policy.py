@@ -23,7 +23,7 @@ HANGS_MAX = 5
 FAILURES_MAX = 4
 """The same for a process that ends by itself (a port taken, a defect): that is seldom different a second later."""
 STEADY_S = 30.0
-"""A process that has been well for this long counts as if it had got on, whether it had something to do or not."""
+"""A process that has been well for this long counts as having made progress, even if it had nothing to do."""
 
 _FATAL = {UserError.exit_code, UdfError.exit_code, DamageError.exit_code}
 # What people, systems and a machine that runs out of memory send. Any other signal is the process's own crash.

@@ -130,7 +130,7 @@ class Supervisor(Generic[PlanT]):
         self._last_error: Mapping[str, Any] = {}
         self._error_shown = False
         self._error_before = ""
-        """The last error of the process that this one was started in place of, unless that one had got on."""
+        """The last error of the process that this one was started in place of, unless that one had made progress."""
         self._last_lines = LastLines(LINES_KEPT)
 
     @property
@@ -243,7 +243,7 @@ class Supervisor(Generic[PlanT]):
         return str(self._last_error.get("process", self.plan.name))
 
     def _has_progressed(self, before: Mapping[str, object]) -> bool:
-        """Whether the process has got on since; where a replica has ended it, whether that one has."""
+        """Whether the process has made progress since; where a replica has ended it, whether that one has."""
         now = self._reports.progress()
         if self._failing in now:
             return now[self._failing] != before[self._failing]

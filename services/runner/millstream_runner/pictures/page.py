@@ -83,7 +83,7 @@ def page(title: str, parts: Iterable[str]) -> str:
         '<html lang="en">',
         "<head>",
         '<meta charset="utf-8">',
-        # Whatever might have got in: nothing is run, nothing is loaded.
+        # Whatever might have come in: nothing is run, nothing is loaded.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{text(title)}</title>",

@@ -4,7 +4,7 @@ Most lines of most files are like that: what lies between delimiters is the text
 escaping in JSON. Whole columns are then checked, turned into members and joined without a Python object for a field,
 and the result is a frame's columns as they are stored.
 
-Arrow's idea of CSV, of numbers and of times is not Python's. So it is used where both agree for certain, and
+Arrow's idea of CSV, of numbers and of times is not Python's. So it is used where both certainly agree, and
 everything else is left to `csv_parsing`, which gives the same records for any lines: quotes, text that JSON escapes,
 rows with too few or too many fields, values that are not of their column's type, text that is not in its encoding.
 

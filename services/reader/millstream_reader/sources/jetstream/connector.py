@@ -32,7 +32,7 @@ class JetStreamSource(NatsServer):
     between them, each of which is read by one lane. Default: all messages, read by one lane."""
     start: Start = EARLIEST
     """Where the first run starts: `earliest`, `latest`, or at the first message of a time (RFC 3339, with an offset).
-    Later runs go on behind the message of the last commit."""
+    Later runs continue after the message of the last commit."""
     stop_at_end: Flag = False
     """End at the last message that is there when the first run starts."""
 

@@ -2,7 +2,7 @@
 
     mark: sequence ─► a consumer of this process (acknowledges nothing) ─► pull ─► messages, in order ─► frame
                           ▲                                                                             │
-                          └── made again after the last message, when one is missing or the server goes ┘
+                          └── recreated after the last message, when one is missing or the server goes ┘
 
 No durable consumer decides what is read. A stream forgets by age, size and number: what was removed before it was read
 is noticed by sequence. Where only some subjects are read, the lane's sequence follows the stream while nothing of
@@ -271,7 +271,7 @@ class JetStreamSourceLane:
     def _replaced(self, what: str) -> DamageError:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {self._spec.stream}: {what}: the stream was made again, or the server has lost its end or "
+            f"{self._where}: {self._spec.stream}: {what}: the stream was recreated, or the server has lost its end or "
             "was set back. Put its data back; or read what is there with a source of another name, or start over with "
             "--fresh",
         )

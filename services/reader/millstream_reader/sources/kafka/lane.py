@@ -193,7 +193,7 @@ class KafkaSourceLane:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
             f"{self._where}: {split[0]}/{split[1]}: {what}: Kafka has removed records that were not read (retention, "
-            "or the topic was made again). Nothing was skipped. Put the records back; or read what is left with a "
+            "or the topic was recreated). Nothing was skipped. Put the records back; or read what is left with a "
             "source of another name, or start over with --fresh; and give the topic a longer retention",
         )
 
@@ -230,7 +230,7 @@ class KafkaSourceLane:
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and topic is not None:
             split = (topic, partition or 0)
             self._check(split, self._next[split])
-            # It is in range after all: the broker has come back with all it has. What this call has got comes again.
+            # It is in range after all: the broker has come back with all it has. The records of this call come again.
             self._assign()
         elif (stop := user_error(error, self._where)) is not None:
             raise stop

@@ -202,12 +202,12 @@ async def create_publication(connection: Connection, cdc: PostgresCdc) -> None:
 
 
 async def create_slot(connection: Connection, cdc: PostgresCdc) -> None:
-    """From now on the server keeps its log. Waits for transactions that are under way."""
+    """From now on the server keeps its log. Waits for transactions that are in progress."""
     await connection.execute("SELECT pg_create_logical_replication_slot($1, $2)", cdc.slot, PLUGIN)
 
 
 async def running(connection: Connection) -> set[str]:
-    """Transactions that are under way, or committed and not visible."""
+    """Transactions that are in progress, or committed and not visible."""
     rows = await connection.fetch("SELECT pg_snapshot_xip(pg_current_snapshot())::text AS xid")
     return {row["xid"] for row in rows}
 

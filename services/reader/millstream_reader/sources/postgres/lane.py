@@ -1,12 +1,12 @@
 """Rows of a query of PostgreSQL, in the order of their cursor, from behind the one that the lane's own mark holds.
 
-    the greatest cursor that is visible ─► wait for the transactions that were under way ─► pages up to it ─► frames
+    the greatest cursor that is visible ─► wait for the transactions that were in progress ─► pages up to it ─► frames
             ▲                                                                                  │
             └────────────────────────── pollEvery, when there is nothing new ◄─────────────────┘
 
 A row may be committed after one with a greater cursor: its transaction took the value earlier and ended later. So new
 rows are read in rounds. A round ends at the greatest cursor that is visible when it begins, and nothing of it is read
-before every transaction that was under way then has ended: one that takes its value later takes a greater one.
+before every transaction that was in progress then has ended: one that takes its value later takes a greater one.
 Nothing is locked for that, and no transaction of the source's stays open while its rows are processed.
 
 Above it: a source lane. Below it: the statements (`query`).
@@ -64,7 +64,7 @@ class PostgresQueryLane:
         self._known_types: Sequence[str] = ()
         self._waiting: deque[Row] = deque()
         self._round: Cursor | None = None
-        """Where the round under way ends; None between two of them."""
+        """Where the round in progress ends; None between two of them."""
         self._open: Mapping[str, int | None] = {}
         """Transactions that the round waits for."""
         self._tables: Sequence[int] = ()

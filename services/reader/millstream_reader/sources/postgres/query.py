@@ -1,4 +1,4 @@
-"""The statements of a `postgres` source: what there is, which transactions are under way, and the rows of a range.
+"""The statements of a `postgres` source: what there is, which transactions are in progress, and the rows of a range.
 
     last ─► the greatest cursor that is visible
     open_transactions ─► those that may still commit a row with a smaller one
@@ -28,7 +28,7 @@ _SHOWN = 1024
 _FIRST_STEP, _LAST_STEP = 16, 4096
 """Rows that are fetched at once: few, until it is known how large they are."""
 _TRANSACTION_ID = "xid8"
-BLIND = "the server is a standby, which does not show the transactions that are under way at its primary"
+BLIND = "the server is a standby, which does not show the transactions that are in progress at its primary"
 
 _OPEN = """
 SELECT l.virtualtransaction AS name, l.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
@@ -90,7 +90,7 @@ class Query:
         arguments: list[object] = []
         where = self._where(arguments, after, None)
         if not self.waits:
-            # What has a smaller id than every transaction under way can get no more company.
+            # What has a smaller id than every transaction in progress can get no more company.
             where += f" AND {self._columns[0]} < pg_snapshot_xmin(pg_current_snapshot())"
         order = ", ".join(f"{column} DESC" for column in self._columns)
         statement = f"SELECT {self._texts} FROM ({self.settings.query}\n) q WHERE {where} ORDER BY {order} LIMIT 1"
@@ -100,7 +100,7 @@ class Query:
         return (None if row is None else tuple(row)), [table["relation"] for table in tables]
 
     async def open_transactions(self, connection: Connection, tables: Sequence[int]) -> Mapping[str, int | None]:
-        """Transactions under way that may still write a row of the query: their names, and the server's processes."""
+        """Transactions in progress that may still write a row of the query: their names, and the server's processes."""
         if self.settings.wait_for == "writers":
             rows = await connection.fetch(_WRITING, tables)
         else:
@@ -189,7 +189,7 @@ async def set_up(connection: Connection) -> None:
 
 
 async def is_blind(connection: Connection, query: Query) -> bool:
-    """Whether the server does not show which transactions are under way, and the source has to know it."""
+    """Whether the server does not show which transactions are in progress, and the source has to know it."""
     return query.follows and query.waits and bool(await connection.fetchval("SELECT pg_is_in_recovery()"))
 
 

@@ -4,7 +4,7 @@
     tables and keys, in the order of reading ─►
 
 A snapshot is read table by table in the order of keys, inside one transaction, which sees one state. Where that one is
-ended, another goes on behind the last key, and sees a later state. A change that the part which has its key saw was
+ended, another continues after the last key, and sees a later state. A change that the part which has its key saw was
 read with its row; every other one follows. Above it: the lane. It knows no connection.
 """
 

@@ -5,7 +5,7 @@
 
 The server counts messages and not bytes. So the first consumer takes a few; a second one beside it, on the same
 channel, takes as many more as have room by the largest message that was seen. Two of them keep the order of a quorum
-queue, which one that is cancelled and made again does not.
+queue, which one that is cancelled and recreated does not.
 
 Above it: `acknowledged`. Below it: a connection to the server.
 """
@@ -93,7 +93,7 @@ class RabbitSubscription:
             return
         try:
             if self._second:
-                # A quorum queue hands out again what is under way to a consumer that is cancelled, out of order.
+                # A quorum queue hands out again what is in progress to a consumer that is cancelled, out of order.
                 await link.channel.basic_cancel(self._second, timeout=self._spec.timeout_s)
                 self._second, self._window = "", self._first
             more = self._fitting(inbox) - self._first

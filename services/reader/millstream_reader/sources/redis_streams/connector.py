@@ -30,7 +30,7 @@ class RedisSource(RedisServer):
     the redisStreams sink has written, with its value, keys, event time and headers."""
     start: Start = EARLIEST
     """Where the first run starts: `earliest`, `latest`, or at the first entry of a time (RFC 3339, with an offset).
-    Later runs go on behind the entry of the last commit."""
+    Later runs continue after the entry of the last commit."""
     stop_at_end: Flag = False
     """End at the last entry that is there when the first run starts."""
     consumer_group: Text | None = None

@@ -316,7 +316,7 @@ class RedisSourceLane:
     def _replaced(self, stream: _Stream, what: str) -> DamageError:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {stream.name}: {what}: the stream was made again, or the server has lost its end or was "
+            f"{self._where}: {stream.name}: {what}: the stream was recreated, or the server has lost its end or was "
             "set back (appendfsync always keeps all that it confirms). Put its data back; or read what is there with "
             "a source of another name, or start over with --fresh",
         )

@@ -37,7 +37,7 @@ class Finding:
     what: str
     affects: str
     accept: Callable[[], Awaitable[str]]
-    """Gives up what is lost, and tells what it did. May be broken off anywhere, and made again."""
+    """Gives up what is lost, and tells what it did. May be broken off anywhere, and repeated."""
     lost: Sequence[Lost] = ()
     records: int | None = None
     """Records that are lost; below 0: that may come twice. None where that is unknown."""

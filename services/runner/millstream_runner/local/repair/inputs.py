@@ -188,7 +188,7 @@ class Inputs:
         )
 
     async def _go_on(self, upstream: Ledger, own: Ledger, lane: LaneId, reading: Reading, look: LogLook | None) -> str:
-        """Have the lane go on behind its sequence, and say in its mark what was accepted."""
+        """Have the lane continue after its sequence, and say in its mark what was accepted."""
         buffer = reading.up_to.buffer
         # What was published says what the lane had counted until now.
         await self._stored.forget(lane)
@@ -217,7 +217,7 @@ class Inputs:
         accepted.bytes += size
         await self._give_up(own, lane, StoredMark(mark, stored.sequence), reading)
         await self._remove_unusable(upstream, buffer, reading)
-        return f"lane {lane} goes on behind sequence {reading.up_to.sequence}; {records_text(records)}"
+        return f"lane {lane} continues after sequence {reading.up_to.sequence}; {records_text(records)}"
 
     async def _missing(
         self, upstream: Ledger, lane: LaneId, mark: mark_pb2.Mark, reading: Reading, look: LogLook | None

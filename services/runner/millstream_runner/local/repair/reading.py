@@ -145,7 +145,7 @@ class Look:
                 self._numbers[lane] = gap.through
 
     def _go_on(self, lane: str, through: int, place: int, before: StoredFrame | None) -> None:
-        """The frames of a lane go on behind number `through`."""
+        """The frames of a lane continue after number `through`."""
         after = self._numbers.get(lane)
         if after is None or after == through:
             return

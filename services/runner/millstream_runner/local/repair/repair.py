@@ -4,7 +4,7 @@
                                                     ─► logs of reduce lanes ─► buffers and their readers
 
 In this order: each stage reads what the ones before have fixed, so one call does all there is to do. Without
-acceptance nothing is changed. Every step is durable by itself and may be made again: who is killed in between begins
+acceptance nothing is changed. Every step is durable by itself and may be repeated: who is killed in between begins
 again, and finds what is left.
 
 Above it: the command line. Below it: `marks` and `inputs`, the stages.

@@ -126,7 +126,7 @@ class LaneBucket:
         return FinishedName(self._lane, Position(*claim.after), Position(*claim.end), claim.file_epoch, claim.extension)
 
     def take_over(self) -> Position:
-        """Fence every earlier owner; returns how far the lane is for certain. Raises errors of ours."""
+        """Fence every earlier owner; returns the lane's certain position. Raises errors of ours."""
         owner = self._owner
         while True:
             last = self._last

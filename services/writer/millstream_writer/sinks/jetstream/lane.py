@@ -219,7 +219,7 @@ class JetStreamKeptLane(KeptLane[Put]):
     def _by_hand(self) -> str:
         """How the user says that the lane's mark is right."""
         body = {"run": self._owner.ledger_id, "epoch": 0, "owner": "", "at": self._owner.start, "frame": ""}
-        return f"for the lane to go on behind its mark: `nats pub {self._subject} '{json.dumps(body)}'`"
+        return f"for the lane to continue after its mark: `nats pub {self._subject} '{json.dumps(body)}'`"
 
     def _now_s(self) -> float:
         return self._owner.clock.monotonic_s()
@@ -232,7 +232,7 @@ class JetStreamIdLane(UnkeptLane):
         self._target = target
 
     async def open(self) -> None:
-        """Connect, and look whether the stream fits."""
+        """Connect, and check whether the stream fits."""
         async with self._target.reached():
             pass
 

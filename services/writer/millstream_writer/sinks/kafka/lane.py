@@ -5,7 +5,7 @@
 
 A commit whose answer is lost has happened or not. Which of the two, the position says that is read when the lane's
 session is opened again; only then does the write return. Without transactions (`transactions: false`, and as a
-fallback) a write returns when the brokers have acknowledged everything, and may be made again.
+fallback) a write returns when the brokers have acknowledged everything, and may be repeated.
 
 Above it: the delivery. Below it: `session`, and one thread, because the calls of the client block.
 """
@@ -103,7 +103,7 @@ class KafkaSinkLane(KeptLane[Message]):
             return
 
     def _transact(self, made: Sequence[Message], end: Position, frame: str) -> None:
-        """One transaction, made again until it is known to have happened."""
+        """One transaction, repeated until it is known to have happened."""
         while self._durable < end:
             if not self._broker.is_open:
                 self._open_again()

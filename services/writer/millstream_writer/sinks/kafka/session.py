@@ -139,7 +139,7 @@ class Session:
             self._check_not_lost()
             return None
         if not found.metadata:
-            # Set by hand, as messages here advise: the lane goes on behind its mark.
+            # Set by hand, as messages here advise: the lane continues after its mark.
             return None
         try:
             marker = Marker.unpack(found.metadata)
@@ -283,7 +283,7 @@ class Session:
     def by_hand(self) -> str:
         """How the user says that the lane's mark is right."""
         return (
-            "See which records are at the end of the topic. For the lane to go on behind its mark: "
+            "See which records are at the end of the topic. For the lane to continue after its mark: "
             "kafka-consumer-groups.sh --bootstrap-server … --reset-offsets --to-offset 0 --execute "
             f"--group {self.name} --topic {self._spec.topic}:0"
         )

@@ -7,7 +7,7 @@
 
 The lane's row in the table of positions has the owner that opened the lane last. Only that owner can move it, so
 an older one, however late it wakes up, changes nothing; and since the row is locked from the first statement of a
-transaction to its end, a new owner reads a position that nothing is under way behind. A COMMIT whose answer is lost is
+transaction to its end, a new owner reads a position with nothing in flight after it. A COMMIT whose answer is lost is
 settled by reading that row again.
 
 A record that the database refuses is found by halving the batch, under savepoints. Then everything before the first

@@ -52,7 +52,7 @@ class RabbitSinkLane(UnkeptLane):
         self._link: RabbitLink | None = None
 
     async def open(self) -> None:
-        """Connect, and look whether the target is there."""
+        """Connect, and check whether the target is there."""
         owner, settings = self._owner, self._settings
         name = f"millstream {owner.pipeline}/{owner.name}"
         link = await open_link(settings, owner.base_dir, owner.where, name)
@@ -83,7 +83,7 @@ class RabbitSinkLane(UnkeptLane):
             await self.close()
             raise link.error_of(error) from error
         except BaseException:
-            # What is under way is not waited for, so this channel's confirmations are of no use any more.
+            # What is in progress is not waited for, so this channel's confirmations are of no use any more.
             await self.close()
             raise
         return WriteResult(failures if any(failures) else ())

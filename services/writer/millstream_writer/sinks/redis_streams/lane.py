@@ -69,7 +69,7 @@ class RedisSinkLane(KeptLane[Put]):
             pass
 
     async def close(self) -> None:
-        """What is under way may still have its effect."""
+        """What is in progress may still have its effect."""
         if self._link is not None:
             link, self._link = self._link, None
             await link.close()
@@ -167,7 +167,7 @@ class RedisSinkLane(KeptLane[Put]):
         """How the user says that the lane's mark is right."""
         run, (sequence, record) = self._owner.ledger_id, self._owner.start
         return (
-            "for the lane to go on behind its mark: "
+            "for the lane to continue after its mark: "
             f"`HSET '{self._key}' run {run} epoch 0 owner '' sequence {sequence} record {record} frame ''`"
         )
 
