@@ -46,7 +46,7 @@ from millstream_writer.sinks.kept import Kept, fenced
 FRAME = "millstreamFrame"
 """Of a commit's information, for people and for the check of a target that is ahead: the frame with the last record."""
 _CONFLICTS_MAX = 20
-"""How often a commit is made again at once, when others have changed the table."""
+"""How often a commit is repeated at once, when others have changed the table."""
 _HISTORY = 500
 """Commits that are looked at for the name of a frame."""
 _ANOTHER_RUN = "another run"
@@ -95,7 +95,7 @@ class LaneTable:
             raise self._error(error) from error
 
     def take_over(self) -> Position:
-        """Fence every earlier owner; returns how far the lane is for certain. Raises errors of ours."""
+        """Fence every earlier owner; returns the lane's certain position. Raises errors of ours."""
         for _ in range(_CONFLICTS_MAX):
             try:
                 table = self._opened()
@@ -261,8 +261,8 @@ class LaneTable:
                     codes.TARGET_POSITION_LOST,
                     f"{owner.where}: the lane has written into {self._settings.path}, up to sequence "
                     f"{self._position.sequence}, and the table knows nothing of it any more: it was removed or "
-                    "replaced. Nothing was written now. Put it back; or start the pipeline again, and the lane goes on "
-                    "behind its mark in the table that is there",
+                    "replaced. Nothing was written now. Put it back; or start the pipeline again, and the lane "
+                    "continues after its mark in the existing table",
                 )
             return
         if kept.owner == str(self._name):
