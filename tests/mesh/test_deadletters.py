@@ -48,10 +48,10 @@ async def test_what_the_template_refuses_comes_back_when_it_is_put_right(tmp_pat
     function.write_text(function.read_text().replace('order["pieces"] < 1', 'order["pieces"] < 0'))
     replayed = await command(directory, "deadletters", "replay")
     assert replayed.exit_code == 2, "the line that is no order cannot go back"
-    assert "1 put back, 0 left out" in replayed.out
-    assert "1 not put back: read is a source and reads no buffer" in replayed.out
+    assert "1 replayed, 0 skipped" in replayed.out
+    assert "1 not replayed: read is a source and reads no buffer" in replayed.out
     again = await done(directory, "deadletters", "replay", "--vertex", "price")
-    assert "0 put back, 1 left out because they were put back before" in again.out
+    assert "0 replayed, 1 skipped because they were replayed before" in again.out
     summary = await done(directory, "run", "pipeline.yaml")
     assert "BALANCED" in summary.out + summary.err
     assert [row["item"] for row in rows(directory, "all")].count("shelf") == 1
@@ -116,9 +116,9 @@ async def test_dead_letters_that_wait_for_their_sink_go_back_once(files: Pipelin
     assert [json.loads(letter["value"])["number"] for letter in letters] == [3, 13, 23]
     assert letters[0]["place"].startswith("map-stuck-dead-letter.0:")
     (tmp_path / "fixed").touch()
-    assert "3 put back, 0 left out" in (await done(tmp_path, "deadletters", "replay", "--stored")).out
+    assert "3 replayed, 0 skipped" in (await done(tmp_path, "deadletters", "replay", "--stored")).out
     (tmp_path / "same.jsonl").write_text(listed, encoding="utf-8")
-    assert "0 put back, 3 left out" in (await done(tmp_path, "deadletters", "replay", "same.jsonl")).out
+    assert "0 replayed, 3 skipped" in (await done(tmp_path, "deadletters", "replay", "same.jsonl")).out
 
 
 async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_path: Path) -> None:
@@ -136,20 +136,20 @@ async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_p
         run.interrupt()
         assert (await run.ended()).exit_code == 0
     some = await done(tmp_path, "deadletters", "replay", "--reason", "number 1 ")
-    assert "1 put back, 0 left out" in some.out
+    assert "1 replayed, 0 skipped" in some.out
     assert "opened again" not in some.out, "a drained pipeline goes on anyway"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "nowhere"], "there is no nowhere"),
+        (["list", "nowhere"], "nowhere does not exist"),
         (["list", "text.jsonl"], "text.jsonl:1: not JSON"),
         (["list", "rows.jsonl"], "rows.jsonl:1: not an envelope"),
         (["list", "rows.csv"], "rows.csv:2: not an envelope: a JSON object with `eventTime`"),
         (["list", "keys.csv"], "keys.csv:2: Expecting value"),
         (["list", "text.parquet"], "text.parquet:0: not a Parquet file"),
-        (["list", "rows.jsonl", "--stored"], "and rows.jsonl is a file"),
+        (["list", "rows.jsonl", "--stored"], "but rows.jsonl is a file"),
     ],
 )
 async def test_what_is_no_dead_letter_is_named(tmp_path: Path, arguments: list[str], said: str) -> None:

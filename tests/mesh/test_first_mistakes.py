@@ -116,7 +116,7 @@ async def test_a_run_that_is_killed_and_one_whose_file_is_changed(tmp_path: Path
     async with start(tmp_path, "run", "pipeline.yaml") as running:
         await running.until(lambda: running.records("price") > 0)
         path.write_text(path.read_text() + "# changed\n")
-        await running.until(lambda: "goes on with what it was" in running.err())
+        await running.until(lambda: "continues with the earlier version" in running.err())
         assert_shown("change", running.err())
         running.kill()
     ended = await command(tmp_path, "run", "pipeline.yaml")

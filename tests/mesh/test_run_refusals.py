@@ -100,7 +100,7 @@ async def test_a_changed_pipeline_is_refused_unless_it_starts_over(files: Pipeli
     path.write_text(path.read_text().replace("name: in\n", "name: first\n").replace("from: in,", "from: first,"))
     refused = await command(tmp_path, "run", "pipeline.yaml")
     assert refused.exit_code == 2
-    assert "vertex in is gone: how far it has read would be forgotten" in refused.err
+    assert "vertex in was removed: its position would be forgotten" in refused.err
     assert "--fresh" in refused.err
     shutil.rmtree(tmp_path / "out")
     fresh = await command(tmp_path, "run", "pipeline.yaml", "--fresh")
@@ -116,7 +116,7 @@ async def test_starting_over_is_refused_before_anything_is_removed_where_sinks_h
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     refused = await command(tmp_path, "run", "pipeline.yaml", "--fresh")
     assert refused.exit_code == 2
-    assert f"{tmp_path / 'out'} holds" in refused.err
+    assert f"{tmp_path / 'out'} contains" in refused.err
     assert "Nothing was removed" in refused.err
     assert "--fresh --move-outputs" in refused.err
     # The run before is still there.
@@ -194,7 +194,7 @@ async def test_what_fails_again_and_again_is_shown_once(files: PipelineFiles, tm
             await run.until(lambda: "(the same error again)" in run.err())
             said = run.err()
     assert "warning: in-0: was killed from outside (SIGKILL; was the machine out of memory?); it is" in said
-    assert said.count("warning: in-0: ended with exit code 4; it is started again in") == 2
+    assert said.count("warning: in-0: ended with exit code 4; it is restarted in") == 2
     assert said.count("cannot listen on") == 1, said
 
 
@@ -251,15 +251,15 @@ async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path
                 fill(disk / "filler")
                 # Where the broker cannot stage a commit it refuses it; where it cannot write one it stores nothing
                 # more, and may not answer.
-                return "what cannot be stored waits" in run.err() and bool(
-                    re.search(r"commit put off|a write of the broker has failed|broker has not answered", run.err())
+                return "records that cannot be stored wait" in run.err() and bool(
+                    re.search(r"commit put off|the broker failed to write|broker has not answered", run.err())
                 )
 
             await run.until(keep_full)
             (disk / "filler").unlink()
             ended = await run.ended()
         assert ended.exit_code == 0, ended.err
-        assert "nothing is lost; free some space and it goes on" in ended.err
+        assert "nothing is lost; free some space, and the run continues" in ended.err
         assert "there is room again" in ended.err
         assert "account: BALANCED" in ended.out
         assert files.numbers("out") == list(range(records))
@@ -274,7 +274,7 @@ async def test_a_disk_that_cannot_hold_the_buffers_is_refused_before_anything_ru
     with open_small_disk(tmp_path / "disk", 200 * MIB):
         refused = await command(tmp_path, "run", "pipeline.yaml", "--data-dir", "disk/data")
         assert refused.exit_code == 4
-        assert re.search(r"reserves \d+ MiB, of which vertex in \d+ MiB, .* has 200 MiB free", refused.err)
+        assert re.search(r"reserve \d+ MiB, of which vertex in \d+ MiB, .* has 200 MiB free", refused.err)
         assert not (tmp_path / "disk/data/broker").exists()
         text = (tmp_path / "pipeline.yaml").read_text()
         (tmp_path / "pipeline.yaml").write_text(f"{text}  limits: {{bufferMaxBytes: 16Mi}}\n")

@@ -86,8 +86,8 @@ async def test_a_case_that_fails_shows_the_difference(project: Path) -> None:
     lines = [line.strip() for line in ended.err.splitlines()]
     assert "out: 0 of 2 expected records came, and 2 others" in lines
     assert '- line 9: {"customer": "grace", "pieces": 1, "price": 3, "total": 3}' in lines
-    assert "value.total: 3 was expected, 4 came" in lines
-    assert "reason: 'order of nothing' was expected, 'an order of 0 pieces' came" in lines
+    assert "value.total: expected 3, got 4" in lines
+    assert "reason: expected 'order of nothing', got 'an order of 0 pieces'" in lines
     assert lines[-1] == "1 of 1 failed"
 
 
@@ -158,4 +158,4 @@ async def test_a_place_without_tests(project: Path) -> None:
     assert "MS-2130" in ended.err
     ended = await command(project, "test", "nowhere")
     assert ended.exit_code == 2
-    assert "there is no nowhere" in ended.err
+    assert "nowhere does not exist" in ended.err

@@ -67,13 +67,13 @@ def test_differences_are_told_by_member() -> None:
             "reason 'bad'"
         ),
         '  + {"a": {"b": 2, "c": [2]}, "d": 1, "e": null}  at 1970-01-01T00:00:00.000000Z  reason \'good\'',
-        "      value.a.b: 1 was expected, 2 came",
-        "      value.a.c: [1] was expected, [2] came",
-        "      value.d: true was expected, 1 came",
-        "      value.e: null was not expected",
-        "      time: 1970-01-01T00:00:00.000005Z was expected, 1970-01-01T00:00:00.000000Z came",
-        "      keys: ['k'] were expected, [] came",
-        "      reason: 'bad' was expected, 'good' came",
+        "      value.a.b: expected 1, got 2",
+        "      value.a.c: expected [1], got [2]",
+        "      value.d: expected true, got 1",
+        "      value.e: unexpected: null",
+        "      time: expected 1970-01-01T00:00:00.000005Z, got 1970-01-01T00:00:00.000000Z",
+        "      keys: expected ['k'], got []",
+        "      reason: expected 'bad', got 'good'",
     ]
 
 

@@ -78,7 +78,7 @@ async def test_a_path_to_a_server_nobody_knows_closes_the_connection() -> None:
 
 
 def test_a_disk_that_others_need_is_not_filled(tmp_path: Path) -> None:
-    with raises(codes.EXPERIMENT_DISK, match=r"a disk is filled only when it is small|on the same file system as"):
+    with raises(codes.EXPERIMENT_DISK, match=r"a disk is filled only if it is small|on the same file system as"):
         refuse_large_disk(tmp_path)
 
 

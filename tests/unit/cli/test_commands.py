@@ -118,7 +118,7 @@ def test_validate_says_what_is_promised(tmp_path: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "pipeline p is valid (2 vertices, 1 edge)" in out
     assert "sink out: at least once" in out
-    assert re.search(r"reserves of the broker's storage: \d+ MiB, of which vertex \w+ \d+ MiB", out)
+    assert re.search(r"storage reserved on the broker: \d+ MiB, of which vertex \w+ \d+ MiB", out)
     path.write_text(
         PIPELINE.replace("  edges:", "    - {name: too, sink: {log: {}}}\n  edges:") + "    - {from: in, to: too}\n"
     )
@@ -187,7 +187,7 @@ def test_run_says_what_it_doubts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["run", str(path)]) == 2
     warning, fault = capsys.readouterr().err.splitlines()[:2]
     assert warning.startswith(f"warning: {path}:8:")
-    assert "near `FROM` (its line 1, column 19); `millstream validate` asks Spark" in warning
+    assert "near `FROM` (its line 1, column 19); `millstream validate` checks it with Spark" in warning
     assert "missing.txt" in fault
 
 
@@ -225,13 +225,13 @@ def test_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture
     }
     (target / "README.md").unlink()
     assert main(["init", str(target)]) == 2
-    assert "exists already, and 8 more; nothing was written" in capsys.readouterr().err
+    assert "already exists, and 8 more; nothing was written" in capsys.readouterr().err
     assert not (target / "README.md").exists()
 
 
 def test_bench_refuses_numbers_that_mean_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "map", "--records", "0"]) == 2
-    assert "--records 0: at least 1 is needed" in capsys.readouterr().err
+    assert "--records 0: must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.guarantee("I10")
@@ -271,7 +271,7 @@ def test_every_command_that_looks_at_a_run_takes_the_file_or_the_name_of_its_pip
         assert "here is two" in text
         assert "here is one" not in text
     assert "there is no log of 'nowhere'" in run("logs", "nowhere", "--pipeline", "two")[1]
-    assert "no edge 'nowhere'; it has: in-out" in run("peek", "two.yaml", "nowhere")[1]
+    assert "no edge 'nowhere'; its edges are: in-out" in run("peek", "two.yaml", "nowhere")[1]
     assert "two/logs" in run("logs", "./two.yaml", "nowhere")[1]
     assert ".millstream/two/runtime.json is not a runtime file" in run("status", "two.yaml")[1]
     assert run("audit", "two.yaml")[0] == 0

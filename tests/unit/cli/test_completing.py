@@ -66,10 +66,10 @@ def test_only_functions_with_a_process_of_their_own_can_be_debugged(here: Path) 
 def test_a_name_that_is_missing_is_one_of_those_here(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tap"]) == 2
     assert "EDGE is missing: " in (said := capsys.readouterr().err)
-    assert "; there are: read-price, priced, price-refused-dead-letter\n" in said
+    assert "; known are: read-price, priced, price-refused-dead-letter\n" in said
     (here / "other.yaml").write_text(PIPELINE.replace("priced", "other"))
     assert main(["peek", "--file", "other.yaml"]) == 2
-    assert "; there are: read-price, other, price-refused-dead-letter\n" in capsys.readouterr().err
+    assert "; known are: read-price, other, price-refused-dead-letter\n" in capsys.readouterr().err
     # A file that is being written has no names, which causes no other message.
     (here / "other.yaml").write_text("spec: [")
     (here / "pipeline.yaml").unlink()

@@ -113,7 +113,7 @@ def test_one_is_listed_with_its_options(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_name_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["connectors", "htp"]) == 2
-    assert "error[MS-2122]: there is no source and no sink `htp`: one of blackhole, " in capsys.readouterr().err
+    assert "error[MS-2122]: there is no source or sink `htp`: one of blackhole, " in capsys.readouterr().err
 
 
 def test_validate_online_says_what_does_not_listen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

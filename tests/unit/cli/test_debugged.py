@@ -48,9 +48,9 @@ def test_each_replica_has_a_port() -> None:
     ("function", "what"),
     [
         ('{python: "f.py:g", groupBy: {keyed: true, window: {fixed: {length: 1m}}}}', r"inside Spark.*run_windows"),
-        ("{address: 'localhost:4000'}", r"not started by this run"),
-        ("{builtin: {name: cat}}", r"has no function|built in"),
-        ('{python: "f.py:g", sandbox: strict}', r"take `sandbox` out"),
+        ("{address: 'localhost:4000'}", r"this run does not start it"),
+        ("{builtin: {name: cat}}", r"has no function|built-in"),
+        ('{python: "f.py:g", sandbox: strict}', r"remove `sandbox`"),
     ],
 )
 def test_functions_out_of_reach(function: str, what: str) -> None:

@@ -104,17 +104,17 @@ def test_the_page_says_what_each_command_prints_as_json() -> None:
         ("run --qiet", "there is no option --qiet; did you mean --quiet?"),
         ("status --jsn", "there is no option --jsn"),
         ("init x --template mpa", "--template cannot be 'mpa'; did you mean map?"),
-        ("status -o yaml", "--output cannot be 'yaml'; there are: text, json"),
-        ("peek e --partition one", "--partition cannot be 'one'; it takes a whole number"),
-        ("bench latency --seconds soon", "--seconds cannot be 'soon'; it takes a number"),
-        ("bench --records 5 map", "--records belongs behind the command: millstream bench map --records"),
+        ("status -o yaml", "--output cannot be 'yaml'; known are: text, json"),
+        ("peek e --partition one", "--partition cannot be 'one'; it must be a whole number"),
+        ("bench latency --seconds soon", "--seconds cannot be 'soon'; it must be a number"),
+        ("bench --records 5 map", "put --records after the command: millstream bench map --records"),
         ("logs --since", "--since needs a value: --since WHEN"),
         ("peek", "EDGE is missing"),
         ("broker config p.yaml", "--to is missing"),
         ("completion", "shell is missing: one of bash, zsh, fish"),
         ("status --pipeline a --data-dir b", "--data-dir and --pipeline exclude each other: give one of them"),
-        ("status a.yaml b.yaml", "'b.yaml' is one argument too many"),
-        ("logs -x", "there is no option -x; there are: -h, -f, -o"),
+        ("status a.yaml b.yaml", "unexpected argument 'b.yaml'"),
+        ("logs -x", "unknown option -x; the options are: -h, -f, -o"),
     ],
 )
 def test_a_fault_says_what_was_meant(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +124,7 @@ def test_a_fault_says_what_was_meant(line: str, said: str, capsys: pytest.Captur
     assert out == ""
     assert "error[MS-2121]: " in what
     assert said in what
-    assert re.fullmatch(r"`millstream[a-z ]* --help` says what there is, with examples", where)
+    assert re.fullmatch(r"see `millstream[a-z ]* --help` for options and examples", where)
     assert "usage:" not in err
 
 
@@ -133,7 +133,7 @@ def test_without_a_command_there_is_help(words: list[str], capsys: pytest.Captur
     assert main(words) == 2
     err = capsys.readouterr().err
     assert "examples:" in err
-    assert "a command is missing" in err
+    assert "needs one of the commands above" in err
 
 
 def test_help_has_every_command_in_a_group(capsys: pytest.CaptureFixture[str]) -> None:

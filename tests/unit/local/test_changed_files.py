@@ -45,13 +45,13 @@ async def test_a_change_that_is_not_taken_in_is_said_at_once(tmp_path: Path) -> 
         maps.write_text("def f(value): return None\n")
         sums.write_text("def f(keys, values): return b'1'\n")
         assert await said.get() == (
-            "sums.py changed, and sum goes on with what it was, in Spark: end it with Ctrl-C, which finishes what is "
-            "in flight, and run it again"
+            "sums.py changed, but sum continues with the earlier version, in Spark: end it with Ctrl-C, "
+            "which finishes the records in flight, and run it again"
         )
         file.write_text(PIPELINE.replace("log: {}", "lag: {}"))
         text = await said.get()
         assert text.startswith(f"{file} changed (it has 1 problem: see `millstream validate {file}`)")
-        assert "this run goes on with what it was: end it with Ctrl-C" in text
+        assert "but this run continues with the earlier version: end it with Ctrl-C" in text
         sums.write_text("def f(keys, values): return b'2'\n")
         assert (await said.get()).startswith("sums.py changed")
         watching.cancel()

@@ -108,5 +108,5 @@ def test_endings_in_words() -> None:
     assert Ending(-11).text == "was ended by signal SIGSEGV"
     assert Ending(-77).text == "was ended by signal 77"
     assert Ending(4).text == "ended with exit code 4"
-    assert Ending(0).text == "ended before its lanes had"
+    assert Ending(0).text == "ended before its lanes had ended"
     assert Ending(-9, HUNG).text == "did not answer for 12 s: it was killed"

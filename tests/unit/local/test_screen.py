@@ -160,7 +160,7 @@ def test_a_terminal_that_does_not_know_its_size_gets_a_table_all_the_same() -> N
 
 def test_figures_that_the_broker_has_not_confirmed_are_marked_with_their_age() -> None:
     fresh, stale = scene(20.0), replace(scene(20.0), age_s=7.4)
-    text = "figures are 00:07 old: the broker does not answer"
+    text = "the figures are 00:07 old: the broker does not answer"
     assert text in table(stale)
     assert text not in table(fresh)
     assert text not in table(replace(stale, age_s=STALE_S / 2))

@@ -30,11 +30,9 @@ def test_what_a_vertex_does_is_the_users_to_change(same: dict[str, Any]) -> None
 def test_positions_of_sources_and_of_partitions_that_go_are_not() -> None:
     found = changes(shape_of(small()), changed(**{"in": {"partitions": 3}}))
     (said,) = found.refused
-    assert said.startswith("vertex in had 2 partition(s) and now has 3: how far a source has read is kept for each")
+    assert said.startswith("vertex in had 2 partition(s) and now has 3: the position of a source is kept for each")
     fewer = changes(changed(map={"partitions": 3}), changed(map={"partitions": 2}))
-    assert fewer.refused == [
-        "vertex map had 3 partition(s) and now has 2: give it another name, as which it starts with nothing"
-    ]
+    assert fewer.refused == ["vertex map had 3 partition(s) and now has 2: rename it; it then starts empty"]
 
 
 @pytest.mark.parametrize(
@@ -85,13 +83,13 @@ SESSION = {"session": {"timeout": "90s"}}
 def test_records_wait_in_the_windows_they_were_put_into(
     before: dict[str, Any], now: dict[str, Any], said: str | None
 ) -> None:
-    other = "give it another name, as which it starts with nothing"
+    other = "rename it; it then starts empty"
     assert changes(before, now).refused == ([f"vertex map had {said}: {other}"] if said else [])
 
 
 def test_a_map_is_no_reduce() -> None:
     (said,) = changes(changed(), grouped(FIXED)).refused
-    assert said.startswith("vertex map was a map and is now a reduce: give it another name")
+    assert said.startswith("vertex map was a map and is now a reduce: rename it")
 
 
 def test_a_vertex_or_edge_may_go_where_nothing_waits_and_its_name_is_used_up() -> None:
@@ -100,7 +98,7 @@ def test_a_vertex_or_edge_may_go_where_nothing_waits_and_its_name_is_used_up() -
     del now["edges"]["map-dead-dead-letter"]
     found = changes(before, now)
     assert (found.refused, found.gone, found.closed) == ([], ["dead"], {})
-    assert found.emptied == {"map-dead-dead-letter": "vertex dead is gone"}
+    assert found.emptied == {"map-dead-dead-letter": "vertex dead was removed"}
     after = successor(before, now)
     assert not changes(after, now).any
     assert [text.partition(" was")[0] for text in changes(after, before).refused] == [
@@ -124,7 +122,7 @@ def test_a_source_goes_only_when_that_is_asked_for() -> None:
     before, now = shape_of(small()), shape_of(small())
     del now["vertices"]["in"]
     (said,) = changes(before, now).refused
-    assert "vertex in is gone: how far it has read would be forgotten" in said
+    assert "vertex in was removed: its position would be forgotten" in said
     assert "--forget in" in said
     assert changes(before, now, forget=["in"]).gone == ["in"]
 
@@ -132,7 +130,7 @@ def test_a_source_goes_only_when_that_is_asked_for() -> None:
 def test_a_reduce_that_goes_has_no_open_window() -> None:
     before, now = grouped(FIXED), grouped(FIXED)
     del now["vertices"]["map"]
-    assert changes(before, now).closed == {"map": "vertex map is gone"}
+    assert changes(before, now).closed == {"map": "vertex map was removed"}
 
 
 def test_new_vertices_and_edges_fit() -> None:
@@ -149,4 +147,4 @@ def test_of_two_changes_the_one_that_never_fits_is_named() -> None:
         return changed(map={"udf": {"python": "functions.py:f", "groupBy": group_by}, "partitions": partitions})
 
     (said,) = changes(keyed("1h", 1), keyed("2h", 3)).refused
-    assert said.startswith("vertex map had fixed 1h windows and now has fixed 2h windows: give it another name")
+    assert said.startswith("vertex map had fixed 1h windows and now has fixed 2h windows: rename it")

@@ -63,7 +63,7 @@ async def scrape_latency(port: int, metric: str = LATENCY) -> LatencyCounts:
     try:
         return parse_latency(await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics"), metric)
     except OSError as error:
-        raise RetryLaterError(codes.TARGET_AWAY, f"no metrics on port {port}: {error}") from error
+        raise RetryLaterError(codes.TARGET_AWAY, f"the metrics on port {port} cannot be read: {error}") from error
 
 
 def _get(url: str) -> str:

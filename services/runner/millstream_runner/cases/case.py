@@ -167,7 +167,7 @@ class _Reader:
             elif isinstance(items, list) or (or_any and items == ANY):
                 yield name, items
             else:
-                either = ", or `any` where it is not looked at" if or_any else ""
+                either = ", or `any` where it does not matter" if or_any else ""
                 self._refuse((member, name), "it is not a list of records", f"a list{either}")
 
     def _input(self, place: Place, item: Any) -> Input:

@@ -100,7 +100,7 @@ def _fits(one: Expected, record: Envelope) -> bool:
 def _mismatches(one: Expected, record: Envelope) -> Iterator[str]:
     """What of a record is not as it was expected."""
     if one.raw is not None and one.raw != record.value:
-        yield f"value: {_text(one.raw)} was expected"
+        yield f"value: expected {_text(one.raw)}"
     if one.has_json or one.contains is not None:
         value = _json(record.value)
         if value is None and record.value.strip() != b"null":
@@ -110,15 +110,15 @@ def _mismatches(one: Expected, record: Envelope) -> Iterator[str]:
         else:
             yield from _members(one.json, value, whole=True)
     if one.time_us is not None and one.time_us != record.event_time_us:
-        yield f"time: {time_text(one.time_us)} was expected, {time_text(record.event_time_us)} came"
+        yield f"time: expected {time_text(one.time_us)}, got {time_text(record.event_time_us)}"
     if one.keys is not None and one.keys != record.keys:
-        yield f"keys: {list(one.keys)} were expected, {list(record.keys)} came"
+        yield f"keys: expected {list(one.keys)}, got {list(record.keys)}"
     for name, text in (one.headers or {}).items():
         if record.headers.get(name) != text.encode():
             given = record.headers.get(name)
-            yield f"header {name}: {text!r} was expected, {_text(given) if given is not None else 'none'} came"
+            yield f"header {name}: expected {text!r}, got {_text(given) if given is not None else 'none'}"
     if one.reason is not None and one.reason not in record.reason:
-        yield f"reason: {one.reason!r} was expected, {record.reason!r} came"
+        yield f"reason: expected {one.reason!r}, got {record.reason!r}"
 
 
 def _members(wanted: Any, value: Any, *, whole: bool, path: str = "value") -> Iterator[str]:
@@ -128,11 +128,11 @@ def _members(wanted: Any, value: Any, *, whole: bool, path: str = "value") -> It
             if name in value:
                 yield from _members(part, value[name], whole=whole, path=f"{path}.{name}")
             else:
-                yield f"{path}.{name}: {_line(part)} was expected, and is not there"
+                yield f"{path}.{name}: expected {_line(part)}, but it is missing"
         if whole:
-            yield from (f"{path}.{name}: {_line(value[name])} was not expected" for name in value if name not in wanted)
+            yield from (f"{path}.{name}: unexpected: {_line(value[name])}" for name in value if name not in wanted)
     elif wanted != value or isinstance(wanted, bool) != isinstance(value, bool):
-        yield f"{path}: {_line(wanted)} was expected, {_line(value)} came"
+        yield f"{path}: expected {_line(wanted)}, got {_line(value)}"
 
 
 def _nearest(missing: Sequence[Expected], surplus: Sequence[Envelope]) -> dict[int, Envelope]:

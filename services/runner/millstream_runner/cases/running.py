@@ -94,12 +94,12 @@ def run_case(case: Case, loaded: Loaded, directory: Path) -> Came:
         result = uvloop.run(run_in_time())
     except TimeoutError:
         said = "".join(f"\n{line}" for line in screen.messages[-5:])
-        return Came({}, f"it had not ended after {case.timeout_s:g} s (`timeout` of the case){said}")
+        return Came({}, f"the pipeline had not ended after {case.timeout_s:g} s (`timeout` of the case){said}")
     if result.failure is not None:
         shown = "\n".join(screen.messages) if result.failure.shown else result.failure.message
         return Came({}, f"{result.failure.process} failed:\n{shown}")
     if result.exit_code != 0:
-        return Came({}, "\n".join([f"it ended with exit code {result.exit_code}", *screen.messages]))
+        return Came({}, "\n".join([f"the pipeline ended with exit code {result.exit_code}", *screen.messages]))
     if result.summary is not None and not result.summary.ended:
         # Ctrl-C has drained it.
         raise KeyboardInterrupt
@@ -136,8 +136,12 @@ def _not_given(case: Case, loaded: Loaded) -> Iterator[Problem]:
             )
             for name, given, is_taken in taken:
                 if given is not None and is_taken:
-                    what = f"source `{vertex.name}` takes it from the value"
-                    yield case.problem(("inputs", vertex.name, index, name), what, f"no `{name}`, but its member there")
+                    what = f"source `{vertex.name}` reads it from the value"
+                    yield case.problem(
+                        ("inputs", vertex.name, index, name),
+                        what,
+                        f"no `{name}`, but a field of that name in the value",
+                    )
 
 
 def _replaced(case: Case, loaded: Loaded, directory: Path) -> Loaded:

@@ -101,13 +101,13 @@ class Experiment:
         done = len(self.outcome.struck)
         if self.planned is not None and done < self.planned:
             return (
-                f"{done} of {self.planned} faults could be injected before the run had ended; give it more to do (more "
+                f"{done} of {self.planned} faults could be injected before the run ended; give it more to do (more "
                 "input, a slower source), or ask for fewer"
             )
         met = Counter(one.strike.role for one in self.outcome.struck)
         for role in ALWAYS_THERE:
             if (missed := self.outcome.missed[role]) > met[role]:
-                return f"{met[role]} faults met the {role.value}, which was not found for {missed} more"
+                return f"{met[role]} faults hit the {role.value}, which could not be found for {missed} more"
         return ""
 
     @property
@@ -123,7 +123,7 @@ class Experiment:
             for struck in self.outcome.struck
             if struck.absent
         ]
-        return found + [f"a process has outlived the run: {line}" for line in self.outcome.leftovers]
+        return found + [f"a process outlived the run: {line}" for line in self.outcome.leftovers]
 
     @property
     def sound(self) -> bool:
@@ -142,7 +142,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
     directory = options.directory.absolute()
     if (directory / "state").exists():
         raise UserError(
-            codes.PATH_EXISTS, f"{directory} holds an experiment already; name another directory, or remove it"
+            codes.PATH_EXISTS, f"{directory} already contains an experiment; name another directory, or remove it"
         )
     make_private_directories(directory)
     if FaultKind.DISK in options.kinds:
@@ -196,7 +196,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
 
 def _ended_early(exit_code: int, log: str) -> MillstreamError:
     """The error that ended a run, as its log says it; where it says none, that there was nothing to judge."""
-    text = f"the run ended before anything was done to it:\n{log}"
+    text = f"the run ended before any fault was injected:\n{log}"
     for said in reversed(_CODE.findall(log)):
         code = codes.find(said)
         if code is not None and code.exit_code == exit_code and exit_code in _ERRORS:
@@ -210,7 +210,7 @@ def _refuse_unknown_wire(options: Options, loaded: Loaded) -> None:
     if used != DEFAULT and (FaultKind.NETWORK in options.kinds or options.secured):
         raise UserError(
             codes.OPTIONS_CONFLICT,
-            f"--faults network and --secured are for {DEFAULT}; this pipeline keeps its records in {used}",
+            f"--faults network and --secured only work with {DEFAULT}; this pipeline keeps its records in {used}",
         )
 
 
@@ -244,7 +244,7 @@ def _pipeline_file(options: Options, directory: Path, records: int, rate: int, p
     if shipped is None:
         if options.records is not None or options.rate is not None:
             raise UserError(
-                codes.OPTIONS_CONFLICT, f"--records and --rate are for the pipelines that ship: {', '.join(SHIPPED)}"
+                codes.OPTIONS_CONFLICT, f"--records and --rate are for the built-in pipelines: {', '.join(SHIPPED)}"
             )
         return Path(options.pipeline)
     return write(shipped, directory / "pipeline", records, rate, ports, sandboxed=options.secured)
@@ -275,7 +275,7 @@ async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[s
             output, errors = await process.communicate()
     except TimeoutError as error:
         raise InfrastructureError(
-            codes.EXPERIMENT_STOPPED, f"the oracle has no verdict after {ORACLE_TIMEOUT_S:.0f} s"
+            codes.EXPERIMENT_STOPPED, f"the verifier has given no verdict after {ORACLE_TIMEOUT_S:.0f} s"
         ) from error
     finally:
         if process.returncode is None:
@@ -283,7 +283,7 @@ async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[s
             await process.wait()
     if process.returncode not in (0, 1):
         raise MillstreamError(
-            codes.EXPERIMENT_FAILED, f"the oracle has no verdict: {errors.decode(errors='replace')[-2000:]}"
+            codes.EXPERIMENT_FAILED, f"the verifier has given no verdict: {errors.decode(errors='replace')[-2000:]}"
         )
     on_struck: dict[str, Any] = json.loads(output.splitlines()[-1])
     return on_struck

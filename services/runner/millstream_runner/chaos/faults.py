@@ -171,7 +171,7 @@ def refuse_large_disk(directory: Path) -> None:
     if total > SMALL_DISK_BYTES_MAX:
         raise UserError(
             codes.EXPERIMENT_DISK,
-            f"{directory} lies on a file system of {total // MIB:,} MiB; a disk is filled only when it is small (at "
+            f"{directory} is on a file system of {total // MIB:,} MiB; a disk is filled only if it is small (at "
             f"most {SMALL_DISK_BYTES_MAX // MIB:,} MiB), for example one made with `mount -t tmpfs -o size=1g`",
         )
     device = directory.stat().st_dev
@@ -179,6 +179,6 @@ def refuse_large_disk(directory: Path) -> None:
         if other.exists() and other.stat().st_dev == device:
             raise UserError(
                 codes.EXPERIMENT_DISK,
-                f"{directory} lies on the same file system as {other}, and others need that; name a directory on a "
-                "small file system of its own",
+                f"{directory} is on the same file system as {other}, which others need; name a directory on a small "
+                "file system of its own",
             )

@@ -47,7 +47,7 @@ async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncItera
             except TimeoutError:
                 raise InfrastructureError(
                     codes.EXPERIMENT_STOPPED,
-                    f"the source did not acknowledge what it was sent within {_FINISH_TIMEOUT_S:.0f} s",
+                    f"the source did not acknowledge all records within {_FINISH_TIMEOUT_S:.0f} s",
                 ) from None
 
         yield finish

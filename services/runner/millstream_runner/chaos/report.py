@@ -54,8 +54,8 @@ def lines(experiment: Experiment) -> list[str]:
     ]
     found += aligned(checks, left={0, 1, 2, 3})
     if experiment.outcome.succeeded:
-        slept = f"{experiment.outcome.succeeded} vertices slept while a successor did their work"
-        fenced = f"{experiment.outcome.fenced} of them were fenced when they woke up, the others had nothing to do"
+        slept = f"{experiment.outcome.succeeded} vertices slept while a successor took over"
+        fenced = f"{experiment.outcome.fenced} of them were fenced when they woke up; the others had nothing left to do"
         found += ["", f"{slept}; {fenced}"]
     found += ["", *(f"VIOLATED: {fault}" for fault in experiment.faults)]
     if experiment.shortfall:

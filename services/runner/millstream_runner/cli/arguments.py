@@ -125,9 +125,8 @@ def _add_run(commands: Commands) -> None:
         "run",
         "run a pipeline on this machine",
         "Run a pipeline on this machine, with a broker of its own, workers for its vertices, and your functions. "
-        "The run ends when every source has ended, and prints a summary. Ctrl-C finishes the records in flight and "
-        "ends; a second Ctrl-C ends at once. Nothing is lost either way: the next run with the same data directory "
-        "continues.",
+        "The run ends when every source has ended, and prints a summary. Ctrl-C drains it; a second Ctrl-C stops it at "
+        "once. Nothing is lost either way: the next run with the same data directory continues.",
     )
     _add_pipeline_file(command)
     command.add_argument(

@@ -48,7 +48,7 @@ def _durability(arguments: argparse.Namespace) -> DurabilityLevel:
 def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
     for name in options:
         if getattr(arguments, name.replace("-", "_")) < 1:
-            raise UserError(codes.OPTION_VALUE, f"--{name} {getattr(arguments, name)}: at least 1 is needed")
+            raise UserError(codes.OPTION_VALUE, f"--{name} {getattr(arguments, name)}: must be at least 1")
 
 
 def _load(arguments: argparse.Namespace) -> Load:
@@ -57,10 +57,10 @@ def _load(arguments: argparse.Namespace) -> Load:
     if arguments.bench == "map":
         _check_positive(arguments, "partitions")
         if arguments.unbuffered and arguments.partitions > 1:
-            what = "--unbuffered --partitions: a record keeps its partition inside a chain, so there is one"
+            what = "--unbuffered --partitions: a record stays in its partition inside a chain, so there is only one"
             raise UserError(codes.OPTION_VALUE, what)
         if arguments.keys < 0:
-            raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: a number of keys is not below 0")
+            raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: must not be negative")
         return Load(
             *(arguments.records, arguments.size),
             keys=arguments.keys,

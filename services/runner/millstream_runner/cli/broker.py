@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"pipeline": graph.pipeline.name, "ledgers": list(graph.stages.order)}))
         return 0
-    print(f"pipeline {graph.pipeline.name}: {len(graph.stages.order)} ledgers and watermark stores are there")
+    print(f"pipeline {graph.pipeline.name}: {len(graph.stages.order)} ledgers and watermark stores exist")
     return 0
 
 
@@ -42,11 +42,12 @@ def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None, *, as_jso
     pipelines = {graph.pipeline.name: users_of(graph) for graph in graphs}
     if len(pipelines) < len(graphs):
         raise UserError(
-            codes.BROKER_NAME, "two of the files have a pipeline of the same name: each has an account of its own"
+            codes.BROKER_NAME,
+            "two of the files have a pipeline of the same name, but each pipeline has its own account",
         )
     if SYSTEM_ACCOUNT in pipelines:
         raise UserError(
-            codes.BROKER_NAME, f"a pipeline cannot be called {SYSTEM_ACCOUNT}: that is the server's own account"
+            codes.BROKER_NAME, f"a pipeline cannot be called {SYSTEM_ACCOUNT}: that is the system account of the server"
         )
     make_private(directory)
     variables: dict[str, str] = {}

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         named = [listed for listed in found if listed.name == arguments.connector]
         if not named:
             names = sorted({listed.name for listed in found})
-            what = f"there is no source and no sink `{arguments.connector}`: {one_of(arguments.connector, names)}"
+            what = f"there is no source or sink `{arguments.connector}`: {one_of(arguments.connector, names)}"
             raise UserError(codes.NO_SUCH_CONNECTOR, what)
         found = named
     with_options = arguments.connector is not None
@@ -73,7 +73,7 @@ def _text(found: list[_Listed], *, with_options: bool) -> Iterator[str]:
                 yield from _option(option)
         yield ""
     if not with_options:
-        yield "`millstream connectors NAME` says what may be set"
+        yield "`millstream connectors NAME` shows the options"
 
 
 def _option(option: Option) -> Iterator[str]:

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.stored and arguments.files:
         raise UserError(
             codes.OPTIONS_CONFLICT,
-            f"--stored reads the pipeline's buffers, and {arguments.files[0]} is a file: give one of them",
+            f"--stored reads the buffers of the pipeline, but {arguments.files[0]} is a file: give one or the other",
         )
     if arguments.action == "list" and arguments.files:
         return _list(arguments, _wanted(arguments, read_files(arguments.files)))
@@ -76,7 +76,7 @@ def stored_files(graph: Graph, base_dir: Path) -> list[Path]:
     if not directories:
         raise UserError(
             codes.NO_DEAD_LETTERS,
-            f"pipeline {graph.pipeline.name} has no file sink that stores dead letters: name files, or take --stored "
+            f"pipeline {graph.pipeline.name} has no file sink that stores dead letters: name files, or use --stored "
             "for those that wait in buffers",
         )
     return sorted({path for path in directories if path.exists()})
@@ -120,8 +120,8 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Grap
     if runtime is not None and is_alive(runtime.runner):
         raise UserError(
             codes.PIPELINE_RUNS,
-            f"pipeline {graph.pipeline.name} is running (process {runtime.runner.pid}): end it with Ctrl-C, which "
-            "drains it, replay, and run it again",
+            f"pipeline {graph.pipeline.name} is running (process {runtime.runner.pid}): drain it with Ctrl-C, "
+            "replay, and run it again",
         )
     returned: list[Returned] = []
     refused: Counter[str] = Counter()
@@ -140,13 +140,15 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Grap
         told = {"put_back": done.records, "repeated": done.repeated, "opened_again": lanes, "not_put_back": refusals}
         print(json.dumps(told))
         return UserError.exit_code if refused else 0
-    print(f"{done.records} put back, {done.repeated} left out because they were put back before")
+    print(f"{done.records} replayed, {done.repeated} skipped because they were replayed before")
     for lane in done.reopened:
-        print(f"opened again: {lane}")
+        print(f"reopened: {lane}")
     for reason, count in refused.most_common():
-        print(f"{count} not put back: {in_line(reason)}")
+        print(f"{count} not replayed: {in_line(reason)}")
     if done.records or done.reopened:
-        print("now run the pipeline: what was put back is read first of all that waits behind its place")
+        print(
+            "now run the pipeline: it reads the replayed records before the other records that wait in the same buffers"
+        )
     return UserError.exit_code if refused else 0
 
 
@@ -178,18 +180,18 @@ def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:
     vertex, *rest = envelope.position.split("/")
     kind = next((step.definition for step in graph.vertices if step.name == envelope.vertex), None)
     if kind is not None and not kind.has_input:
-        raise ValueError(f"{envelope.vertex} is a {kind.name} and reads no buffer; --to names a vertex to give it to")
+        raise ValueError(f"{envelope.vertex} is a {kind.name} and reads no buffer; name a vertex with --to")
     if kind is not None and kind.has_windows:
-        raise ValueError(f"it describes a window of {envelope.vertex}, whose records are in no buffer any more")
+        raise ValueError(f"it describes a window of {envelope.vertex}, whose records are no longer in any buffer")
     into = graph.chained_into(vertex) if vertex in graph.edges_in else None
     if into is not None:
         raise ValueError(
-            f"{vertex} follows {into.from_} in a chain, and edge {into.name} has no buffer; --to names a vertex that "
-            "reads one"
+            f"{vertex} follows {into.from_} in a chain, and edge {into.name} has no buffer; name a vertex that "
+            "reads a buffer with --to"
         )
     names = {edge.name for edge in graph.edges_in.get(vertex, ())}
     if len(rest) != 4 or rest[0] not in names or not 0 <= int(rest[1]) < graph.vertex(vertex).partitions:
-        raise ValueError(f"there is no buffer of {envelope.position!r} in this pipeline; --to names a vertex")
+        raise ValueError(f"this pipeline has no buffer {envelope.position!r}; name a vertex with --to")
     return BufferId(rest[0], int(rest[1]))
 
 

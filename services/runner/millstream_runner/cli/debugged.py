@@ -28,7 +28,7 @@ def debugged_functions(loaded: Loaded, names: Sequence[str], first_port: int) ->
             if (reason := why_not(taken, HOST)) is not None:
                 raise UserError(
                     codes.PORTS_TAKEN,
-                    f"--debug-function {name}: a debugger cannot be waited for at {HOST}:{taken}: {reason}; choose "
+                    f"--debug-function {name}: cannot listen for a debugger on {HOST}:{taken}: {reason}; choose "
                     "another --debug-port",
                 )
         ports[name] = port
@@ -67,13 +67,13 @@ def _refusal(placed: PlacedProgram) -> str | None:
     program = placed.program
     if not placed.beside:
         return (
-            "it runs inside Spark, where no debugger reaches it: call it in a test with "
+            "it runs inside Spark, which no debugger can attach to: call it in a test with "
             "`millstream_udf.testing.run_windows`, and debug the test"
         )
     if program.address is not None or program.container is not None:
-        return "it is not started by this run: attach a debugger where it runs"
+        return "this run does not start it: attach a debugger where it runs"
     if program.python is None and program.command is None:
-        return "it is built in"
+        return "it is a built-in function"
     if program.sandbox is not None and not program.network:
-        return "nothing reaches into its sandbox: take `sandbox` out of the pipeline file while you debug"
+        return "no debugger can reach into its sandbox: remove `sandbox` from the pipeline file while you debug"
     return None

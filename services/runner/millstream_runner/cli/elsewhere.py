@@ -19,7 +19,7 @@ def pipeline_elsewhere(arguments: argparse.Namespace) -> Loaded | None:
     """The pipeline that `--broker` and `--file` name; None when a local run is meant."""
     if arguments.broker is None and arguments.broker_access is not None:
         raise UserError(
-            codes.OPTIONS_CONFLICT, "--broker-access says who connects to the broker at --broker: give that as well"
+            codes.OPTIONS_CONFLICT, "--broker-access contains the credentials for the broker at --broker: give both"
         )
     if arguments.broker is None and arguments.file is None:
         return None
@@ -27,7 +27,7 @@ def pipeline_elsewhere(arguments: argparse.Namespace) -> Loaded | None:
     if arguments.broker is None or file is None:
         raise UserError(
             codes.OPTIONS_CONFLICT,
-            "--broker and --file belong together: the broker's address, and the pipeline that runs over it",
+            "--broker and --file belong together: the address of the broker, and the pipeline that uses it",
         )
     if arguments.data_dir is not None or arguments.pipeline is not None:
         raise UserError(
@@ -48,7 +48,7 @@ async def open_elsewhere(graph: Graph, access: Access) -> AsyncIterator[Pipeline
         if await view.durability() is None:
             raise UserError(
                 codes.NO_SUCH_RUN,
-                f"the broker at --broker has nothing of pipeline {graph.pipeline.name}: its vertices have not started, "
-                "or run over another broker or account",
+                f"the broker at --broker has no data of pipeline {graph.pipeline.name}: its vertices have not "
+                "started, or use another broker or account",
             )
         yield view

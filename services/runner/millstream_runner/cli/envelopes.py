@@ -43,7 +43,7 @@ def read_files(paths: Sequence[Path]) -> Iterator[Found]:
     """Those in these files, and in the files of these directories. Raises `UserError` naming what is none."""
     for path in paths:
         if not path.exists():
-            raise UserError(codes.NO_DEAD_LETTERS, f"there is no {path}")
+            raise UserError(codes.NO_DEAD_LETTERS, f"{path} does not exist")
         known = (*_LINES, *_TABLES)
         files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in known)
         for file in files:

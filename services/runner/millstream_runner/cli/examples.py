@@ -15,10 +15,10 @@ class Example(NamedTuple):
 
 EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     (): (
-        Example("make a directory with a pipeline to begin with", "millstream init hello"),
+        Example("create a directory with a pipeline to start with", "millstream init hello"),
         Example("run its pipeline.yaml until its sources have ended", "millstream run"),
-        Example("see how far it is, from another terminal", "millstream status"),
-        Example("see whether this machine has all that is needed", "millstream doctor"),
+        Example("see its progress, from another terminal", "millstream status"),
+        Example("check whether this machine has everything that is needed", "millstream doctor"),
     ),
     ("run",): (
         Example("run until every source has ended, or Ctrl-C", "millstream run pipeline.yaml"),
@@ -26,15 +26,15 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
         Example("wait for a debugger in a function", "millstream run pipeline.yaml --debug-function price"),
         Example("remove what earlier runs stored, and start over", "millstream run pipeline.yaml --fresh"),
         Example(
-            "serve metrics on port 9100 and the ones after it", "millstream run pipeline.yaml --metrics-port-base 9100"
+            "serve metrics on port 9100 and the following ones", "millstream run pipeline.yaml --metrics-port-base 9100"
         ),
         Example("write a page about the run at its end", "millstream run pipeline.yaml --report report.html"),
     ),
     ("validate",): (
-        Example("every problem with a file, and with what it refers to", "millstream validate pipeline.yaml"),
+        Example("all problems with a file, and with what it refers to", "millstream validate pipeline.yaml"),
         Example("also what cannot be imported or called", "millstream validate --import pipeline.yaml"),
-        Example("also whether its sources and sinks are reached", "millstream validate --online pipeline.yaml"),
-        Example("the file alone, for a pre-commit hook", "millstream validate --file-only pipeline.yaml"),
+        Example("also whether its sources and sinks can be reached", "millstream validate --online pipeline.yaml"),
+        Example("only the file, for a pre-commit hook", "millstream validate --file-only pipeline.yaml"),
         Example("as JSON, for scripts", "millstream validate -o json pipeline.yaml"),
     ),
     ("graph",): (
@@ -44,19 +44,19 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ),
     ("compile",): (
         Example(
-            "for workers that run where the files lie in /app",
+            "for workers on machines where the files are in /app",
             "millstream compile p.yaml --base-dir /app --to p.json",
         ),
     ),
     ("status",): (
         Example("the pipeline that was started from this directory", "millstream status"),
         Example("one of several, by its file", "millstream status pipeline.yaml"),
-        Example("go on showing it, live", "millstream status --watch"),
-        Example("how much waits, as JSON", "millstream status -o json"),
+        Example("keep updating", "millstream status --watch"),
+        Example("the waiting records of each vertex, as JSON", "millstream status -o json"),
     ),
     ("logs",): (
-        Example("everything, in order of time", "millstream logs"),
-        Example("go on showing what one vertex logs", "millstream logs price --follow"),
+        Example("everything, ordered by time", "millstream logs"),
+        Example("keep printing what one vertex logs", "millstream logs price --follow"),
         Example("warnings and errors of the last ten minutes", "millstream logs --level warning --since 10m"),
     ),
     ("peek",): (
@@ -66,7 +66,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ("tap",): (
         Example("records as they pass from read to price", "millstream tap read-price"),
         Example("the next ten with the key EUR, as JSON", "millstream tap read-price --key EUR --limit 10 -o json"),
-        Example("what passes in the next minute", "millstream tap read-price --duration 1m"),
+        Example("records that pass in the next minute", "millstream tap read-price --duration 1m"),
     ),
     ("audit",): (
         Example("who did what to the pipeline orders", "millstream audit --pipeline orders"),
@@ -77,21 +77,19 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
         Example("each of those that `price` gave up, as JSON", "millstream deadletters list --vertex price -o json"),
     ),
     ("deadletters", "replay"): (
-        Example(
-            "put back what `price` gave up, once it is fixed", "millstream deadletters replay p.yaml --vertex price"
-        ),
-        Example("give what a source gave up to a vertex", "millstream deadletters replay --to price out/unreadable"),
+        Example("replay what `price` gave up, once it is fixed", "millstream deadletters replay p.yaml --vertex price"),
+        Example("replay what a source gave up, to a vertex", "millstream deadletters replay --to price out/unreadable"),
     ),
     ("repair",): (
-        Example("say what is damaged, and change nothing", "millstream repair pipeline.yaml"),
-        Example("go on without what is lost", "millstream repair pipeline.yaml --accept-loss"),
+        Example("report damage, and change nothing", "millstream repair pipeline.yaml"),
+        Example("continue without what is lost", "millstream repair pipeline.yaml --accept-loss"),
     ),
     ("wal",): (
-        Example("look at the logs of all reduces of a run", "millstream wal .millstream/orders/windows"),
+        Example("inspect the logs of all reduces of a run", "millstream wal .millstream/orders/windows"),
         Example("read every entry, and compare its checksum", "millstream wal .millstream/orders/windows --verify"),
     ),
     ("watermark",): (
-        Example("where event time has come to", "millstream watermark pipeline.yaml"),
+        Example("how far event time has come", "millstream watermark pipeline.yaml"),
         Example("what it would cost to set it back", "millstream watermark pipeline.yaml --set-back now"),
     ),
     ("broker", "config"): (
@@ -115,15 +113,15 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ),
     ("schema",): (Example("for an editor", "millstream schema > pipeline.schema.json"),),
     ("connectors",): (
-        Example("all of them, and what each promises", "millstream connectors"),
-        Example("what may be set for files", "millstream connectors file"),
+        Example("all of them, and what each guarantees", "millstream connectors"),
+        Example("the options of files", "millstream connectors file"),
         Example("as JSON, for scripts", "millstream connectors -o json"),
     ),
     ("explain",): (
         Example("what a code means, and what to do", "millstream explain MS-4010"),
         Example("codes about disks", "millstream explain disk"),
     ),
-    ("version",): (Example("of Millstream and what it works with", "millstream version"),),
+    ("version",): (Example("of Millstream and of what it works with", "millstream version"),),
     ("bench", "map"): (
         Example("records per second", "millstream bench map"),
         Example("the same, sooner and less exactly", "millstream bench map --records 400000"),
@@ -138,15 +136,17 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ("spark", "prepare"): (Example("once for an installation", "millstream spark prepare"),),
     ("spark", "check"): (
         Example("the Spark of this machine", "millstream spark check"),
-        Example("the one that a pipeline names", "millstream spark check pipeline.yaml"),
+        Example("the one that a pipeline uses", "millstream spark check pipeline.yaml"),
     ),
     ("chaos",): (
-        Example("kill processes of a pipeline that ships", "millstream chaos mesh --kills 30"),
-        Example("kill and pause those of your own", "millstream chaos pipeline.yaml --kills 50 --faults kill,pause"),
+        Example("kill processes of a built-in pipeline", "millstream chaos mesh --kills 30"),
+        Example(
+            "kill and pause those of your own pipeline", "millstream chaos pipeline.yaml --kills 50 --faults kill,pause"
+        ),
     ),
     ("doctor",): (
-        Example("whether this machine has all that is needed", "millstream doctor"),
-        Example("all that one pipeline needs", "millstream doctor pipeline.yaml"),
+        Example("whether this machine has everything that is needed", "millstream doctor"),
+        Example("everything that one pipeline needs", "millstream doctor pipeline.yaml"),
         Example("as JSON, for scripts", "millstream doctor -o json"),
     ),
     ("completion",): (

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         more = f", and {len(taken) - 1} more" if len(taken) > 1 else ""
         raise UserError(
             codes.PATH_EXISTS,
-            f"{target / taken[0]} exists already{more}; nothing was written. Choose another directory",
+            f"{target / taken[0]} already exists{more}; nothing was written. Choose another directory",
         )
     written = _write(target, contents)
     if arguments.json:
@@ -99,7 +99,7 @@ def _next_step(template: str, target: Path) -> str:
     there = "" if target.resolve() == Path.cwd() else f"cd {shlex.quote(str(target))} && "
     build = {"go": "go build -o words . && ", "connector": "pip install -e . && "}.get(template, "")
     changed = {"go": "main.go", "connector": "lane.py"}.get(template, "functions.py")
-    return f"{there}{build}millstream run, then change {changed}; README.md has the rest"
+    return f"{there}{build}millstream run, then change {changed}; see README.md"
 
 
 def _contents(template: str, values: Mapping[str, str]) -> dict[Path, bytes]:
@@ -137,7 +137,7 @@ def _go_sdk() -> dict[Path, bytes]:
     if not module.is_dir():
         module = Path(__file__).parents[4] / "sdk" / "go"
     if not (module / "go.mod").is_file():
-        raise InfrastructureError(codes.CANNOT_READ, f"this installation has no SDK for Go: {module} is not there")
+        raise InfrastructureError(codes.CANNOT_READ, f"this installation has no Go SDK: {module} is missing")
     return {
         _GO_SDK / path.relative_to(module): path.read_bytes() for path in sorted(module.rglob("*")) if path.is_file()
     }

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = directory_of(arguments)
     names = _processes(directory.logs, arguments.vertex)
     if arguments.tail is not None and arguments.tail < 0:
-        raise UserError(codes.OPTION_VALUE, f"--tail {arguments.tail}: a number of lines is needed")
+        raise UserError(codes.OPTION_VALUE, f"--tail {arguments.tail}: must be a number of lines")
     since = _since(arguments.since) if arguments.since is not None else ""
     levels = _LEVELS[_LEVELS.index(arguments.level) :]
 
@@ -73,7 +73,7 @@ def _since(text: str) -> str:
     except (ValueError, OverflowError) as error:
         raise UserError(
             codes.OPTION_VALUE,
-            f"--since {text!r}: a length of time is needed (30s, 10m, 2h, 1d) or a time (2026-01-31T12:00:00Z)",
+            f"--since {text!r}: must be a duration (30s, 10m, 2h, 1d) or a time (2026-01-31T12:00:00Z)",
         ) from error
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 

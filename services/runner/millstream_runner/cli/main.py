@@ -78,7 +78,7 @@ def _report_usage(error: UsageError) -> int:
     if error.help:
         show(error.help, file=sys.stderr)
     show_message(f"{error.prog}: {error.shown}", sys.stderr)
-    show(f"`{error.prog} --help` says what there is, with examples", file=sys.stderr)
+    show(f"see `{error.prog} --help` for options and examples", file=sys.stderr)
     return error.exit_code
 
 
@@ -87,12 +87,15 @@ def _report_missing(options: argparse.Namespace, error: ModuleNotFoundError) -> 
     package = (error.name or "").partition(".")[0]
     if package not in _OF_REDUCES:
         return _report(options, error, _defect(error))
-    text = f"the package {package} is not installed: `pip install 'millstream[reduce]'` brings all that reduces need"
+    text = (
+        f"the package {package} is not installed: `pip install 'millstream[reduce]'` installs everything that "
+        "reduces need"
+    )
     return _report(options, error, UserError(codes.EXTRA_NEEDED, text))
 
 
 def _defect(error: Exception) -> MillstreamError:
-    text = f"defect in Millstream: {error!r}; run again with --debug and report what it prints"
+    text = f"defect in Millstream: {error!r}; run again with --debug and report the output"
     return MillstreamError(codes.DEFECT, text)
 
 

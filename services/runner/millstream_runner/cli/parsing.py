@@ -88,8 +88,8 @@ class Parser(argparse.ArgumentParser):
         if rest and self.commands is None:
             known = [option for option in self._option_string_actions if len(option) == len("-x")]
             if rest[0].startswith("-"):
-                self.error(f"there is no option {rest[0]}; there are: {', '.join(known)}")
-            self.error(f"{rest[0]!r} is one argument too many")
+                self.error(f"unknown option {rest[0]}; the options are: {', '.join(known)}")
+            self.error(f"unexpected argument {rest[0]!r}")
         return found, rest
 
     def format_help(self) -> str:
@@ -140,7 +140,7 @@ class Parser(argparse.ArgumentParser):
         if message.startswith(_REQUIRED):
             below = self.commands
             if below is not None:
-                what = f"a command is missing behind `{self.prog}`: one of those above"
+                what = f"`{self.prog}` needs one of the commands above"
                 raise UsageError(self, what, show_help=True)
             raise UsageError(self, "; ".join(map(self._missing, message.removeprefix(_REQUIRED).split(", "))))
         raise UsageError(self, message)
@@ -154,7 +154,7 @@ class Parser(argparse.ArgumentParser):
         if action is not None and action.choices is not None:
             meaning = f"one of {', '.join(map(str, action.choices))}"
         elif named := self._named_here(option):
-            meaning += f"; there are: {', '.join(named)}"
+            meaning += f"; known are: {', '.join(named)}"
         return f"{option} is missing{f': {meaning}' if meaning else ''}"
 
     def _named_here(self, option: str) -> list[str]:
@@ -183,7 +183,7 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError:
             name = action.option_strings[-1] if action.option_strings else str(action.metavar)
             kind = "a whole number" if action.type is int else "a number"
-            self.error(f"{name} cannot be {arg_string!r}; it takes {kind}")
+            self.error(f"{name} cannot be {arg_string!r}; it must be {kind}")
 
     def _refuse_unknown_options(self, words: Iterable[str]) -> None:
         """Of this command: behind the name of one below it that one's begin."""
@@ -201,14 +201,14 @@ class Parser(argparse.ArgumentParser):
                 for name in parser._option_string_actions
             }
             if option in below_it:
-                self.error(f"{option} belongs behind the command: {self.prog} {below_it[option]} {option}")
+                self.error(f"put {option} after the command: {self.prog} {below_it[option]} {option}")
             self.error(f"there is no option {option}{_meant(nearest(option, known), ())}")
 
 
 def _meant(near: str | None, known: Sequence[str]) -> str:
     if near is not None:
         return f"; did you mean {near}?"
-    return f"; there are: {', '.join(known)}" if known else ""
+    return f"; known are: {', '.join(known)}" if known else ""
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(graph: Graph, opening: _Opening, arguments: argparse.Namespace) -> int:
     buffer = BufferId(arguments.edge, arguments.partition)
     if arguments.count < 1:
-        raise UserError(codes.OPTION_VALUE, f"--count {arguments.count}: at least 1 is needed")
+        raise UserError(codes.OPTION_VALUE, f"--count {arguments.count}: must be at least 1")
     return asyncio.run(_peek(opening, buffer, arguments))
 
 

@@ -28,7 +28,7 @@ def seconds_of(option: str, text: str) -> float:
     """A length of time such as 30s. Raises `UserError`."""
     found = _LENGTH.fullmatch(text)
     if found is None:
-        raise UserError(codes.OPTION_VALUE, f"{option} {text!r}: a length of time is needed, such as 30s, 10m or 2h")
+        raise UserError(codes.OPTION_VALUE, f"{option} {text!r}: must be a duration, such as 30s, 10m or 2h")
     return float(found[1]) * _SECONDS[found[2]]
 
 
@@ -38,8 +38,8 @@ def check_buffer(graph: Graph, edge: str, partition: int | None) -> None:
     if edge not in names:
         raise UserError(
             codes.NOT_IN_PIPELINE,
-            f"pipeline {graph.pipeline.name} has no edge {edge!r}; it has: {', '.join(names)}"
-            f"{did_you_mean(edge, names)}",
+            f"pipeline {graph.pipeline.name} has no edge {edge!r}; its edges are: "
+            f"{', '.join(names)}{did_you_mean(edge, names)}",
         )
     check_buffered(graph, graph.edge(edge))
     partitions = graph.vertex(graph.edge(edge).to).partitions
@@ -55,8 +55,8 @@ def check_buffered(graph: Graph, edge: Edge) -> None:
         near += [one.name for name in chain for one in graph.edges_out[name] if not one.chain]
         raise UserError(
             codes.EDGE_HAS_NO_BUFFER,
-            f"edge {edge.name} is chained and has no buffer: {' and '.join(chain)} run as one lane, and records go "
-            f"from one to the next in memory. Edges with buffers there: {', '.join(near) or 'none'}",
+            f"edge {edge.name} is chained and has no buffer: {' and '.join(chain)} run as one lane, and records "
+            f"pass between them in memory. Nearby edges with buffers: {', '.join(near) or 'none'}",
         )
 
 

@@ -47,9 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     elif not repaired:
         print(f"no damage found in {directory.root}")
     elif arguments.accept_loss:
-        print(f"{len(repaired)} damages accepted; the next run goes on without what is lost")
+        print(f"{len(repaired)} cases of damage accepted; the next run continues without what is lost")
     else:
-        print(f"{len(repaired)} damages found; nothing was changed. --accept-loss goes on without what is lost")
+        print(
+            f"{len(repaired)} cases of damage found; nothing was changed. --accept-loss continues without what is lost"
+        )
     return DamageError.exit_code if repaired and not arguments.accept_loss else 0
 
 

@@ -41,9 +41,9 @@ def check_place(path: Path) -> None:
         raise UserError(codes.OPTION_VALUE, f"--report {path}: this is a directory; name a file, such as report.html")
     directory = path.absolute().parent
     if not directory.is_dir():
-        raise UserError(codes.OPTION_VALUE, f"--report {path}: there is no directory {directory}")
+        raise UserError(codes.OPTION_VALUE, f"--report {path}: the directory {directory} does not exist")
     if not os.access(directory, os.W_OK):
-        raise UserError(codes.OPTION_VALUE, f"--report {path}: nothing can be written into {directory}")
+        raise UserError(codes.OPTION_VALUE, f"--report {path}: cannot write to {directory}")
 
 
 class Reporting:
@@ -82,7 +82,7 @@ def _write(path: Path, report: Report) -> None:
     try:
         write_text(path.absolute(), report_page(report))
     except InfrastructureError as error:
-        print(f"warning: there is no report: {error}", file=sys.stderr)
+        print(f"warning: no report was written: {error}", file=sys.stderr)
     else:
         print(f"report: {path}", file=sys.stderr)
 

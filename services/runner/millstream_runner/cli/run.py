@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.ledger is not None:
         loaded = over(loaded, arguments.ledger)
     for path, doubt in doubts_of(loaded.pipeline):
-        show_message(f"warning: {loaded.note(path, doubt)}; `millstream validate` asks Spark", sys.stderr)
+        show_message(f"warning: {loaded.note(path, doubt)}; `millstream validate` checks it with Spark", sys.stderr)
     problems = local_problems(loaded)
     if problems:
         raise SpecError(problems)
@@ -111,7 +111,9 @@ def how_it_went(result: RunResult) -> str:
     if result.failure is not None:
         return "stopped by the failure above"
     if result.summary is not None and result.summary.ended:
-        return "was done before: nothing was left to do" if result.had_ended else "done: everything has been processed"
+        return (
+            "done: earlier runs had processed everything" if result.had_ended else "done: everything has been processed"
+        )
     return "stopped"
 
 
@@ -124,8 +126,8 @@ def result_lines(result: RunResult, width: int | None = None) -> list[str]:
     lines = list(summary_lines(result.summary, width)) if result.summary is not None else []
     lines.append(f"{how_it_went(result)}, after {duration_text(result.elapsed_s)}; data directory: {result.directory}")
     if result.exit_code == 0 and result.summary is not None:
-        more = "start over with --fresh" if result.summary.ended else "the next run goes on from here"
+        more = "start over with --fresh" if result.summary.ended else "the next run continues from here"
         lines[-1] += f" ({more})"
     elif _is_all_there(result):
-        lines[-1] += " (nothing is lost; the next run goes on from here)"
+        lines[-1] += " (nothing is lost; the next run continues from here)"
     return lines

@@ -37,7 +37,7 @@ def _prepare(*, again: bool, as_json: bool) -> int:
         return 0
     size_mib = prepared.path.stat().st_size / 2**20
     if prepared.made:
-        print(f"made in {prepared.seconds:.0f} s: {prepared.path} ({size_mib:.0f} MiB)")
+        print(f"created in {prepared.seconds:.0f} s: {prepared.path} ({size_mib:.0f} MiB)")
     else:
         print(f"cache already exists: {prepared.path} ({size_mib:.0f} MiB)")
     return 0

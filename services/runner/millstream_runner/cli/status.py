@@ -35,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     elsewhere = pipeline_elsewhere(arguments)
     if elsewhere is not None:
         if arguments.watch:
-            raise UserError(codes.OPTIONS_CONFLICT, "--watch follows a run on this machine; leave it out with --broker")
+            raise UserError(
+                codes.OPTIONS_CONFLICT, "--watch works for runs on this machine; leave it out with --broker"
+            )
         vertices = asyncio.run(_look(elsewhere.graph, access_elsewhere(arguments, elsewhere.graph)))
         if arguments.json:
             status = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
@@ -50,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if seen is None:
         raise UserError(
             codes.NO_NUMBERS_YET,
-            f"{directory.root} has no numbers yet: the run has not come far enough; try again in a second",
+            f"{directory.root} has no figures yet, because the run has just begun; try again in a second",
         )
     print(json.dumps(_as_json(directory, seen)) if arguments.json else "\n".join(_lines(directory, seen)))
     return 0
@@ -90,7 +92,8 @@ def _see(directory: DataDirectory) -> _Seen | None:
             scene = replace(scene, state=State.INTERRUPTED.value, states=interrupted, spark="", waits_for="")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DamageError(
-            codes.RUN_FILE_UNREADABLE, f"{directory.status} does not hold the numbers of a run ({error!r}); remove it"
+            codes.RUN_FILE_UNREADABLE,
+            f"{directory.status} does not contain the figures of a run ({error!r}); remove it",
         ) from error
     return _Seen(runtime, shown, scene, live)
 
@@ -174,7 +177,7 @@ def _remarks(directory: DataDirectory, seen: _Seen) -> list[str]:
     """What is said below the figures."""
     lines = []
     if not seen.live:
-        lines.append(f"not running; these numbers are {duration_text(seen.scene.age_s)} old")
+        lines.append(f"not running; these figures are {duration_text(seen.scene.age_s)} old")
     failure = seen.shown.get("failure")
     if failure:
         code = f"[{failure['code']}]" if failure["code"] else ""

@@ -59,7 +59,7 @@ class _Shown:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.limit is not None and arguments.limit < 1:
-        raise UserError(codes.OPTION_VALUE, f"--limit {arguments.limit}: at least 1 is needed")
+        raise UserError(codes.OPTION_VALUE, f"--limit {arguments.limit}: must be at least 1")
     limit_s = seconds_of("--duration", arguments.duration) if arguments.duration is not None else None
     elsewhere = pipeline_elsewhere(arguments)
     of_edge = {"edge": arguments.edge}
@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     if runtime is None or not is_alive(runtime.runner):
         raise UserError(
             codes.NO_SUCH_RUN,
-            f"pipeline {graph.pipeline.name} does not run, so nothing passes; `millstream peek` shows what waits",
+            f"pipeline {graph.pipeline.name} is not running, so no records pass; `millstream peek` shows those that "
+            "wait",
         )
     audit.note(directory, "tap", **of_edge)
     access_of_run = directory.access(runtime, technology_of(graph.pipeline))
@@ -95,7 +96,7 @@ def _run(
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_follow(graph, opening, directory, arguments, limit_s, shown))
     if shown.tap is None:
-        print(f"tap: nothing has passed edge {arguments.edge} yet", file=sys.stderr)
+        print(f"tap: no record has passed edge {arguments.edge} yet", file=sys.stderr)
     return 0
 
 
@@ -209,11 +210,11 @@ async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> s
     """What came of it, for people: never more than is known."""
     parts = [f"{shown.shown:,} record{'' if shown.shown == 1 else 's'} shown"]
     if shown.left_out:
-        parts.append(f"{shown.left_out:,} with other keys left out")
+        parts.append(f"{shown.left_out:,} with other keys skipped")
     if (shown.is_over or shown.is_ended) and not shown.is_enough:
         missed = await _missed(tap, directory, shown)
         if missed is None:
-            parts.append("how many were missed is not known")
+            parts.append("the number of missed records is unknown")
         elif missed:
             parts.append(f"{missed:,} missed: they passed faster than they could be shown")
     elif tap.missed_frames:

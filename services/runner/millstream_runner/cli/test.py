@@ -45,7 +45,7 @@ class _Outcome:
 def run(arguments: argparse.Namespace) -> int:
     what: Path = arguments.what or Path()
     if not what.exists():
-        raise UserError(codes.NO_SUCH_TESTS, f"there is no {what}; name a directory, a pipeline file or a case file")
+        raise UserError(codes.NO_SUCH_TESTS, f"{what} does not exist; name a directory, a pipeline file or a case file")
     prints = sys.stderr if arguments.json else sys.stdout
     functions = list(_functions(what, prints)) if not what.name.endswith(SUFFIX) else []
     cases = [_run_case(path, what, prints) for path in _cases(what)]
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not outcomes:
         raise UserError(
             codes.NO_SUCH_TESTS,
-            f"{what} has neither tests of functions (test_*.py) nor cases (*{SUFFIX}); `millstream init` makes both",
+            f"{what} has neither function tests (test_*.py) nor cases (*{SUFFIX}); `millstream init` creates both",
         )
     failed = sum(not outcome.passed for outcome in outcomes)
     if failed:
@@ -86,7 +86,7 @@ def _function_tests(folder: Path) -> Iterator[list[str]]:
                 yield [sys.executable, "-m", "unittest", "discover", "-s", where, "-t", where]
     if (folder / "go.mod").is_file():
         if (go := shutil.which("go")) is None:
-            print("the tests in Go are left out: there is no `go` on the PATH", file=sys.stderr)
+            print("the Go tests were skipped: there is no `go` on the PATH", file=sys.stderr)
         else:
             yield [go, "test", "./..."]
 
@@ -181,5 +181,5 @@ def _pipeline_of(case: Case) -> Path:
         if (directory / PIPELINE_FILE).is_file():
             return Path(os.path.relpath(directory / PIPELINE_FILE))
     raise UserError(
-        codes.TEST_CASE, f"{case.path}: it has no `pipeline`, and there is no {PIPELINE_FILE} beside or above it"
+        codes.TEST_CASE, f"{case.path}: it has no `pipeline`, and there is no {PIPELINE_FILE} in its directory or above"
     )

@@ -32,10 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
     functions: Sequence[Mapping[str, str]] = ()
     if arguments.import_functions and arguments.file_only:
         raise UserError(
-            codes.COMMAND_LINE, "--file-only looks at no function, and --import starts them: give one of them"
+            codes.COMMAND_LINE, "--file-only does not look at functions, and --import starts them: give one of them"
         )
     if arguments.online and arguments.file_only:
-        raise UserError(codes.COMMAND_LINE, "--file-only looks at nothing outside, and --online does: give one of them")
+        raise UserError(
+            codes.COMMAND_LINE, "--file-only looks at nothing outside the file, and --online does: give one of them"
+        )
     try:
         loaded = load(arguments.file)
     except FileError as error:
@@ -49,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         notes += loaded.notes
         if arguments.file_only:
             notes += [
-                loaded.note(path, f"{doubt}; without `--file-only` Spark is asked")
+                loaded.note(path, f"{doubt}; without `--file-only`, Spark checks it")
                 for path, doubt in doubts_of(loaded.pipeline)
             ]
         else:
@@ -88,7 +90,7 @@ def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[No
     try:
         verdict = asyncio.run(check_queries(loaded.sound, spark))
     except MillstreamError as error:
-        expected = "a Spark that starts on this machine, to look at the queries"
+        expected = "a Spark that starts on this machine, to check the queries"
         problems.append(loaded.problem(Finding(error.code, ("spec", "spark"), str(error), expected)))
         return
     problems += [loaded.problem(finding) for finding in verdict.problems]
@@ -163,7 +165,7 @@ def _show(
         vertices, edges = len(loaded.graph.vertices), len(loaded.graph.edges)
         size = f"{vertices} vertices, {edges} edge{'s' if edges != 1 else ''}"
         print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({size})")
-        print(f"it reserves of the broker's storage: {reservation_text(loaded.graph)}")
+        print(f"storage reserved on the broker: {reservation_text(loaded.graph)}")
         promised: dict[tuple[str, str], list[str]] = {}
         for vertex, name, guarantee in promises(loaded.graph):
             promised.setdefault((vertex.kind, guarantee.sentence), []).append(name)

@@ -23,12 +23,12 @@ _WINDOWS_SHOWN_MAX = 10
 
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.directory.is_dir():
-        raise UserError(codes.NO_SUCH_RUN, f"there is no directory {arguments.directory}")
+        raise UserError(codes.NO_SUCH_RUN, f"the directory {arguments.directory} does not exist")
     directories = find_logs(arguments.directory)
     if not directories:
         raise UserError(
             codes.NO_SUCH_RUN,
-            f"there is no log in {arguments.directory} or below it: no file is named like 0000000000000001.wal",
+            f"there is no log in {arguments.directory} or below: no file has a name like 0000000000000001.wal",
         )
     logs = [inspect_log(directory, verify=arguments.verify) for directory in directories]
     if arguments.json:
@@ -51,7 +51,7 @@ def _lines(log: LogInspection, *, verified: bool) -> Iterator[str]:
             f"{item.hand_overs:>10,} {item.epoch:>5}  {item.state}"
         )
     for edge, sequence in sorted(log.inputs.items()):
-        yield f"  edge {edge} is read up to stream sequence {sequence}"
+        yield f"  edge {edge} has been read up to stream sequence {sequence}"
     if log.closed_us is not None:
         yield f"  windows are closed up to {time_text(log.closed_us)}, lateness included"
     for _, hand_over in sorted(log.hand_overs.items()):
@@ -59,7 +59,10 @@ def _lines(log: LogInspection, *, verified: bool) -> Iterator[str]:
     if log.results:
         yield f"  results of the hand-overs {', '.join(map(str, log.results))} are kept until they are committed"
     if log.torn_bytes:
-        yield f"  {log.torn_bytes:,} bytes behind the last whole entry: being written, or torn by a crash; not durable"
+        yield (
+            f"  {log.torn_bytes:,} bytes after the last complete entry: still being written, or torn by a crash; "
+            "not durable"
+        )
     for fault in log.faults:
         yield f"  DAMAGED: {fault}"
     if not log.faults:

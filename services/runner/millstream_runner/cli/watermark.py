@@ -31,11 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
     if before is None or changes(before, shape_of(loaded.graph)).any:
         raise UserError(
             codes.DATA_OF_ANOTHER_PIPELINE,
-            f"{directory.root} is not the data directory of this pipeline, or it was changed since",
+            f"{directory.root} is not the data directory of this pipeline, or the pipeline has changed since",
         )
     time_us = _time_us(arguments.set_back) if arguments.set_back is not None else None
     if time_us is None and arguments.accept_loss:
-        raise UserError(codes.OPTIONS_CONFLICT, "--accept-loss goes with --set-back TIME")
+        raise UserError(codes.OPTIONS_CONFLICT, "--accept-loss needs --set-back TIME")
     lines, facts = asyncio.run(_run(loaded.graph, directory, time_us, accept_loss=arguments.accept_loss))
     print(json.dumps(facts) if arguments.json else "\n".join(lines))
     return 0
@@ -61,14 +61,14 @@ async def _run(
         beyond = [one for one in lanes if one.is_beyond(targets[one.lane.vertex])]
         back = {"to_us": time_us, "beyond": [str(one.lane) for one in beyond], "set_back": False}
         if not beyond:
-            return [*lines, f"nothing is beyond {time_text(time_us)}; nothing was changed"], facts | back
+            return [*lines, f"no lane is beyond {time_text(time_us)}; nothing was changed"], facts | back
         lines += _costs(graph, time_us, targets, beyond)
         if not accept_loss:
             return [*lines, "nothing was changed; --accept-loss sets it back"], facts | back
         audit.note(directory, "set-back", to=time_text(time_us), lanes=[str(one.lane) for one in beyond])
         for one in beyond:
             await watermarks.set_back(one.lane, targets[one.lane.vertex])
-    said = f"{len(beyond)} lanes were set back; the next run goes on from there"
+    said = f"{len(beyond)} lanes were set back; the next run continues from there"
     return [*lines, said], facts | back | {"set_back": True}
 
 
@@ -101,12 +101,12 @@ def _costs(graph: Graph, time_us: int, targets: Mapping[str, Target], beyond: Se
         end = time_text(targets[vertex.name].end_us)
         yield f"- {vertex.name}: windows that end by {end} stay closed permanently: records for them are late"
         yield (
-            f"- {vertex.name}: a window that ends later and had been closed, because of records from after "
-            f"{time_text(time_us)}, starts again and has a second result"
+            f"- {vertex.name}: a window that ends later, and was closed because of records from after "
+            f"{time_text(time_us)}, starts again and gets a second result"
         )
         records = sum(one.open_records for one in lanes)
         if records:
-            yield f"- {vertex.name}: {records:,} records wait in open windows until event time has come to their ends"
+            yield f"- {vertex.name}: {records:,} records wait in open windows until event time reaches their ends"
 
 
 def _time_us(written: str) -> int:

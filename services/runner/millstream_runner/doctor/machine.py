@@ -52,13 +52,13 @@ def python(_: Needs) -> Iterator[Finding]:
     found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.prefix})"
     wanted = ".".join(map(str, _PYTHON_MIN))
     if sys.version_info < _PYTHON_MIN or platform.python_implementation() != "CPython":
-        remedy = f"install CPython {wanted} or later, and Millstream into an environment of it"
+        remedy = f"install CPython {wanted} or later, and Millstream into its own environment"
         yield Finding("Python", State.MISSING, found, _EVERYTHING, remedy)
     else:
         yield Finding("Python", State.OK, found, _EVERYTHING)
     system = f"{platform.system()} {platform.release()}, {platform.machine()}, {processors()} processors"
     if platform.system() not in ("Linux", "Darwin"):
-        remedy = "run it in Linux (on Windows: in WSL 2 or a container)"
+        remedy = "run it on Linux (on Windows: in WSL 2 or a container)"
         yield Finding("System", State.MISSING, system, _EVERYTHING, remedy)
     else:
         yield Finding("System", State.OK, system, _EVERYTHING)
@@ -84,7 +84,7 @@ def disk(needs: Needs) -> Iterator[Finding]:
     elif kind in _GONE_AT_RESTART:
         yield Finding("Data disk", State.WARNING, f"{found}; gone when the machine restarts", what, elsewhere)
     elif sync_ms > _SYNC_SLOW_MS:
-        remedy = f"{elsewhere} that is faster, or `--durability process` where power loss does not matter"
+        remedy = f"{elsewhere} that is faster, or `--durability process` if power loss does not matter"
         yield Finding("Data disk", State.WARNING, found, what, remedy)
     else:
         yield Finding("Data disk", State.OK, found, what)
@@ -100,7 +100,7 @@ def _room(place: Path, needs: Needs) -> Finding:
     if free >= wanted:
         return Finding("Disk space", State.OK, found, "buffers between the steps, logs")
     state = State.MISSING if needs.pipeline else State.WARNING
-    remedy = f"make {_mib(wanted - free)} more free, lower `limits.bufferMaxBytes`, or take another disk (`--data-dir`)"
+    remedy = f"free {_mib(wanted - free)} more, lower `limits.bufferMaxBytes`, or use another disk (`--data-dir`)"
     return Finding("Disk space", state, found, "buffers between the steps, logs", remedy)
 
 
@@ -147,7 +147,7 @@ def memory(needs: Needs) -> Iterator[Finding]:
     if available >= wanted:
         yield Finding("Memory", State.OK, found, what)
         return
-    remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` takes less"
+    remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` needs less"
     yield Finding("Memory", State.WARNING, found, what, remedy)
 
 
@@ -188,14 +188,14 @@ def ports(needs: Needs) -> Iterator[Finding]:
         free_ports()
         yield Finding("Ports", State.OK, "free ones on 127.0.0.1", what)
     except InfrastructureError as error:
-        yield Finding("Ports", State.MISSING, str(error), what, "have the system allow listening on 127.0.0.1")
+        yield Finding("Ports", State.MISSING, str(error), what, "allow listening on 127.0.0.1 in the system's settings")
     for vertex, host, port in needs.ports:
         what = f"vertex {vertex}"
         why = why_not(port, host)
         if why is None:
             yield Finding(f"Port {port}", State.OK, f"free on {host}", what)
         else:
-            remedy = "stop what uses it, or choose another `port` in the pipeline file (0 takes a free one)"
+            remedy = "stop the program that uses it, or choose another `port` in the pipeline file (0 takes a free one)"
             yield Finding(f"Port {port}", State.MISSING, f"{host}: {why}", what, remedy)
 
 
@@ -203,14 +203,16 @@ def terminal(_: Needs) -> Iterator[Finding]:
     """Encoding and width."""
     encoding = (sys.stdout.encoding or locale.getpreferredencoding()).lower()
     columns = shutil.get_terminal_size().columns
-    kind = os.environ.get("TERM", "none") if sys.stdout.isatty() else "none: progress comes in lines"
+    kind = os.environ.get("TERM", "none") if sys.stdout.isatty() else "none: progress is printed as lines"
     found = f"{encoding}, {kind}" + (f", {columns} columns" if sys.stdout.isatty() else "")
     what = "tables, progress, names in other scripts"
     if encoding.replace("-", "") != "utf8":
         remedy = "set LANG=C.UTF-8 (or PYTHONUTF8=1), so that all characters can be shown"
         yield Finding("Terminal", State.WARNING, found, what, remedy)
     elif sys.stdout.isatty() and columns < _COLUMNS_MIN:
-        yield Finding("Terminal", State.WARNING, found, what, f"make it {_COLUMNS_MIN} columns wide: tables are cut")
+        yield Finding(
+            "Terminal", State.WARNING, found, what, f"make it {_COLUMNS_MIN} columns wide: tables are cut off"
+        )
     else:
         yield Finding("Terminal", State.OK, found, what)
 

@@ -24,10 +24,10 @@ _GO_MIN = (1, 24)
 _EXTRAS = {
     "millstream[arrow]": ("pyarrow", "functions with `arrow=True`, Parquet"),
     "millstream[debug]": ("debugpy", "a debugger for functions (`--debug-function`)"),
-    "millstream[nkeys]": ("nkeys", "brokers that know users by NKeys or credentials files"),
+    "millstream[nkeys]": ("nkeys", "brokers that authenticate users by NKeys or credentials files"),
     "millstream[objects]": ("obstore", "files in object stores, Avro"),
     "millstream[redis]": ("redis", "buffers in Redis or Valkey"),
-    "millstream-udf[typed]": ("msgspec", "functions with types: several times as fast"),
+    "millstream-udf[typed]": ("msgspec", "typed functions: several times as fast"),
 }
 """Those that no connector names: the module that shows that it is installed, and what it is for."""
 _OF_REDUCE = ("pyspark", "pandas", "pyarrow", "sqlglot", "fastavro", "zstandard")
@@ -47,10 +47,10 @@ def packages(_: Needs) -> Iterator[Finding]:
     found = ", ".join(f"{name} {number or 'not installed'}" for name, number in ours.items())
     if missing or len(set(ours.values())) > 1:
         found += f"; not installed: {', '.join(missing)}" if missing else ""
-        remedy = "install both wheels of one release with pip, which brings what they need"
+        remedy = "install both wheels of one release with pip, which installs their dependencies"
         yield Finding("Millstream", State.MISSING, found, what, remedy)
     else:
-        columns = "C" if is_compiled() else "Python, for want of a C compiler when the SDK was installed"
+        columns = "C" if is_compiled() else "Python, because there was no C compiler when the SDK was installed"
         yield Finding("Millstream", State.OK, f"{found}; columns in {columns}", what)
 
 
@@ -70,11 +70,11 @@ def broker(needs: Needs) -> Iterator[Finding]:
         remedy = f"`millstream explain {error.code}` says more"
         yield Finding("Broker", State.MISSING, str(error), what, remedy)
     except OSError as error:
-        found = f"cannot be tried in {place}: {error.strerror}"
+        found = f"cannot be tested in {place}: {error.strerror}"
         yield Finding("Broker", State.MISSING, found, what, "choose a directory that can be written to (`--data-dir`)")
     except TimeoutError:
-        found = f"{program} has not stored {_TRIED_RECORDS:,} records within {_TIMEOUT_S:g} s"
-        yield Finding("Broker", State.MISSING, found, what, "check whether the disk answers, and try again")
+        found = f"{program} did not store {_TRIED_RECORDS:,} records within {_TIMEOUT_S:g} s"
+        yield Finding("Broker", State.MISSING, found, what, "check whether the disk responds, and try again")
     else:
         yield Finding("Broker", State.OK, program, what)
 
@@ -115,7 +115,7 @@ def spark(needs: Needs) -> Iterator[Finding]:
     missing = [package for package in _OF_REDUCE if find_spec(package) is None]
     if missing:
         found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-        remedy = "`pip install 'millstream[reduce]'` brings Spark and a Java (about 1 GB)"
+        remedy = "`pip install 'millstream[reduce]'` installs Spark and a Java (about 1 GB)"
         yield Finding("millstream[reduce]", needs.lacking(needs.spark), found, what, remedy)
         return
     yield Finding("millstream[reduce]", State.OK, f"Spark {_version('pyspark')}", what)
@@ -131,7 +131,7 @@ def spark(needs: Needs) -> Iterator[Finding]:
         return
     yield Finding("Java", State.OK, f"{java.version}, {java.origin}", what)
     cache = aot.find_cache(java)
-    sooner = "Spark's start in half the time"
+    sooner = "starting Spark in half the time"
     if cache is not None:
         yield Finding("Spark's cache", State.OK, str(cache), sooner)
     elif java.major >= aot.JAVA_MIN:
@@ -150,7 +150,7 @@ def go(needs: Needs) -> Iterator[Finding]:
     wanted = ".".join(map(str, _GO_MIN))
     if numbers is None:
         remedy = f"install Go {wanted} or later (go.dev/dl); pipelines run without it once their programs are built"
-        yield Finding("Go", needs.lacking(needs.go), "there is no program `go` on the PATH", what, remedy)
+        yield Finding("Go", needs.lacking(needs.go), "there is no `go` program on the PATH", what, remedy)
     elif (int(numbers[1]), int(numbers[2])) < _GO_MIN:
         remedy = f"install Go {wanted} or later (go.dev/dl)"
         yield Finding("Go", needs.lacking(needs.go), line, what, remedy)
@@ -165,7 +165,7 @@ def sandbox(needs: Needs) -> Iterator[Finding]:
     what = "functions with `sandbox: strict`"
     why = refusal(strict=True, network=False, limits=frozenset())
     if why is None:
-        yield Finding("Sandbox", State.OK, "a function can be held in one", what)
+        yield Finding("Sandbox", State.OK, "functions can be run in one", what)
     else:
         remedy = "allow user namespaces (docs/security.md), or run such pipelines elsewhere"
         yield Finding("Sandbox", needs.lacking(needs.sandbox), why, what, remedy)

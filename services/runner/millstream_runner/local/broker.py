@@ -135,9 +135,9 @@ class EmbeddedBroker:
             failures += 1
             if failures >= (2 if self._first else STARTS_MAX):
                 raise InfrastructureError(
-                    codes.BROKER_NOT_STARTED, f"the broker {ending.text} and does not come up: {self._tail()}"
+                    codes.BROKER_NOT_STARTED, f"the broker {ending.text} and does not start: {self._tail()}"
                 )
-            _log.warning("the broker %s; it is started again in %.1f s", ending.text, pauses.next_s)
+            _log.warning("the broker %s; it is restarted in %.1f s", ending.text, pauses.next_s)
             if self._first:
                 # Another process may have taken the port since it was tried.
                 self._server.port = free_ports()
@@ -153,7 +153,7 @@ class EmbeddedBroker:
             self._on_line(entry)
         self._last_lines.add(text_of(line))
         if self._server.says_disk_full(line) and not self._write_failed.is_set():
-            _log.warning("a write of the broker has failed: it stores nothing until it is started again")
+            _log.warning("the broker failed to write: it stores nothing until it is restarted")
             self._write_failed.set()
 
     def _prepare(self) -> None:
@@ -198,13 +198,13 @@ class EmbeddedBroker:
 
     async def _until_room(self) -> None:
         _log.error(
-            "the disk that holds %s is full: what cannot be stored waits, and nothing is lost; free some space and it "
-            "goes on",
+            "the disk that holds %s is full: records that cannot be stored wait, and nothing is lost; free some "
+            "space, and the run continues",
             self._directory,
         )
         await self._until(lambda: self._free_bytes() >= ROOM_BYTES_MIN or self._stop.is_set())
         if not self._stop.is_set():
-            _log.warning("there is room again: the broker is started again")
+            _log.warning("there is space again: the broker is restarted")
 
     def _disk_is_full(self) -> bool:
         return self._write_failed.is_set() or self._free_bytes() < _FULL_BYTES

@@ -32,15 +32,15 @@ async def watch_files(loaded: Loaded, message: Callable[[str], None]) -> None:
         if (now := _contents(loaded.path)) not in (pipeline, None):
             pipeline = now
             judged = await _judged(loaded.path)
-            message(f"{loaded.path} changed{judged}, and this run goes on with what it was: {_AGAIN}")
+            message(f"{loaded.path} changed{judged}, but this run continues with the earlier version: {_AGAIN}")
         for path, before in functions.items():
             if (now := _contents(path)) not in (before, None):
                 functions[path] = now
                 vertices = ", ".join(functions_of[path])
-                message(f"{path.name} changed, and {vertices} goes on with what it was, in Spark: {_AGAIN}")
+                message(f"{path.name} changed, but {vertices} continues with the earlier version, in Spark: {_AGAIN}")
 
 
-_AGAIN = "end it with Ctrl-C, which finishes what is in flight, and run it again"
+_AGAIN = "end it with Ctrl-C, which finishes the records in flight, and run it again"
 
 
 async def _judged(path: Path) -> str:

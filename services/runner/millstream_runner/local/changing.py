@@ -61,9 +61,9 @@ class Change:
             if waiting:
                 raise UserError(
                     codes.CHANGED_WHERE_DATA_WAITS,
-                    f"the pipeline was changed where something waits: {'; '.join(waiting)}. Run it as it was until "
-                    "that is done (Ctrl-C drains it), then change it; or start over with --fresh, or with another "
-                    "--data-dir",
+                    f"the pipeline was changed where records wait: {'; '.join(waiting)}. Run it as it was until "
+                    "they are processed (Ctrl-C drains it), then change it; or start over with --fresh, or with "
+                    "another --data-dir",
                 )
             former_spec = audit.spec_digest(self.directory.read_pipeline())
             audit.note(
@@ -111,16 +111,16 @@ class Change:
         if not self.directory.pipeline.exists():
             raise DamageError(
                 codes.SHAPE_UNREADABLE,
-                f"{self.directory.pipeline} is gone, so it is unknown what waits where the pipeline was changed: run "
-                "the pipeline as it was once more, then change it; or start over with --fresh",
+                f"{self.directory.pipeline} is missing, so it is unknown whether records wait where the pipeline "
+                "was changed: run the pipeline as it was once more, then change it; or start over with --fresh",
             )
         graph = resolved.load(self.directory.read_pipeline()).graph
         is_whole = set(self.changes.emptied) <= {edge.name for edge in graph.edges}
         if not is_whole and _LEAVING not in self.before:
             raise DamageError(
                 codes.SHAPE_UNREADABLE,
-                f"{self.directory.pipeline} is not the pipeline of {self.directory.shape}, so what waits is "
-                "not known: run the pipeline as it was once more, then change it",
+                f"{self.directory.pipeline} is not the pipeline of {self.directory.shape}, so it is unknown whether "
+                "records wait: run the pipeline as it was once more, then change it",
             )
         return graph
 
@@ -148,9 +148,9 @@ def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str
     if found.refused:
         raise UserError(
             codes.DATA_OF_ANOTHER_PIPELINE,
-            f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.refused)}. "
-            "Otherwise run with --fresh to remove that data and start over, or with --data-dir to use another "
-            "directory",
+            f"the data directory {directory.root} contains data of a different pipeline: "
+            f"{'; '.join(found.refused)}. Otherwise run with --fresh to remove that data and start over, or with "
+            "--data-dir to use another directory",
         )
     return Change(directory, loaded, before, found) if found.any or _LEAVING in before else None
 
@@ -173,7 +173,7 @@ async def _waiting(asked: Changes, former: Graph, view: PipelineView) -> Sequenc
             except RetryLaterError:
                 pass  # its vertex has never stored anything
         if records or beyond:
-            found.append(f"{reason}, and {beyond}{records:,} record(s) wait in edge {edge}")
+            found.append(f"{reason}, and {beyond}{records:,} record(s) wait on edge {edge}")
     return found
 
 
@@ -186,7 +186,7 @@ async def _open(asked: Changes, former: Graph, view: PipelineView) -> Sequence[s
         records = sum(mark.account.open for mark in (await view.marks(vertex)).values())
         if records:
             found.append(
-                f"{reason}, and {records:,} record(s) are in its open windows, which close when newer records come or "
-                "the sources end"
+                f"{reason}, and {records:,} record(s) are in its open windows, which close when newer records "
+                "arrive or the sources end"
             )
     return found

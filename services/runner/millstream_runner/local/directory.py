@@ -268,8 +268,8 @@ def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory
             there += did_you_mean(pipeline, (path.name for path in known))
             raise UserError(
                 codes.NO_SUCH_RUN,
-                f"no run of pipeline {pipeline!r} below {HOME.absolute()} ({there}); "
-                "go to the directory it was started from, or give --data-dir",
+                f"no run of pipeline {pipeline!r} in {HOME.absolute()} ({there}); change to the directory it was "
+                "started from, or use --data-dir",
             )
         return DataDirectory(root)
     if len(known) == 1:
@@ -277,12 +277,12 @@ def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory
     if not known:
         raise UserError(
             codes.NO_SUCH_RUN,
-            f"no pipeline has run here: {HOME.absolute()} holds none; go to the directory it was started from, "
-            "or give --data-dir",
+            f"no pipeline has run here: {HOME.absolute()} contains none; change to the directory it was started "
+            "from, or use --data-dir",
         )
     raise UserError(
         codes.NO_SUCH_RUN,
-        f"several pipelines have run here ({names}): give the pipeline's file, --pipeline NAME or --data-dir DIR",
+        f"several pipelines have run here ({names}): give the file of a pipeline, --pipeline NAME or --data-dir DIR",
     )
 
 
@@ -298,7 +298,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise DamageError(codes.RUN_FILE_UNREADABLE, f"{path} is not JSON ({error}); remove it") from error
     if not isinstance(data, dict):
         raise DamageError(
-            codes.RUN_FILE_UNREADABLE, f"{path} holds {type(data).__name__}, expected an object; remove it"
+            codes.RUN_FILE_UNREADABLE, f"{path} contains {type(data).__name__}, expected an object; remove it"
         )
     return data
 

@@ -36,7 +36,7 @@ from millstream_worker.programs import sidecar_spec
 CHECK_VARIABLE = "MILLSTREAM_UDF_CHECK"
 """Tells the SDK where to write what it finds."""
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
-_EXPECTED = "a function that `millstream run` can start; docs/udf.md has the forms"
+_EXPECTED = "a function that `millstream run` can start; see docs/udf.md for the forms"
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ def _places(resolved: Resolved, known: Collection[str], verdict: Verdict) -> Ite
             if any(place.startswith(path_text(path)) for place in known):
                 continue
             if program.address is not None or program.container is not None:
-                verdict.notes.append((path, "the function is not imported: it is not started on this machine"))
+                verdict.notes.append((path, "the function is not imported, because it is not started on this machine"))
                 continue
             if placed.beside:
                 try:
@@ -104,7 +104,9 @@ def _places(resolved: Resolved, known: Collection[str], verdict: Verdict) -> Ite
                 continue
             written = program.python or " ".join(spec.command)
             if program.protocol != NATIVE or _PYTHON.fullmatch(FilePath(spec.command[0]).name) is None:
-                verdict.notes.append((path, f"the function is not imported: `{written}` is not Python with our SDK"))
+                verdict.notes.append(
+                    (path, f"the function is not imported: `{written}` is not a Python program that uses our SDK")
+                )
                 continue
             yield _Place(spec, path, program.function_kind.value, written)
 
@@ -173,20 +175,18 @@ def _judge(places: list[_Place], report: Mapping[str, Any], verdict: Verdict) ->
             return
         case "silent":
             verdict.notes.append(
-                (first.path, f"`{first.written}` serves{also}, and does not say what: it is not checked")
+                (first.path, f"`{first.written}` serves a function{also} without describing it: it is not checked")
             )
             return
         case "missing":
-            finding = Finding(
-                codes.FUNCTION_NOT_FOUND, first.path, report["message"] + also, "a function that is there"
-            )
+            finding = Finding(codes.FUNCTION_NOT_FOUND, first.path, report["message"] + also, "an existing function")
         case "function":
             finding = Finding(codes.FUNCTION_UNUSABLE, first.path, report["message"] + also, _EXPECTED)
         case "import":
             package = report.get("package")
             expected = "a module that can be imported"
             if package:
-                expected = f"that package for the Python that runs the function, `{first.spec.command[0]}`"
+                expected = f"that package, installed for the Python that runs the function, `{first.spec.command[0]}`"
             what = f"`{first.written}` cannot be imported{also}: {report['message']}"
             finding = Finding(codes.FUNCTION_IMPORT_RAISES, first.path, what, expected, report["detail"])
         case "start":
@@ -199,7 +199,7 @@ def _judge(places: list[_Place], report: Mapping[str, Any], verdict: Verdict) ->
                 if code is None
                 else f"ended with exit code {code}"
             )
-            what = f"`{first.written}` {how} and said nothing of its function{also}"
+            what = f"`{first.written}` {how} without describing its function{also}"
             expected = "a module that is imported without waiting or exiting, or a script that calls `udf.serve`"
             finding = Finding(codes.FUNCTION_IMPORT_RAISES, first.path, what, expected, report["detail"])
     verdict.problems.append(finding)

@@ -33,9 +33,9 @@ class KnownLedgers:
         if lost:
             raise DamageError(
                 codes.LEDGER_GONE,
-                f"ledgers that {self._path} knows are not in the broker's store: {'; '.join(lost)}. What was in them "
-                "is not there; the broker's log says whether files of the store are damaged. Restore it, or start "
-                "the pipeline over with --fresh",
+                f"ledgers listed in {self._path} are missing from the broker's store: {'; '.join(lost)}. Their "
+                "contents are not available; the broker's log says whether files of the store are damaged. Restore "
+                "the store, or start the pipeline over with --fresh",
             )
 
     def forget(self, vertices: Collection[str]) -> None:

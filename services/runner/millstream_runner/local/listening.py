@@ -30,9 +30,9 @@ def _taken_by_metrics(plans: Iterable[WorkerPlan], host: str) -> Iterator[str]:
     for plan in plans:
         if plan.metrics_port is None:
             continue
-        advice = "choose another --metrics-port-base: each worker takes the next port"
+        advice = "choose another --metrics-port-base: each worker uses the next port"
         if not 0 < plan.metrics_port <= _PORT_LAST:
-            yield f"{plan.metrics_port}, for the metrics of {plan.label}, is not a port; {advice}"
+            yield f"{plan.metrics_port}, for the metrics of {plan.label}, is not a valid port; {advice}"
         elif (reason := why_not(plan.metrics_port, host)) is not None:
             yield f"the metrics of {plan.label} cannot be served on {host}:{plan.metrics_port}: {reason}; {advice}"
         else:
@@ -49,8 +49,9 @@ def _taken_by_sources(graph: Graph) -> Iterator[str]:
         for host, port in filter(None, addresses):
             if (reason := why_not(port, host)) is not None:
                 yield (
-                    f"vertex {vertex.name}: the {kind} source cannot listen on {host} port {port}: {reason}; stop what "
-                    f"uses the port, or choose another `{kind}.host` or `{kind}.port` (0 takes a free port)"
+                    f"vertex {vertex.name}: the {kind} source cannot listen on {host} port {port}: {reason}; stop "
+                    f"the program that uses the port, or choose another `{kind}.host` or `{kind}.port` (0 takes a "
+                    "free port)"
                 )
             else:
                 promise(port)

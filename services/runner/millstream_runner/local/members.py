@@ -59,7 +59,7 @@ class Members:
         if missing:
             named = ", ".join(missing[:_NAMED_MAX])
             more = len(missing) - _NAMED_MAX
-            there = f"{len(self._graph.order) - len(missing)} of {len(self._graph.order)} vertices are there"
+            there = f"{len(self._graph.order) - len(missing)} of {len(self._graph.order)} vertices are ready"
             return State.STARTING, f"{named}{f' and {more} more' if more > 0 else ''} ({there})"
         if not has_spark:
             return State.WAITING_FOR_SPARK, "Spark, which computes the windows"

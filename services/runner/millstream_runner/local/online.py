@@ -37,7 +37,7 @@ async def _ask(placed: PlacedEnd, place: Place) -> Sequence[Finding]:
         async with asyncio.timeout(ONLINE_CHECK_TIMEOUT_S):
             return await end.connector.online_findings(end.settings, place)
     except TimeoutError:
-        what = f"`{end.kind}` had no answer within {ONLINE_CHECK_TIMEOUT_S:g} s"
-        return (Finding(codes.TARGET_AWAY, place.path, what, "an address where something answers"),)
+        what = f"`{end.kind}` gave no answer within {ONLINE_CHECK_TIMEOUT_S:g} s"
+        return (Finding(codes.TARGET_AWAY, place.path, what, "an address where a server answers"),)
     except MillstreamError as error:
-        return (Finding(error.code, place.path, str(error), "what can be opened from this machine"),)
+        return (Finding(error.code, place.path, str(error), "a target that can be opened from this machine"),)

@@ -56,14 +56,14 @@ def refuse_former_outputs(outputs: Sequence[FormerOutput], *, fresh: bool) -> No
     if not outputs:
         return
     listed = "; ".join(
-        f"{output.directory} holds {len(output.files)} file(s), such as {output.files[0].name}" for output in outputs
+        f"{output.directory} contains {len(output.files)} file(s), such as {output.files[0].name}" for output in outputs
     )
     more = "--fresh --move-outputs" if fresh else "--move-outputs"
     raise UserError(
         codes.OUTPUTS_OF_EARLIER_RUN,
-        f"this run would start from nothing, and sinks have files of a run before: {listed}. A file sink does not mix "
-        f"the files of two runs. Nothing was removed. Run again with {more} to have them moved to "
-        f"{outputs[0].directory}.before-<time>, or move them away yourself, together with {HIDDEN}",
+        f"this run would start from the beginning, but its sinks have files of an earlier run: {listed}. A file "
+        f"sink does not mix the files of two runs. Nothing was removed. Run again with {more} to move them to "
+        f"{outputs[0].directory}.before-<time>, or move them yourself, together with {HIDDEN}",
     )
 
 
@@ -77,7 +77,7 @@ def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Pat
             if not is_free(run):
                 raise UserError(
                     codes.OUTPUT_IN_USE,
-                    f"another run writes into {output.directory} now (as {run.name}); end that run first",
+                    f"another run writes to {output.directory} now (as {run.name}); end that run first",
                 )
     moved = []
     for output in outputs:
@@ -92,8 +92,8 @@ def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Pat
         except OSError as error:
             raise InfrastructureError(
                 codes.OUTPUTS_NOT_MOVED,
-                f"cannot move the files of {output.directory} to {target}: {error.strerror}. Nothing was removed; move "
-                f"what is left yourself, together with {HIDDEN}",
+                f"cannot move the files of {output.directory} to {target}: {error.strerror}. Nothing was removed; "
+                f"move the remaining files yourself, together with {HIDDEN}",
             ) from error
         moved.append((output.directory, target))
     return moved

@@ -52,7 +52,7 @@ class Ending:
         if self.hung:
             return f"{self.hung}: it was killed"
         if self.exit_code == 0:
-            return "ended before its lanes had"
+            return "ended before its lanes had ended"
         if self.exit_code > 0:
             return f"ended with exit code {self.exit_code}"
         if -self.exit_code == signal.SIGKILL:
@@ -147,6 +147,6 @@ class RestartPolicy:
         self.failures.append(ending)
         alike = sum(map(ending.is_like, self.failures))
         if alike >= ending.attempts_max:
-            reason = f"{ending.text}, {alike} times without any progress between them"
+            reason = f"{ending.text}, {alike} times without any progress in between"
             return StopRun(ending.run_exit_code, reason, ending.code)
         return Restart(self.pauses.take())

@@ -59,6 +59,6 @@ def end_stale(identities: Iterable[ProcessIdentity], *, timeout_s: float = 10.0)
     if remaining:
         raise InfrastructureError(
             codes.PROCESS_STAYS,
-            f"process {remaining[0].pid} of an earlier run does not end; it may hang in disk I/O. Try again later",
+            f"process {remaining[0].pid} of an earlier run does not end; it may be stuck in disk I/O. Try again later",
         )
     return [process.pid for process in stale]

@@ -272,7 +272,7 @@ class Supervisor(Generic[PlanT]):
             # Of one that died without a word the last line tells.
             cause = "" if ending.hung else self._last_lines.last
         self._error_before = message
-        self._report(f"{ending.text}; it is started again in {delay_s:.1f} s" + (f" ({cause})" if cause else ""))
+        self._report(f"{ending.text}; it is restarted in {delay_s:.1f} s" + (f" ({cause})" if cause else ""))
 
     def _report_health(self, text: str) -> None:
         self._report(text)

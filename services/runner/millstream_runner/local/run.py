@@ -151,7 +151,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
         starts_anew = options.fresh or not directory.shape.exists()
         if options.move_outputs and not starts_anew:
             raise UserError(
-                codes.OPTIONS_CONFLICT, "--move-outputs is for a run that starts from nothing: give --fresh as well"
+                codes.OPTIONS_CONFLICT, "--move-outputs needs --fresh, because it is for a run that starts over"
             )
         change = plan_change(directory, loaded, options.forget) if not starts_anew else None
         if starts_anew:
@@ -162,7 +162,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
         if previous is not None:
             stale = end_stale(process.identity for process in previous.processes)
             if stale:
-                screen.message(f"ended {len(stale)} process(es) that an earlier run had left behind")
+                screen.message(f"ended {len(stale)} process(es) left behind by an earlier run")
         refuse_taken_ports(loaded.graph, _plans(loaded.graph, options), options.metrics_host)
         chosen = asdict(options) | {"durability": options.durability.value}
         audit.note(directory, "start", **audit.pipeline_of(loaded), **chosen)
@@ -339,7 +339,7 @@ class _Run:
                 if not left:
                     raise
                 if left == _LOOKS_MAX // 2:
-                    self._screen.message(f"waiting for the broker to tell what is stored: {error}")
+                    self._screen.message(f"waiting for the broker to report what is stored: {error}")
             await asyncio.sleep(_POLL_S)
         raise AssertionError("the last look returns or raises")
 
@@ -426,7 +426,8 @@ class _Run:
         """First: drain. Second: end everything at once."""
         if not self._drain_asked.is_set() and self._state is State.RUNNING:
             self._screen.message(
-                "draining: sources take nothing new in, what is in flight is finished (again: stop at once)"
+                "draining: sources accept nothing new, and the records in flight are finished (Ctrl-C again: stop "
+                "at once)"
             )
             self._drain_asked.set()
             audit.note_going(self._directory, self._screen.message, "drain")

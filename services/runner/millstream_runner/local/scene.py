@@ -124,7 +124,7 @@ def table(scene: Scene, width: int | None = None, height: int | None = None) -> 
 def _page(vertices: list[str], room: int, elapsed_s: float) -> tuple[list[str], str]:
     """The rows that are shown now, and what says which they are."""
     if room < 1:
-        return [], f"{len(vertices)} vertices not shown: the terminal is too low"
+        return [], f"{len(vertices)} vertices not shown: the terminal has too few lines"
     pages = -(-len(vertices) // room)
     page = int(elapsed_s / PAGE_S) % pages
     first = min(page * room, len(vertices) - room)
@@ -135,7 +135,7 @@ def _page(vertices: list[str], room: int, elapsed_s: float) -> tuple[list[str], 
 
 
 def _none_shown(scene: Scene) -> str:
-    return f"{len(scene.vertices)} vertices not shown: the terminal is too low"
+    return f"{len(scene.vertices)} vertices not shown: the terminal has too few lines"
 
 
 def _head(scene: Scene) -> list[str]:
@@ -150,7 +150,7 @@ def _head(scene: Scene) -> list[str]:
 def _stale_text(scene: Scene) -> str:
     if scene.age_s < STALE_S or scene.is_over:
         return ""
-    return f"figures are {duration_text(scene.age_s)} old: {scene.silent} does not answer"
+    return f"the figures are {duration_text(scene.age_s)} old: {scene.silent} does not answer"
 
 
 def _slow_text(vertex: VertexProgress) -> str:

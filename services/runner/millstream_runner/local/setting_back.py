@@ -97,7 +97,7 @@ class Watermarks:
         if kept:
             raise UserError(
                 codes.NOT_SET_BACK,
-                f"the watermark of a pipeline cannot be set back where a reduce has `keepInput` ({', '.join(kept)}): a "
+                f"the watermark of a pipeline cannot be set back if a reduce has `keepInput` ({', '.join(kept)}): a "
                 "log that is lost later could not be rebuilt from the input. Start the pipeline over with --fresh",
             )
         targets: dict[str, Target] = {}

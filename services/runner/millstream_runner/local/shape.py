@@ -76,7 +76,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, forget: Collec
     except (KeyError, TypeError, AttributeError) as error:
         raise DamageError(
             codes.SHAPE_UNREADABLE,
-            f"the shape of what is stored (shape.json) cannot be read ({error!r}): restore that file, or start the "
+            f"the shape of the stored data (shape.json) cannot be read ({error!r}): restore that file, or start the "
             "pipeline over with --fresh",
         ) from error
 
@@ -90,10 +90,10 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
         refused.append(f"the pipeline was called {before['pipeline']} and is now called {now['pipeline']}")
     held, wanted = before.get("ledger", DEFAULT), now.get("ledger", DEFAULT)
     if held != wanted:
-        refused.append(f"its records are kept by {held}, and now by {wanted}")
+        refused.append(f"its records were kept by {held}, and are now kept by {wanted}")
     for name, old in before["vertices"].items():
         new = now["vertices"].get(name)
-        what = f"vertex {name} is gone" if new is None else _difference(name, old, new)
+        what = f"vertex {name} was removed" if new is None else _difference(name, old, new)
         if not what:
             continue
         reads = any(ends["to"] == name for ends in before["edges"].values())
@@ -109,12 +109,12 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
     for name, old in before["edges"].items():
         new = now["edges"].get(name)
         if new is None:
-            emptied.setdefault(name, f"edge {name} ({old['from']} to {old['to']}) is gone")
+            emptied.setdefault(name, f"edge {name} ({old['from']} to {old['to']}) was removed")
         elif new != old and (old["from"], old["to"]) == (new["from"], new["to"]):
             whose = old["to"] if "chained" in old or "chained" in new else old["from"]
             refused.append(
-                f"edge {name} {_place_text(old)} in what is stored, and now it {_place_text(new)}: put `chain` back "
-                f"as it was, or give vertex {whose} another name, as which it starts with nothing, where nothing waits"
+                f"edge {name} {_place_text(old)} in the stored data, but now {_place_text(new)}: change `chain` "
+                f"back, or rename vertex {whose}, which then starts empty, when no records wait"
             )
         elif new != old:
             refused.append(
@@ -123,7 +123,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
             )
     for kind in ("vertices", "edges"):
         refused += [
-            f"{'a vertex' if kind == 'vertices' else 'an edge'} called {name} was removed before: give it another name"
+            f"{'a vertex' if kind == 'vertices' else 'an edge'} called {name} was removed earlier: use another name"
             for name in before.get("gone", {}).get(kind, ())
             if name in now[kind]
         ]
@@ -156,16 +156,16 @@ def _fault(
     """Why a difference never fits, whatever waits; empty when it does where nothing waits."""
     if not reads:
         if new is not None:
-            return "how far a source has read is kept for each partition, in its own terms"
+            return "the position of a source is kept for each partition, in a form of its own"
         if name not in forget:
             return (
-                "how far it has read would be forgotten, and a source of another name begins at its beginning. Put it "
-                f"back, or give `--forget {name}`"
+                "its position would be forgotten, and a source with another name starts at its beginning. Put it "
+                f"back, or use `--forget {name}`"
             )
         return ""
     if new is None:
         return ""
-    other = "give it another name, as which it starts with nothing"
+    other = "rename it; it then starts empty"
     if old["kind"] != new["kind"] or old.get("windows") != new.get("windows"):
         return other
     return other if new["partitions"] < old["partitions"] else ""

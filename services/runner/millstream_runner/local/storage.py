@@ -42,10 +42,10 @@ def refuse_small_disk(graph: Graph, directory: DataDirectory) -> None:
     if needed > free * BROKER_SHARE:
         raise InfrastructureError(
             codes.DISK_TOO_SMALL,
-            f"the pipeline reserves {reservation_text(graph)}, for its buffers, and the disk that holds {place} has "
-            f"{_shown(free)} free, of which the broker takes three quarters. Lower `limits.bufferMaxBytes` (now "
-            f"{_shown(graph.pipeline.spec.limits.buffer_max_bytes)} for each buffer), or choose a larger disk with "
-            "--data-dir",
+            f"the buffers of the pipeline reserve {reservation_text(graph)}, but the disk that holds {place} has "
+            f"{_shown(free)} free, of which the broker uses at most three quarters. Lower `limits.bufferMaxBytes` "
+            f"(now {_shown(graph.pipeline.spec.limits.buffer_max_bytes)} for each buffer), or choose a larger disk "
+            "with --data-dir",
         )
 
 

@@ -139,7 +139,7 @@ def check_stored(summary: Summary, where: Path) -> None:
     if not summary.balanced:
         raise DamageError(
             codes.STORED_CONTRADICTS,
-            f"what is stored in {where} contradicts itself, so a part of it is not what was written: "
+            f"what is stored in {where} contradicts itself, so some of it is not what was written: "
             f"{'; '.join(summary.differences)}. {REPAIR}",
         )
 
@@ -166,7 +166,7 @@ def summary_lines(summary: Summary, width: int | None = None) -> list[str]:
     lines += [remark for vertex in summary.vertices for remark in _remarks(vertex)]
     lines += [f"edge {edge.edge}: {edge.waiting:,} records wait" for edge in summary.edges if edge.waiting > 0]
     if summary.balanced:
-        lines.append("account: BALANCED (every record is accounted for, in every vertex and on every edge)")
+        lines.append("account: BALANCED (all records are accounted for, in each vertex and edge)")
     else:
         lines.append("account: NOT BALANCED")
         lines += [f"  {difference}" for difference in summary.differences]
@@ -201,7 +201,7 @@ def _table(summary: Summary, width: int | None) -> list[str]:
     lines[:heading] = map(Heading, lines[:heading])
     if left_out:
         named = ", ".join(title for title in ACCOUNT_TITLES if title in left_out)
-        lines.append(f"nothing in these columns, which do not fit this width: {named}")
+        lines.append(f"the columns {named}, which do not fit this width, contain only zeros")
     return lines
 
 
@@ -244,7 +244,7 @@ def _remarks(vertex: VertexAccount) -> list[str]:
     account = vertex.account
     counts = {
         "repeated ids left out": account.repeated_ids,
-        "outputs no edge wanted": account.unrouted,
+        "outputs without a matching edge": account.unrouted,
         "outputs discarded at a full buffer": account.discarded,
         "handed to the fallback sink": account.fallback,
         "sent to a late edge": account.diverted,
@@ -254,7 +254,7 @@ def _remarks(vertex: VertexAccount) -> list[str]:
     if vertex.accepted > 0:
         found.append(f"{vertex.vertex}: {vertex.accepted:,} accepted as lost by `millstream repair`")
     if vertex.accepted < 0:
-        found.append(f"{vertex.vertex}: {-vertex.accepted:,} accepted as coming twice by `millstream repair`")
+        found.append(f"{vertex.vertex}: {-vertex.accepted:,} accepted as duplicates by `millstream repair`")
     return found + [f"{vertex.vertex}: {count:,} dropped: {reason}" for reason, count in account.dropped.items()]
 
 

@@ -126,7 +126,10 @@ def _rates(points: Sequence[Point], name: str) -> list[float | None]:
 def _account(summary: Summary | None) -> Iterator[str]:
     yield "<h2>Account</h2>"
     if summary is None:
-        yield '<p class="bad">The account could not be read: the run was ended at once, or its broker was gone.</p>'
+        yield (
+            '<p class="bad">The account could not be read: the run was ended at once, or its broker was not '
+            "running.</p>"
+        )
         return
     if summary.balanced:
         yield '<p><span class="good">BALANCED</span>: every record is accounted for, in every vertex and edge.</p>'
@@ -148,7 +151,9 @@ def _slow(report: Report) -> Iterator[str]:
         yield "<p>Nothing: no vertex had more than half of its input buffer waiting.</p>"
         return
     shares = [(name, duration_text(s), f"{s / max(s, report.elapsed_s):.0%}") for name, s in slow]
-    yield "<p>For so long a vertex held the others up: the last one with more than half of its input buffer full.</p>"
+    yield (
+        "<p>How long each vertex held up the others: the last vertex with more than half of its input buffer full.</p>"
+    )
     yield table(("vertex", "for", "of the run"), shares, numbers=frozenset({1, 2}))
 
 

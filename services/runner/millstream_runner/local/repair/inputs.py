@@ -64,15 +64,17 @@ class Inputs:
             self._reduce_logs().remove(look)
             if is_orphan:
                 return f"the log of lane {look.lane} is removed"
-            return f"the log of lane {look.lane} is removed; the next run rebuilds it from the input it keeps"
+            return f"the log of lane {look.lane} is removed; the next run rebuilds it from the input that it keeps"
 
         return Finding(
             "log",
             f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, look.faults))}",
             f"the windows of lane {look.lane}, which are lost with its ledger"
             if is_orphan
-            else f"nothing that is lost: lane {look.lane} keeps its input, which is whole, and its "
-            f"{mark.account.open:,} open records are read from there again",
+            else (
+                f"nothing is lost: lane {look.lane} keeps its input, which is complete, and reads its "
+                f"{mark.account.open:,} open records from there again"
+            ),
             accept,
             records=None if is_orphan else 0,
         )
@@ -80,16 +82,18 @@ class Inputs:
     def _lost_log(self, look: LogLook, ledger: Ledger, mark: mark_pb2.Mark) -> Finding:
         async def accept() -> str:
             lost = await self._reduce_logs().begin_anew(look, ledger)
-            return f"lane {look.lane} begins its log again behind what it has read; {records_text(lost)}"
+            return f"lane {look.lane} starts a new log after what it has read; {records_text(lost)}"
 
-        faults = look.faults or ["it has lost what the lane's mark counts on, and so has the input it keeps"]
+        faults = look.faults or [
+            "it has lost entries that the lane's mark relies on, and so has the input that the lane keeps"
+        ]
         what = f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, faults))}"
         of_windows = [Lost(look.windows_text)] if look.windows else []
         return Finding(
             "log",
             what,
-            f"all windows of lane {look.lane} that are not committed: {mark.account.open:,} records. No window of them "
-            "has a result; records that are read from now on begin windows again",
+            f"all windows of lane {look.lane} that are not committed: {mark.account.open:,} records. These windows "
+            "get no result; records that are read from now on start new windows",
             accept,
             of_windows,
             records=mark.account.open,
@@ -174,7 +178,7 @@ class Inputs:
         what = (
             f"lane {lane} has read buffer {up_to.buffer} up to sequence {up_to.sequence}, and what is there does not "
         )
-        affects = "records that were written to the buffer, and are not read any more" if records >= 0 else ""
+        affects = "records that were written to the buffer, and will not be read" if records >= 0 else ""
         affects = affects or "records that were read, and may be read again"
         if not reading.last_is_there:
             affects += "; what was read before may differ from what is stored now"
@@ -261,14 +265,14 @@ class Inputs:
     def _kept_finding(self, upstream: Ledger, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
         async def accept() -> str:
             await self._give_up_kept(upstream, own, lane, reading)
-            return f"lane {lane} relies on its log alone for what it read of these"
+            return f"lane {lane} relies only on its log for what it read of these"
 
         return Finding(
             "kept-input",
             f"the input that lane {lane} keeps in buffer {reading.up_to.buffer} is damaged: "
             f"{'; '.join(reading.faults)}",
-            "nothing as long as the log of the lane is whole, which holds these records: if that is lost as well, "
-            "its open windows are lost, too",
+            "nothing as long as the log of the lane is complete, because it contains these records: if the log is "
+            "lost as well, the open windows of the lane are lost too",
             accept,
             reading.lost,
             records=0,
@@ -277,12 +281,12 @@ class Inputs:
     def _milestones_finding(self, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
         async def accept() -> str:
             await self._give_up_kept(own, own, lane, reading)
-            return f"lane {lane} relies on its log alone"
+            return f"lane {lane} relies only on its log"
 
         return Finding(
             "milestones",
             f"milestones of lane {lane} are damaged: {'; '.join(reading.faults)}",
-            "nothing as long as the log of the lane is whole: without them it cannot be rebuilt",
+            "nothing as long as the log of the lane is complete: without the milestones it cannot be rebuilt",
             accept,
             records=0,
         )

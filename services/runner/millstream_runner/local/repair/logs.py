@@ -82,7 +82,7 @@ class ReduceLogs:
             return found
         if ledger is None:
             if found.exists:
-                found.faults.append(f"{directory} holds a log of lane {lane}, whose ledger is gone")
+                found.faults.append(f"{directory} contains a log of lane {lane}, whose ledger is missing")
             return found
         if found.exists:
             log = inspect_log(directory, verify=True)
@@ -113,7 +113,7 @@ class ReduceLogs:
                 raise DamageError(
                     codes.RESULTS_LOST,
                     f"{identity}: {mark.reduce.result_records} results of hand-over {mark.reduce.hand_over + 1} are "
-                    f"committed, and the others, which {directory} should hold, are gone",
+                    f"committed, and the others, which {directory} should contain, are missing",
                 )
         if group_by.keeps_input and not contents.is_behind:
             check_told(str(identity), directory, contents.records_told(), mark)

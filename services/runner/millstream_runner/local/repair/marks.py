@@ -42,10 +42,10 @@ class Marks:
 
             async def accept() -> str:
                 self._ledgers.replace(found)
-                return "the next run makes these ledgers again; what was in them is lost"
+                return "the next run creates these ledgers again; what they contained is lost"
 
             yield Finding(
-                "ledger", bare(error), "everything that waited in these ledgers, and the marks of their lanes", accept
+                "ledger", bare(error), "all records that waited in these ledgers, and the marks of their lanes", accept
             )
 
     async def lost_messages(self) -> AsyncIterator[Finding]:
@@ -56,14 +56,14 @@ class Marks:
             sequences = lost.sequences
 
             async def accept() -> str:
-                return "what that takes from lanes and buffers is looked for next"
+                return "the lanes and buffers that this affects are checked next"
 
             yield Finding(
                 "messages",
-                f"the broker says that it has lost {len(sequences):,} messages of {lost.what} to damaged files "
+                f"the broker reports that it has lost {len(sequences):,} messages of {lost.what} to damaged files "
                 f"({lost.bytes:,} bytes)",
-                "frames, marks, or remembered ids of records. Frames and marks are named below, where any are missing; "
-                "records whose ids were among it are taken in again when their source repeats them",
+                "frames, marks, or remembered ids of records. Missing frames and marks are listed below; records "
+                "whose ids were lost are accepted again if their source repeats them",
                 accept,
                 [Lost(f"sequences {', '.join(map(str, sequences))} of {lost.what}")] if sequences else (),
             )
@@ -89,8 +89,8 @@ class Marks:
             "torn",
             f"a commit of lane {lane} is stored in part in {torn.ledger}, sequences {torn.first} to {torn.last}: "
             f"{torn.why}",
-            f"{len(frames)} frames, which were not committed: the lane makes them again, and who has read them already "
-            "gets them twice",
+            f"{len(frames)} frames, which were not committed: the lane writes them again, and readers that have "
+            "already read them get them twice",
             accept,
             frames,
         )
@@ -116,8 +116,8 @@ class Marks:
                 yield Finding(
                     "entry",
                     str(error).partition("; `millstream")[0],
-                    f"nothing that is lost: lane {lane} publishes it again. Whether its mark is as new as it was is "
-                    "not known from it",
+                    f"nothing is lost: lane {lane} publishes it again. It does not show whether the lane's mark is "
+                    "as recent as it was",
                     partial(self._forget, lane),
                 )
 
@@ -133,11 +133,11 @@ class Marks:
                 yield Finding(
                     "mark",
                     bare(error),
-                    f"what lane {lane} did since its mark: it is done again as far as its input is still there, so "
-                    "what became of it may be there twice; what its source or its input has no more is lost",
+                    f"what lane {lane} did after its mark: it is done again as far as its input is still available, "
+                    "so its results may be there twice; what its source or its input no longer has is lost",
                     partial(self._forget, lane),
                 )
 
     async def _forget(self, lane: LaneId) -> str:
         await self._stored.forget(lane)
-        return f"lane {lane} goes on from its mark"
+        return f"lane {lane} continues from its mark"

@@ -155,7 +155,10 @@ class Look:
         if through > after:
             what = f"{_frames_text(after + 1, through)} {whose} cannot be read"
         else:
-            what = f"{_frames_text(through + 1, after)} {whose} were read, and are written again, perhaps with others"
+            what = (
+                f"{_frames_text(through + 1, after)} {whose} were read, and are written again, perhaps with other "
+                "contents"
+            )
         found.faults.append(what)
         behind = self._last.get(lane)
         found.lost.append(
@@ -180,7 +183,7 @@ class Look:
         self._found.faults.append(
             f"frame {newest.number} of lane {self._writer}/{newest.lane} at sequence {newest.sequence}, the newest "
             + (
-                "that was read, is gone"
+                "that was read, is missing"
                 if there is None
                 else f"that was read, is frame {there.number} of lane {there.lane} now, of another commit"
             )
