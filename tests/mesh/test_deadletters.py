@@ -137,7 +137,7 @@ async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_p
         assert (await run.ended()).exit_code == 0
     some = await done(tmp_path, "deadletters", "replay", "--reason", "number 1 ")
     assert "1 replayed, 0 skipped" in some.out
-    assert "opened again" not in some.out, "a drained pipeline goes on anyway"
+    assert "reopened" not in some.out, "a drained pipeline goes on anyway"
 
 
 @pytest.mark.parametrize(

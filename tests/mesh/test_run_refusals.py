@@ -122,7 +122,7 @@ async def test_starting_over_is_refused_before_anything_is_removed_where_sinks_h
     # The run before is still there.
     again = await command(tmp_path, "run", "pipeline.yaml")
     assert again.exit_code == 0, again.err
-    assert "was done before" in again.out
+    assert "earlier runs had processed everything" in again.out
     moved = await command(tmp_path, "run", "pipeline.yaml", "--fresh", "--move-outputs")
     assert moved.exit_code == 0, moved.err
     (aside,) = tmp_path.glob("out.before-*")
@@ -260,7 +260,7 @@ async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path
             ended = await run.ended()
         assert ended.exit_code == 0, ended.err
         assert "nothing is lost; free some space, and the run continues" in ended.err
-        assert "there is room again" in ended.err
+        assert "there is space again" in ended.err
         assert "account: BALANCED" in ended.out
         assert files.numbers("out") == list(range(records))
     finally:

@@ -66,13 +66,13 @@ def test_a_run_and_those_who_watch_it_on_terminals(files: PipelineFiles, tmp_pat
             second.until(lambda terminal: "data directory:" in terminal.text)
         finally:
             _end(run)
-    assert "draining: sources take nothing new in" in own.text
+    assert "draining: no new records are read" in own.text
     assert "account: BALANCED" in own.text
     # Drawn over, not one below the other: the last table, and the account.
     assert sum(line.startswith("VERTEX") for line in own.all) == 2
     assert sum(line.startswith("VERTEX") for line in second.all) == 1
     assert second.all[0].startswith("p  stopped")
-    assert "not running; these numbers are" in second.text
+    assert "not running; these figures are" in second.text
     header = next(index for index, line in enumerate(own.all) if line.startswith("VERTEX"))
     assert own.all[header - 1].startswith("p  stopped")
     # Nothing is wrapped, nor is the account, which has more columns than fit.

@@ -103,8 +103,11 @@ async def test_functions_that_can_be_run_are_told_with_their_types(tmp_path: Pat
         {"vertex": "c", "role": "udf", "function": "f", "takes": "value", "gives": ""},
     ]
     notes = {note["path"]: note["what"] for note in told["notes"] if "not imported" in note["what"]}
-    assert notes["spec.vertices[5].udf"] == "the function is not imported: `/bin/cat` is not Python with our SDK"
-    assert notes["spec.vertices[7].udf"] == "the function is not imported: it is not started on this machine"
+    assert (
+        notes["spec.vertices[5].udf"]
+        == "the function is not imported: `/bin/cat` is not a Python program that uses our SDK"
+    )
+    assert notes["spec.vertices[7].udf"] == "the function is not imported, because it is not started on this machine"
     assert len(notes) == 2
 
 
@@ -147,7 +150,7 @@ async def test_everything_that_is_wrong_with_functions_is_told_at_once(tmp_path:
     assert "columns says arrow=True, and pyarrow is not installed where it runs: pip install" in says["8"][1]
     assert says["9"] == (codes.FUNCTION_NOT_FOUND.id, says["9"][1])
     assert "functions.py has no god; it has" in says["9"][1]
-    assert says["10"] == (imports, "`ends.py:f` ended with exit code 3 and said nothing of its function")
+    assert says["10"] == (imports, "`ends.py:f` ended with exit code 3 without describing its function")
     assert found["10"]["detail"] == "bye"
     # The user's own frames, and none of ours or of the import system.
     assert [line.strip() for line in found["1"]["detail"].splitlines()] == [

@@ -81,7 +81,7 @@ def test_a_run_that_ends_before_all_faults_is_no_success(tmp_path: Path) -> None
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path)
     assert ended.returncode == 1, ended.stdout
-    assert "of 30 faults could be injected before the run had ended; give it more to do" in ended.stdout
+    assert "of 30 faults could be injected before the run ended; give it more to do" in ended.stdout
     assert ended.stdout.splitlines()[-2].startswith("INCOMPLETE: ")
 
 
@@ -130,5 +130,5 @@ def test_a_pipeline_that_cannot_run_is_not_judged(tmp_path: Path) -> None:
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert ended.returncode == 3
-    assert "the run ended before anything was done to it" in ended.stderr
+    assert "the run ended before any fault was injected" in ended.stderr
     assert "no good" in ended.stderr

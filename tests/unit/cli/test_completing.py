@@ -85,7 +85,7 @@ def test_commands_and_options(here: Path) -> None:
     assert words("run", "--q") == ["--quiet"]
     assert "--fresh" in words("run", "-")
     assert "--fresh" not in words("run", "--fresh", "-"), "given already"
-    assert "--forget" in words("run", "--forget", "read", "-"), "may be given several times"
+    assert "--forget" in words("run", "--forget", "read", "-"), "can be repeated"
     assert words("version", "") == ["--help", "--debug", "--output"]
     assert words("no-such-command", "x") == []
 

@@ -426,8 +426,7 @@ class _Run:
         """First: drain. Second: end everything at once."""
         if not self._drain_asked.is_set() and self._state is State.RUNNING:
             self._screen.message(
-                "draining: sources accept nothing new, and the records in flight are finished (Ctrl-C again: stop "
-                "at once)"
+                "draining: no new records are read; those in flight are finished (Ctrl-C again: stop at once)"
             )
             self._drain_asked.set()
             audit.note_going(self._directory, self._screen.message, "drain")
