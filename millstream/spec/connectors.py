@@ -199,6 +199,7 @@ SOURCES: Registry[SourceKind[SpecModel]] = Registry(
         "kafka": "millstream_reader.sources.kafka.connector:KAFKA",
         "jetstream": "millstream_reader.sources.jetstream.connector:JETSTREAM",
         "postgres": "millstream_reader.sources.postgres.connector:POSTGRES",
+        "delta": "millstream_reader.sources.delta.connector:DELTA",
         "rabbitmq": "millstream_reader.sources.rabbitmq.connector:RABBITMQ",
         "redisStreams": "millstream_reader.sources.redis_streams.connector:REDIS_STREAMS",
         "udsource": "millstream_reader.sources.udsource.connector:UDSOURCE",

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
@@ -56,6 +57,16 @@ class TestFileSource(SourceConformance):
 
     def expected(self, place: Path) -> Sequence[bytes]:
         return [line for path in place.glob("*.jsonl") for line in path.read_bytes().splitlines()]
+
+
+class TestDeltaSource(SourceConformance):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        for first in (0, 50):
+            write_deltalake(place / "table", pa.table({"n": list(range(first, first + 50))}), mode="append")
+        return {"delta": {"path": "table"}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b'{"n":%d}' % n for n in range(100)]
 
 
 class TestRedisSink(SinkConformance):

@@ -32,7 +32,7 @@ from millstream_reader.sources.file.text_file import FileMark, Taken
 HEAD_BYTES = 256
 _TAIL_BYTES = 64
 """At the end of the file: Parquet's has the sizes of all parts in it."""
-_UNREADABLE = (ValueError, EOFError, LookupError, TypeError, NotImplementedError, struct.error, zlib.error)
+UNREADABLE = (ValueError, EOFError, LookupError, TypeError, NotImplementedError, struct.error, zlib.error)
 """What the libraries raise where bytes are not of their format; Arrow's errors are among them."""
 _SHOWN_BYTES = 64 * 1024
 
@@ -66,7 +66,7 @@ class TableFile:
         self.mark = replace(
             self.mark, head_bytes=head_bytes, head_crc=head_crc, tail_bytes=tail_bytes, tail_crc=tail_crc
         )
-        rows = _parquet_rows if self._kind == "parquet" else _avro_rows
+        rows = parquet_rows if self._kind == "parquet" else _avro_rows
         self._stream.seek(0)
         self._blocks = rows(self._stream, self.mark.line)
 
@@ -74,7 +74,7 @@ class TableFile:
         """Read one more block into memory; False at the end of the file."""
         try:
             block = next(self._blocks, None)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             what = str(error).partition("\n")[0]
             raise DamageError(
                 codes.SOURCE_FILE_CHANGED,
@@ -137,7 +137,8 @@ def open_table_file(path: str, name: str, kind: str, extraction: Extraction, mar
     return TableFile(name, open(path, "rb"), kind, extraction, mark)
 
 
-def _parquet_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:
+def parquet_rows(stream: Any, skipped: int) -> Iterator[list[bytes]]:
+    """Each row as a JSON object, in blocks. Raises `UNREADABLE`. `stream`: what Arrow takes for a file."""
     import pyarrow.parquet as pq
 
     from millstream_reader.sources.file.rows_as_json import json_rows

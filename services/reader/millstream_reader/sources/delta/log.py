@@ -1,0 +1,197 @@
+"""The log of a Delta table: which files a version has added, and whether it did nothing else.
+
+Above it: the lane, in its worker thread. Below it: deltalake, whose storage also gives the log's own files.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+from deltalake.schema import PrimitiveType
+from pyarrow import fs
+
+from millstream import codes
+from millstream.delta.tables import ABSENT, FAILURES, address_of, error_of, options_of
+from millstream.errors import DamageError, MillstreamError, UserError
+from millstream.objects.settings import ObjectStore
+from millstream_reader.sources.delta.connector import DeltaSource
+from millstream_reader.sources.file.table_file import as_json, parquet_rows
+
+_AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")
+"""Types whose values in the log are JSON as they are."""
+_TIMES = ("timestamp", "timestamp_ntz")
+
+
+class Added(NamedTuple):
+    """A file with rows."""
+
+    path: str
+    """In the table."""
+    members: bytes
+    """What the partition adds to the JSON of each row: `,"dt":"2024-01-31"}`."""
+
+
+class Version(NamedTuple):
+    """What of a version is to be read."""
+
+    files: Sequence[Added]
+    crc: int
+    """Of its file in the log: another commit in its place has another."""
+    skipped: str = ""
+    """Why none of it is: the operation that changed rows."""
+
+
+class TableLog:
+    """One table. Blocking; used by one thread. Its methods raise errors of ours."""
+
+    def __init__(self, settings: DeltaSource, base_dir: Path, where: str) -> None:
+        """Raises `UserError` for credentials that are not there."""
+        self._settings = settings
+        self._where = where
+        self._address = address_of(settings.path, base_dir)
+        self._options = options_of(settings.path, settings.store or ObjectStore(), base_dir, where)
+        self._table: DeltaTable | None = None
+        self._files: fs.FileSystem | None = None
+
+    def open(self) -> str:
+        """Reach the table; returns its id."""
+        if self._table is None:
+            try:
+                table = DeltaTable(self._address, storage_options=self._options)
+                self._files = fs.PyFileSystem(
+                    cast("fs.FileSystemHandler", DeltaStorageHandler.from_table(table._table))
+                )
+            except ABSENT as error:
+                what = f"{self._where}: there is no Delta table at {self._settings.path}. Correct `path`"
+                raise UserError(codes.TARGET_UNFIT, what) from error
+            except FAILURES as error:
+                raise self._error(error) from error
+            if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+                what = f"{self._where}: the Delta table {self._settings.path} maps names of columns, which is not read"
+                raise UserError(codes.TARGET_UNFIT, what)
+            self._table = table
+        return str(self._table.metadata().id)
+
+    def newest(self) -> int:
+        """Number of the newest version."""
+        try:
+            self._opened.update_incremental()
+            return self._opened.version()
+        except FAILURES as error:
+            raise self._error(error) from error
+
+    def crc_of(self, version: int) -> int | None:
+        """Of a version's file in the log; None where that was removed, as old ones are."""
+        data = self._commit(version)
+        return None if data is None else zlib.crc32(data)
+
+    def snapshot(self, version: int) -> Version:
+        """All files that the table has in a version."""
+        try:
+            table = DeltaTable(self._address, version=version, storage_options=self._options)
+            rows = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+        except FAILURES as error:
+            data = self._commit(version)
+            if data is None:
+                raise self._gone(version) from error
+            raise self._error(error) from error
+        added = [Added(unquote(row["path"]), self._members(dict(row.get("partition") or {}))) for row in rows]
+        return Version(sorted(added), self.crc_of(version) or 0)
+
+    def version(self, version: int) -> Version:
+        """The files that a version has added. Raises `UserError` where it changes rows and may not."""
+        data = self._commit(version)
+        if data is None:
+            raise self._gone(version)
+        added: list[Added] = []
+        operation, changes = "a change", False
+        for line in data.splitlines():
+            action: dict[str, Any] = json.loads(line)
+            if "commitInfo" in action:
+                operation = action["commitInfo"].get("operation", operation)
+            if (removed := action.get("remove")) is not None:
+                changes |= removed.get("dataChange", True)
+            if (file := action.get("add")) is not None and file.get("dataChange", True):
+                changes |= file.get("deletionVector") is not None
+                members = {name: self._typed(name, text) for name, text in file["partitionValues"].items()}
+                added.append(Added(unquote(file["path"]), self._members(members)))
+        if not changes:
+            return Version(added, zlib.crc32(data))
+        if self._settings.skip_changes:
+            return Version((), zlib.crc32(data), operation)
+        raise UserError(
+            codes.TARGET_UNFIT,
+            f"{self._where}: version {version} of the Delta table {self._settings.path} changes or removes rows "
+            f"({operation}), and the source reads added rows only. Rows before that version are kept. "
+            "`skipChanges: true` skips such versions; or start over with --fresh, and it begins with the rows that the "
+            "table has then",
+        )
+
+    def rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
+        """The rows of a file behind so many, as JSON objects, in blocks."""
+        files = self._files
+        assert files is not None, "the table is open"
+        try:
+            with files.open_input_file(file.path) as stream:
+                for block in parquet_rows(stream, skipped):
+                    yield [row[:-1] + file.members for row in block] if file.members else block
+        except FileNotFoundError as error:
+            raise DamageError(
+                codes.SOURCE_FILE_CHANGED,
+                f"{self._where}: {file.path} of the Delta table {self._settings.path} is gone; it was removed (vacuum) "
+                "before it was read. Put it back, or start over with --fresh",
+            ) from error
+        except FAILURES as error:
+            raise self._error(error) from error
+
+    @property
+    def _opened(self) -> DeltaTable:
+        assert self._table is not None, "the table is open"
+        return self._table
+
+    def _commit(self, version: int) -> bytes | None:
+        files = self._files
+        assert files is not None, "the table is open"
+        try:
+            with files.open_input_file(f"_delta_log/{version:020}.json") as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+        except FAILURES as error:
+            raise self._error(error) from error
+
+    def _typed(self, name: str, text: str | None) -> object:
+        """A value of a partition, which the log has as text."""
+        if text is None or text == "":
+            return None
+        for column in self._opened.schema().fields:
+            if column.name == name and isinstance(column.type, PrimitiveType):
+                if column.type.type in _AS_WRITTEN:
+                    return json.loads(text)
+                if column.type.type in _TIMES:
+                    return datetime.fromisoformat(text)
+        return text
+
+    @staticmethod
+    def _members(values: dict[str, object]) -> bytes:
+        return b"," + as_json(values)[1:] if values else b""
+
+    def _gone(self, version: int) -> DamageError:
+        return DamageError(
+            codes.SOURCE_FILE_CHANGED,
+            f"{self._where}: version {version} of the Delta table {self._settings.path} was removed from its log "
+            "before it was read. Start over with --fresh, and the source begins with the rows that the table has then; "
+            "a longer `delta.logRetentionDuration` keeps versions",
+        )
+
+    def _error(self, error: BaseException) -> MillstreamError:
+        return error_of(error, self._settings.path, self._where)
