@@ -122,7 +122,7 @@ class DeltaSourceLane:
     # In the thread.
 
     def _begin(self) -> None:
-        """Reach the table, and look whether it is the one of the position."""
+        """Reach the table, and check whether it is the one of the position."""
         found = self._table.open()
         if self._id and found != self._id:
             raise self._replaced(f"its id is {found}, and was {self._id}")
