@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.support.postgres_server import PostgresServer
     from tests.support.rabbit_server import RabbitServer
     from tests.support.redis_server import RedisServer
+    from tests.support.sqs_server import SqsServer
 
 # A JVM of a test lives for seconds: code that runs so briefly is not worth a compiler that optimises it, which takes
 # a fifth of the processor time.
@@ -85,6 +86,17 @@ def rabbit() -> Iterator[RabbitServer]:
     if why := why_missing():
         pytest.skip(why)
     with open_rabbit() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sqs() -> Iterator[SqsServer]:
+    """A server that emulates SQS, the same one for every test that asks for it."""
+    from tests.support.sqs_server import open_sqs, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_sqs() as server:
         yield server
 
 

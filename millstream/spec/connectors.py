@@ -202,6 +202,7 @@ SOURCES: Registry[SourceKind[SpecModel]] = Registry(
         "delta": "millstream_reader.sources.delta.connector:DELTA",
         "rabbitmq": "millstream_reader.sources.rabbitmq.connector:RABBITMQ",
         "redisStreams": "millstream_reader.sources.redis_streams.connector:REDIS_STREAMS",
+        "sqs": "millstream_reader.sources.sqs.connector:SQS",
         "udsource": "millstream_reader.sources.udsource.connector:UDSOURCE",
     },
 )
@@ -216,6 +217,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "file": "millstream_writer.sinks.file.connector:FILE",
         "http": "millstream_writer.sinks.http.connector:HTTP",
         "kafka": "millstream_writer.sinks.kafka.connector:KAFKA",
+        "sqs": "millstream_writer.sinks.sqs.connector:SQS",
         "udsink": "millstream_writer.sinks.udsink.connector:UDSINK",
         "postgres": "millstream_writer.sinks.postgres.connector:POSTGRES",
         "delta": "millstream_writer.sinks.delta.connector:DELTA",

@@ -19,6 +19,7 @@ from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer, open_redis
+from tests.support.sqs_server import SqsServer
 
 TOYS = Path(__file__).parent / "toys"
 
@@ -144,6 +145,45 @@ class TestRabbitSource(SourceConformance):
         (place / "password").write_text("wr0ng")
         settings = {**self.server.settings, "user": "shop", "password": {"file": "password"}, "queue": "in"}
         return {"rabbitmq": settings}, "wr0ng"
+
+
+@pytest.mark.sweep
+class TestSqsSink(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, sqs: SqsServer) -> None:
+        self.server = sqs
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.queue = self.server.queue(fifo=True)
+        return {"sqs": self.server.settings(self.queue)}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        return [json.loads(message["Body"])["n"] for message in self.server.taken(self.queue)]
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "secret").write_text("wr0ng")
+        settings = {**self.server.settings(self.server.queue()), "secretKey": {"file": "secret"}}
+        return {"sqs": settings}, "wr0ng"
+
+
+@pytest.mark.sweep
+class TestSqsSource(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, sqs: SqsServer) -> None:
+        self.server = sqs
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.queue = self.server.queue()
+        self.server.send(self.queue, self.expected(place))
+        return {"sqs": {**self.server.settings(self.queue), "visibilityTimeout": "3s"}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b"%d" % n for n in range(100)]
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "secret").write_text("wr0ng")
+        settings = {**self.server.settings(self.server.queue()), "secretKey": {"file": "secret"}}
+        return {"sqs": settings}, "wr0ng"
 
 
 class TestRedisSource(SourceConformance):

@@ -188,14 +188,14 @@ class RabbitServer:
         async def declare(channel: AbstractChannel) -> None:
             await channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
 
-        self._do(declare)
+        self.do(declare)
         return name
 
     def remove(self, queue: str) -> None:
         async def delete(channel: AbstractChannel) -> None:
             await channel.queue_delete(queue)
 
-        self._do(delete)
+        self.do(delete)
 
     def send(self, queue: str, values: Sequence[bytes], *, ids: str, **properties: Any) -> None:
         """Messages, confirmed, in order; with ids of this beginning and their number."""
@@ -216,7 +216,7 @@ class RabbitServer:
                     )
                 )
 
-        self._do(publish)
+        self.do(publish)
 
     def send_without_ids(self, queue: str, values: Sequence[bytes]) -> None:
         """As other clients do: this one always gives an id."""
@@ -228,7 +228,7 @@ class RabbitServer:
                 await channel.write_queue.put(ChannelFrame.marshall(channel.number, frames))  # type: ignore[attr-defined]
             await channel.queue_declare(queue, passive=True)
 
-        self._do(publish, confirms=False)
+        self.do(publish, confirms=False)
 
     def left(self, queue: str) -> int:
         """Messages that are in no consumer's hands."""
@@ -236,7 +236,7 @@ class RabbitServer:
         async def count(channel: AbstractChannel) -> int:
             return (await channel.queue_declare(queue, passive=True)).message_count or 0
 
-        return int(self._do(count))
+        return int(self.do(count))
 
     def until_left(self, queue: str, count: int) -> None:
         """Until there are so many: a queue takes back what a closed connection held a moment after it is closed."""
@@ -253,9 +253,11 @@ class RabbitServer:
                 found.append(message)
             return found
 
-        return list(self._do(get))
+        return list(self.do(get))
 
-    def _do(self, work: Any, *, confirms: bool = True) -> Any:
+    def do(self, work: Any, *, confirms: bool = True) -> Any:
+        """What `work` makes of a channel."""
+
         async def run() -> Any:
             connection = await aiormq.connect(f"amqp://guest:guest@127.0.0.1:{self.port}/")
             try:

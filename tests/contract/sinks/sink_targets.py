@@ -19,12 +19,14 @@ from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_writer.sink import Guarantee
 from tests.contract.sinks.file_target import COLUMNS, file_spec, numbers_in, numbers_of
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
+from tests.support import sizes
 from tests.support.kafka_server import KafkaServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.object_server import Bucket, ObjectServer
 from tests.support.postgres_server import Database, PostgresServer
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer
+from tests.support.sqs_server import SqsServer
 
 WRITING_SINK = Path(__file__).parent / "writing_sink.py"
 KINDS = [
@@ -46,6 +48,7 @@ KINDS = [
     "rabbit classic",
     "rabbit quorum",
     "delta",
+    *(("sqs", "sqs fifo") if sizes.ALL else ("sqs",)),
 ]
 
 _GUARANTEES = {
@@ -58,6 +61,7 @@ _GUARANTEES = {
     "redis": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "jetstream positions": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "jetstream ids": Guarantee.AT_LEAST_ONCE,
+    "sqs": Guarantee.AT_LEAST_ONCE,
     "rabbit": Guarantee.AT_LEAST_ONCE,
     "delta": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
 }
@@ -76,10 +80,11 @@ class SinkTarget:
     kafka: KafkaServer | None = None
     redis: RedisServer | None = None
     rabbit: RabbitServer | None = None
+    sqs: SqsServer | None = None
     nats: OutsideNats | None = None
     bucket: Bucket | None = None
     topic: str = ""
-    """Of Kafka; the stream or prefix of Redis; the queue of RabbitMQ."""
+    """Of Kafka; the stream or prefix of Redis; the queue of RabbitMQ or SQS."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -103,6 +108,10 @@ class SinkTarget:
             return redis_numbers(self.redis, self.topic)
         if self.rabbit is not None:
             return [json.loads(message.body)["n"] for message in self.rabbit.taken(self.topic)]
+        if self.sqs is not None:
+            found = [json.loads(message["Body"])["n"] for message in self.sqs.taken(self.topic)]
+            # Only a FIFO queue has an order, and it leaves repeated messages out.
+            return found if self.topic.endswith(".fifo") else sorted(found)
         if self.nats is not None:
             return [json.loads(value)["n"] for value in self.nats.values_at_once("orders", "orders.new")]
         written = self.directory / "written"
@@ -178,6 +187,7 @@ async def open_target(
     redis: RedisServer | None = None,
     objects: ObjectServer | None = None,
     rabbit: RabbitServer | None = None,
+    sqs: SqsServer | None = None,
 ) -> AsyncIterator[SinkTarget]:
     """The servers: for kinds that begin with their names."""
     name, _, option = kind.partition(" ")
@@ -213,6 +223,11 @@ async def open_target(
             queue = rabbit.queue(option)
             spec = FallbackSink.model_validate({"rabbitmq": {**rabbit.settings, "routingKey": queue}})
             yield SinkTarget(kind, directory, spec, rabbit=rabbit, topic=queue)
+        elif name == "sqs":
+            assert sqs is not None
+            queue = sqs.queue(fifo=option == "fifo")
+            spec = FallbackSink.model_validate({"sqs": sqs.settings(queue)})
+            yield SinkTarget(kind, directory, spec, sqs=sqs, topic=queue)
         elif name == "kafka":
             assert kafka is not None
             topic = kafka.create(f"records-{uuid4()}")

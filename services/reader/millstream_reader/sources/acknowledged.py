@@ -196,6 +196,10 @@ class Subscription(Protocol):
     async def connect(self, inbox: Inbox) -> None:
         """Have what comes put into `inbox`, and its `lose` called when that ends. A connection before it is closed."""
 
+    async def receive(self, inbox: Inbox) -> None:
+        """Ask for messages while the inbox has room, where the server does not send them by itself. Cancelled at the
+        end."""
+
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         """These are committed: the next in the order in which they came."""
 
@@ -297,10 +301,7 @@ class AcknowledgedLane:
                 if not self._stopped:
                     self._connected.clear()
                 continue
-            try:
-                await self._tend(inbox)
-            except MillstreamError as error:
-                inbox.lose(error)
+            await self._tend(inbox)
 
     def stop(self) -> None:
         """Have `tend` end what it does and return. What is cancelled on its way may cost the connection, and with it
@@ -312,6 +313,16 @@ class AcknowledgedLane:
 
     async def _tend(self, inbox: Inbox) -> None:
         """As long as this connection lasts."""
+        async with asyncio.TaskGroup() as tasks:
+            receiving = tasks.create_task(self._subscription.receive(inbox), name=f"receive {self._owner.lane}")
+            try:
+                await self._hold(inbox)
+            except MillstreamError as error:
+                inbox.lose(error)
+            receiving.cancel()
+
+    async def _hold(self, inbox: Inbox) -> None:
+        """Acknowledge what is committed, and extend leases."""
         lease_s, now_s = self._subscription.lease_s, self._owner.clock.monotonic_s
         every_s = None if lease_s is None else lease_s / _LEASE_PARTS
         extended_s = now_s()

@@ -74,6 +74,9 @@ class RabbitSubscription:
             raise
         link.on_loss(inbox.lose)
 
+    async def receive(self, inbox: Inbox) -> None:
+        """The server sends messages by itself."""
+
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         link = self._link
         if link is None:

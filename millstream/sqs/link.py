@@ -1,0 +1,121 @@
+"""A lane's way to a queue of SQS, and what its errors mean to the lane.
+
+Above it: connectors. Below it: aiobotocore. Every failure becomes an error of ours, by who must act: what passes by
+itself is `RetryLaterError`, so a service that is away or throttles is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.spec.references import resolve
+from millstream.sqs.settings import SqsQueue
+
+T = TypeVar("T")
+
+FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError)
+"""All that goes wrong between a lane and its queue."""
+BATCH = 10
+"""Messages of a request at most."""
+_CONNECTIONS = 16
+_ABSENT = ("NonExistentQueue", "QueueDoesNotExist")
+_REFUSED = (
+    *("AccessDenied", "InvalidClientTokenId", "SignatureDoesNotMatch", "UnrecognizedClientException"),
+    *("InvalidAccessKeyId", "ExpiredToken", "AuthFailure", "MissingAuthenticationToken", "InvalidSecurity"),
+)
+
+_REFUSED_STATUSES = (401, 403)
+
+
+class SqsLink:
+    """One client. Made by `open_link`; closed by `close`."""
+
+    def __init__(self, queue: SqsQueue, where: str, opened: Any, client: Any) -> None:
+        self.queue = queue
+        self.where = where
+        self._opened = opened
+        self._client = client
+
+    async def ask(self, request: str, *, wait_s: float = 0.0, **arguments: Any) -> Mapping[str, Any]:
+        """One request about the queue. `wait_s`: how long the service may hold it back. Raises errors of ours."""
+        try:
+            async with asyncio.timeout(self.queue.timeout_s + wait_s):
+                answer: Mapping[str, Any] = await getattr(self._client, request)(
+                    QueueUrl=self.queue.queue_url, **arguments
+                )
+                return answer
+        except FAILURES as error:
+            raise error_of(error, self.queue, self.where) from error
+
+    async def close(self) -> None:
+        await self._opened.__aexit__(None, None, None)
+
+
+def parts_of(items: Sequence[T]) -> list[Sequence[T]]:
+    """As many as go into a request."""
+    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
+
+
+async def open_link(queue: SqsQueue, base_dir: Path, where: str) -> SqsLink:
+    """Raises `UserError` for credentials that cannot be looked up. Nothing is sent yet."""
+    given: dict[str, Any] = {}
+    for name, value in (
+        ("aws_access_key_id", queue.access_key),
+        ("aws_secret_access_key", queue.secret_key),
+        ("aws_session_token", queue.session_token),
+    ):
+        if value is not None:
+            given[name] = resolve(value, base_dir, f"{where}: {name} for {queue.address}")
+    # Long polls are held back, so the client's own limit is beyond ours; what is repeated is ours to decide.
+    config = AioConfig(
+        connect_timeout=queue.timeout_s,
+        read_timeout=queue.timeout_s + 30,
+        max_pool_connections=_CONNECTIONS,
+        retries={"total_max_attempts": 1},
+    )
+    opened = get_session().create_client(
+        "sqs", region_name=queue.region_name, endpoint_url=queue.address, config=config, **given
+    )
+    return SqsLink(queue, where, opened, await opened.__aenter__())
+
+
+@asynccontextmanager
+async def linked(queue: SqsQueue, base_dir: Path, where: str) -> AsyncIterator[SqsLink]:
+    """A client for a while."""
+    link = await open_link(queue, base_dir, where)
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+def error_of(error: BaseException, queue: SqsQueue, where: str) -> MillstreamError:
+    """An error of ours for whatever went wrong."""
+    place = f"{where}: SQS at {queue.address}"
+    said = str(error) or type(error).__name__
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return UserError(codes.TARGET_REFUSES, f"{place}: there are no credentials: {said}")
+    if isinstance(error, ClientError):
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        if any(part in code for part in _ABSENT):
+            return UserError(codes.TARGET_UNFIT, f"{place}: there is no queue {queue.queue_url}")
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500))
+        if any(part in code for part in _REFUSED) or status in _REFUSED_STATUSES:
+            return UserError(codes.TARGET_REFUSES, f"{place} refuses it: {said}")
+        if 400 <= status < 429 and "Throttl" not in code and "Limit" not in code:
+            return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
+    if "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
+        return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
+    if isinstance(error, TimeoutError):
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")

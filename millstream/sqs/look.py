@@ -1,0 +1,21 @@
+"""Whether a queue is there: `validate --online`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millstream.errors import UserError
+from millstream.sqs.link import linked
+from millstream.sqs.settings import SqsQueue
+
+
+async def look(queue: SqsQueue, base_dir: Path) -> list[tuple[str, str]]:
+    """What does not fit, with what would. Raises errors of ours where the service is not reached, or refuses."""
+    async with linked(queue, base_dir, "validate --online") as link:
+        try:
+            await link.ask("get_queue_attributes", AttributeNames=["QueueArn"])
+        except UserError as error:
+            if "there is no queue" in str(error):
+                return [("there is no such queue", "one that is there")]
+            raise
+    return []

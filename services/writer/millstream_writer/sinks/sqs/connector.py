@@ -1,0 +1,58 @@
+"""The `sqs` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, ClassVar
+
+from millstream import codes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.sqs.settings import SqsQueue, queue_notes
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+_PLAIN = (
+    "at least once; each message has an id (the attribute `Millstream-Id`), the same whenever it is sent, by which a "
+    "reader leaves out what is repeated"
+)
+
+
+class SqsSink(SqsQueue):
+    """Sends records to a queue of Amazon SQS. In a FIFO queue, records with the same keys stay in order."""
+
+    noun = "an sqs sink"
+
+
+class _Sqs(SinkConnector[SqsSink]):
+    model = SqsSink
+    meaning = "A queue of Amazon SQS."
+    packages: ClassVar[Mapping[str, str]] = {"aiobotocore": "millstream[sqs]"}
+    promise = Guarantee(GuaranteeId.AT_LEAST_ONCE, _PLAIN)
+    whole = True
+
+    def guarantee(self, settings: SqsSink, *, fallback: bool) -> Guarantee:
+        if not settings.fifo:
+            return self.promise
+        what = "at least once; a message that is sent again within five minutes is left out by the FIFO queue"
+        return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+
+    def notes(self, settings: SqsSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from queue_notes(settings, path)
+
+    async def online_findings(self, settings: SqsSink, place: Place) -> Sequence[Finding]:
+        from millstream.sqs.look import look
+
+        found = await look(settings, place.base_dir)
+        return [Finding(codes.TARGET_UNFIT, (*place.path, "queueUrl"), what, expected) for what, expected in found]
+
+    def open(self, settings: SqsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_writer.sinks.sqs.lane import open_sqs_sink
+
+        return open_sqs_sink(settings, owner)
+
+
+SQS = _Sqs()

@@ -1,0 +1,61 @@
+"""A pipeline between two queues of an emulated SQS, killed at random. The emulator forgets all when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.mesh.running import start
+from tests.support.sqs_server import SqsServer
+
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source:
+      sqs: FROM
+      guarantee: exactlyOnce
+  - name: same
+    udf: {builtin: {name: cat}}
+  - name: out
+    sink: {sqs: TO}
+  edges:
+  - {from: in, to: same}
+  - {from: same, to: out}
+"""
+_EACH = 40
+
+
+@pytest.mark.guarantee("I1", "I2", "I9")
+@pytest.mark.timeout(240)
+async def test_each_message_counts_once_though_everything_is_killed(sqs: SqsServer, tmp_path: Path) -> None:
+    source, target = sqs.queue(), sqs.queue(fifo=True)
+    read = {**sqs.settings(source), "visibilityTimeout": "3s"}
+    text = PIPELINE.replace("FROM", json.dumps(read)).replace("TO", json.dumps(sqs.settings(target)))
+    (tmp_path / "pipeline.yaml").write_text(text)
+    victims = ("in-0", "broker", "in-0")
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        for kill, victim in enumerate(victims):
+            values = [b"%d" % n for n in range(_EACH * kill, _EACH * kill + _EACH)]
+            await asyncio.to_thread(sqs.send, source, values)
+            seen = run.records("out")
+            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
+            with suppress(ProcessLookupError, KeyError):
+                os.kill(run.pids()[victim], signal.SIGKILL)
+        await run.until(lambda: run.records("out") >= _EACH * len(victims))
+        run.interrupt()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    found = [int(message["Body"]) for message in await asyncio.to_thread(sqs.taken, target)]
+    # The FIFO queue leaves out what the sink sends again.
+    assert sorted(found) == [*range(_EACH * len(victims))]
