@@ -197,6 +197,14 @@ NATS_PULL_BYTES = 8 * MIB
 """Bytes of them, at most."""
 NATS_BATCH_MESSAGES_MAX = 1000
 """Messages of an atomic batch; a server takes no more by default."""
+REGISTRY_ANSWER_BYTES_MAX = 4 * MIB
+"""The largest answer of a schema registry: one schema, or why there is none."""
+REGISTRY_REFERENCES_MAX = 256
+"""Schemas to which one schema may refer, directly or not."""
+REGISTRY_SCHEMAS_MAX = 1024
+"""Schemas that a lane remembers; those that it cannot use are remembered apart."""
+REGISTRY_UNKNOWN_S = 10.0
+"""For how long a schema that the registry does not know is not asked for again."""
 RABBITMQ_UNCONFIRMED_MAX = 1000
 """Messages that a sink has on their way to RabbitMQ."""
 NATS_UNANSWERED_MAX = 4096

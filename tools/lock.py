@@ -38,6 +38,8 @@ _VERTEX = [
     "delta",
     "--extra",
     "sqs",
+    "--extra",
+    "avro",
 ]
 """What every vertex may need."""
 INPUTS: dict[Path, list[str]] = {

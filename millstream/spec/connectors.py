@@ -136,6 +136,8 @@ class SourceKind(Connector[S]):
 
     has_headers = True
     """Whether its records may have headers."""
+    encoded = False
+    """Whether values are bytes in an encoding that others chose, so that `format` can name it."""
     strangers = False
     """Whether event times are chosen outside: one far ahead of the clock is then held back."""
     ends: ClassVar[str] = "never"

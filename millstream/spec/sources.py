@@ -7,6 +7,7 @@ from typing import Any, Literal
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import SOURCES, Demand, Guarantee, IdBounds, SourceKind
+from millstream.spec.formats import Format
 from millstream.spec.programs import EventTime, Program, Transformer
 from millstream.spec.registry import Choice
 from millstream.spec.values import ShapeProblem, SpecModel, Text
@@ -20,6 +21,9 @@ class Source(Choice):
     noun = "a source"
     registry = SOURCES
 
+    format: Format | None = None
+    """How values are encoded, in a source of messages such as `kafka`. They become JSON, before `eventTime` and `keys`
+    are read. Default: values stay as they are."""
     event_time: EventTime | None = None
     """Where event time is found. Default: what the source itself says (the generator's time, the
     HTTP header), else the time of reading."""
@@ -40,6 +44,12 @@ class Source(Choice):
         if self.event_time is not None and self.event_time.header is not None and not self.connector.has_headers:
             what = f"records of a {self.kind} source have no headers"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("eventTime", "header"), what, "`eventTime.field`")
+        if self.format is not None and not self.connector.encoded:
+            able = [name for name in SOURCES.names if SOURCES.load(name).encoded]
+            what = f"values of a {self.kind} source have no `format`"
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, ("format",), what, f"a source of {', '.join(able)}; or no `format`"
+            )
         holding = "a source that holds it, such as `file`; or no `guarantee`"
         yield from self.promise().demand_problems(self.guarantee, ("guarantee",), holding)
 

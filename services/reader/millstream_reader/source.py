@@ -6,6 +6,7 @@ positions; it does not know ledgers, marks or watermarks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -42,6 +43,10 @@ class SourceBatch:
     made_up: bytes = b""
     """For each record of the frame 1 where its id was made up by the source and never comes again, 0 where it was
     given; empty where all were."""
+
+    def rows_made_up(self, rows: Sequence[int]) -> bytes:
+        """Of `made_up`, what belongs to these rows of the frame."""
+        return bytes(self.made_up[row] for row in rows) if self.made_up else b""
 
 
 class SourceLane(Protocol):

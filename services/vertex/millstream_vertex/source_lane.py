@@ -98,11 +98,12 @@ class SourceVertexLane:
         naming: Naming = WITH_VALUES,
         bound: future.FutureBound | None = None,
         run: str = "",
+        grows: bool = False,
     ) -> None:
         """`router`: of the source, for its dead letters; `outlet`: for its output. `seen` is needed for a source
         that is not replayable; `on_invalid` decides about input that cannot be read; `naming` how messages name a
         record. `bound`: of event times; the transformer knows it itself. `run`: id of the lane's ledger, for the
-        dead letters of those that follow in a chain."""
+        dead letters of those that follow in a chain. `grows`: reads may be larger than was asked for."""
         self.core = core
         self._source = source
         self._transformer = transformer
@@ -131,7 +132,7 @@ class SourceVertexLane:
         self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=self._records_max) if functions else None
         self._first_passed = asyncio.Event()
         # What a read becomes is bounded by its own bounds, unless functions make more of it.
-        self._may_grow = transformer is not None or self._pace is not None
+        self._may_grow = grows or transformer is not None or self._pace is not None
         if core.deliverer is not None:
             core.deliverer.prompt = not source.replayable
         self._left_out = LeftOut(core.lane, core.committer.mark.ahead)

@@ -31,8 +31,9 @@ class ExtractingLane:
         batch = await self._lane.read(records_max, bytes_max, timeout_s)
         if batch.frame is None:
             return batch
-        frame, invalid = extract(batch.frame, self._extraction)
-        return replace(batch, frame=frame, invalid=(*batch.invalid, *invalid))
+        frame, invalid, kept = extract(batch.frame, self._extraction)
+        made_up = batch.rows_made_up(kept) if invalid else batch.made_up
+        return replace(batch, frame=frame, invalid=(*batch.invalid, *invalid), made_up=made_up)
 
     async def committed(self, position: bytes) -> None:
         await self._lane.committed(position)
@@ -44,8 +45,9 @@ class ExtractingLane:
         await self._lane.drain()
 
 
-def extract(frame: Frame, extraction: Extraction) -> tuple[Frame | None, list[InvalidRecord]]:
-    """The frame with event times and keys read off its records, and the records that these cannot be read off. Pure."""
+def extract(frame: Frame, extraction: Extraction) -> tuple[Frame | None, list[InvalidRecord], list[int]]:
+    """The frame with event times and keys read off its records, the records that these cannot be read off, and the rows
+    that are left. Pure."""
     times = frame.event_times_us()
     keys = frame.keys()
     headers = frame.headers()
@@ -65,7 +67,7 @@ def extract(frame: Frame, extraction: Extraction) -> tuple[Frame | None, list[In
         else:
             kept.append(index)
     if not kept:
-        return None, invalid
+        return None, invalid, kept
     if invalid:
         frame = frame.take(kept)
         times = array("q", [times[index] for index in kept])
@@ -79,4 +81,5 @@ def extract(frame: Frame, extraction: Extraction) -> tuple[Frame | None, list[In
             keys_column=columns.pack_lists(keys),
         ),
         invalid,
+        kept,
     )

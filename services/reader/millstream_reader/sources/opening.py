@@ -6,7 +6,7 @@ Above it: the vertex process. Below it: one folder per kind of source, found by 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from millstream import codes
@@ -48,7 +48,8 @@ async def open_source(
             codes.EXTENSION,
             f"lane {lane}: the source {source.kind} cannot be opened: its object is not a SourceConnector",
         )
-    for what, remedy in lacks(connector):
+    missing = [*lacks(connector), *(source.format.lacks() if source.format is not None else ())]
+    for what, remedy in missing:
         raise UserError(codes.EXTRA_NEEDED, f"lane {lane}: the {source.kind} source {what}: {remedy}")
     extraction = extraction_of(source)
     owner = SourceOwner(
@@ -62,7 +63,14 @@ async def open_source(
         stream_name=stream_name,
         seen=seen,
     )
-    async with connector.open(settings, owner) as opened:
+    async with AsyncExitStack() as stack:
+        opened = await stack.enter_async_context(connector.open(settings, owner))
+        if source.format is not None:
+            # Only then, because it brings a client for HTTP.
+            from millstream_reader.sources.decoding import decoding
+
+            decoded = decoding(opened, source.format, position, base_dir=base_dir, clock=clock, where=f"lane {lane}")
+            opened = await stack.enter_async_context(decoded)
         yield ExtractingLane(opened, extraction) if extraction.reads_anything and not connector.extracts else opened
 
 

@@ -121,7 +121,7 @@ class TableFile:
         if values:
             frame = build_frame(values, array("q", [now_us]) * len(values), ingest_time_us=now_us)
             if self._extraction.reads_anything:
-                frame, found = extract(frame, self._extraction)
+                frame, found, _ = extract(frame, self._extraction)
                 invalid += (replace(item, reason=f"{self.name}: {item.reason}", place=self.name) for item in found)
         self.mark = replace(self.mark, line=self.mark.line + stop - self._next)
         self._next = stop

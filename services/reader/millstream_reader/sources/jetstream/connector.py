@@ -56,6 +56,7 @@ class _JetStream(SourceConnector[JetStreamSource]):
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it reads on behind the message in its last commit")
     ends = "never, without `stopAtEnd`"
     strangers = True
+    encoded = True
 
     def bounded(self, settings: JetStreamSource) -> bool | None:
         return settings.stop_at_end

@@ -59,6 +59,7 @@ class _Kafka(SourceConnector[KafkaSource]):
     ends = "never, without `stopAtEnd`"
     packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}
     strangers = True
+    encoded = True
 
     def bounded(self, settings: KafkaSource) -> bool | None:
         return settings.stop_at_end

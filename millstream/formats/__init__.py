@@ -1,0 +1,1 @@
+"""Values in encodings of others, and the registries that have their schemas."""

@@ -1,0 +1,141 @@
+"""Values in Confluent's wire format, a batch at a time.
+
+    0 | schema id, 4 bytes | value   ─► schema, asked for once ─► JSON
+
+Above it: source lanes. Below it: the registry and the encodings. A value that cannot be decoded is returned with the
+reason. An empty value (a tombstone of Kafka's) stays empty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from millstream import codes
+from millstream.clock import Clock
+from millstream.errors import UserError
+from millstream.extract import shown
+from millstream.formats.registry import Registry, Schema, open_registry
+from millstream.limits import RECORD_BYTES_MAX, REGISTRY_SCHEMAS_MAX, REGISTRY_UNKNOWN_S
+from millstream.spec.formats import Format
+
+Decode = Callable[[bytes], bytes]
+"""From the bytes of a value to JSON. Raises `ValueError`."""
+
+_HEADER_BYTES = 5
+_TYPES = {"avro": "AVRO", "json": "JSON"}
+
+
+class Decoder:
+    """Of one lane. Made by `open_decoder`."""
+
+    def __init__(self, settings: Format, registry: Registry, clock: Clock, where: str) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._clock = clock
+        self._where = where
+        self._known: dict[int, Decode] = {}
+        self._unusable: dict[int, tuple[str, float]] = {}
+        """By id, why it cannot be used, and until when that is not asked again."""
+        self._reader: Any = None
+        """The parsed reader schema, where one is wanted and has been asked for."""
+
+    async def decode(self, values: Sequence[bytes]) -> list[bytes | ValueError]:
+        """For each value its JSON, or why there is none. May be repeated.
+
+        Raises what `Registry.schema` raises: then nothing was decoded.
+        """
+        for schema_id in dict.fromkeys(_id_of(value) for value in values):
+            if schema_id is not None:
+                await self._learn(schema_id)
+        return [self._decoded(value) for value in values]
+
+    async def _learn(self, schema_id: int) -> None:
+        """Have it in one of the two, for the calls that follow."""
+        reason, until_s = self._unusable.get(schema_id, ("", 0.0))
+        if schema_id in self._known or (reason and self._clock.monotonic_s() < until_s):
+            return
+        await self._learn_reader()
+        schema = await self._registry.schema(schema_id)
+        # Garbage may begin with any id, so what is remembered is bounded; what is forgotten is asked for again.
+        for remembered in (self._known, self._unusable):
+            while len(remembered) >= REGISTRY_SCHEMAS_MAX:
+                del remembered[next(iter(remembered))]
+        try:
+            self._known[schema_id] = self._made(schema)
+            self._unusable.pop(schema_id, None)
+        except ValueError as error:
+            self._unusable[schema_id] = (str(error), self._clock.monotonic_s() + REGISTRY_UNKNOWN_S)
+
+    def _made(self, schema: Schema | None) -> Decode:
+        if schema is None:
+            raise ValueError("is not known to the registry")
+        wanted = _TYPES[self._settings.encoding]
+        if schema.type != wanted:
+            raise ValueError(f"is of type {schema.type}, and `format` expects {wanted}")
+        if self._settings.encoding == "json":
+            return _checked
+        from millstream.formats import avro
+
+        return avro.decoder(avro.parsed(schema), self._reader)
+
+    async def _learn_reader(self) -> None:
+        wanted = self._settings.reader_schema
+        if wanted is None or self._reader is not None:
+            return
+        from millstream.formats import avro
+
+        schema = await self._registry.schema(wanted)
+        try:
+            if schema is None or schema.type != "AVRO":
+                raise ValueError("is not known to the registry" if schema is None else f"is of type {schema.type}")
+            self._reader = avro.parsed(schema)
+        except ValueError as error:
+            what = f"{self._where}: `readerSchema`: schema {wanted} {error}"
+            raise UserError(codes.TARGET_UNFIT, what) from error
+
+    def _decoded(self, value: bytes) -> bytes | ValueError:
+        if not value:
+            return value
+        schema_id = _id_of(value)
+        if schema_id is None:
+            return ValueError(
+                f"the value begins with {shown(value[:_HEADER_BYTES])}, which is not Confluent's wire format: a zero "
+                "byte and the id of a schema in four bytes"
+            )
+        decode = self._known.get(schema_id)
+        if decode is None:
+            # A batch with more schemas than are remembered has forgotten its first ones.
+            reason = self._unusable.get(schema_id, ("was not kept: too many schemas in one batch", 0.0))[0]
+            return ValueError(f"schema {schema_id} {reason}")
+        try:
+            made = decode(value[_HEADER_BYTES:])
+        except ValueError as error:
+            return ValueError(f"schema {schema_id}: {error}")
+        if len(made) > RECORD_BYTES_MAX:
+            return ValueError(f"schema {schema_id}: as JSON it has {len(made)} bytes; the limit is {RECORD_BYTES_MAX}")
+        return made
+
+
+def _id_of(value: bytes) -> int | None:
+    """None: it is not in the wire format."""
+    return int.from_bytes(value[1:_HEADER_BYTES]) if len(value) >= _HEADER_BYTES and value[0] == 0 else None
+
+
+def _checked(value: bytes) -> bytes:
+    """JSON as it is. Readers do not check it by its schema, as Confluent's do by default."""
+    try:
+        json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the value is not JSON: {error}") from error
+    return value
+
+
+@asynccontextmanager
+async def open_decoder(settings: Format, base_dir: Path, clock: Clock, where: str) -> AsyncIterator[Decoder]:
+    """Errors: those of `open_registry`."""
+    async with open_registry(settings.registry, base_dir, where) as registry:
+        yield Decoder(settings, registry, clock, where)

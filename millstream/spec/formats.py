@@ -1,0 +1,100 @@
+"""How the values of records are encoded outside, and where their schemas are: `format`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Annotated, Literal
+from urllib.parse import SplitResult, urlsplit
+
+from millstream import codes
+from millstream.spec.problems import Path
+from millstream.spec.references import TextOrReference
+from millstream.spec.rules import After, Strict
+from millstream.spec.tls import ServerTls, stays_on_this_machine
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+
+_PACKAGES: Mapping[str, tuple[str, str]] = {"avro": ("fastavro", "millstream[avro]")}
+"""By encoding, the module that it needs and what `pip install` takes."""
+
+
+def _checked_url(written: str) -> str:
+    try:
+        parts = urlsplit(written)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = valid and not parts.query and not parts.fragment
+    except ValueError:
+        parts, valid = SplitResult("", "", "", "", ""), False
+    if not valid or "@" in parts.netloc:
+        what = f"{written.rpartition('@')[2]!r} is not the address of a schema registry"
+        raise problem(codes.VALUE_MALFORMED, what, "https://host:port/path; `user` and `password` beside it")
+    return written.rstrip("/")
+
+
+class SchemaRegistry(SpecModel):
+    """A schema registry with Confluent's REST interface."""
+
+    noun = "a schema registry"
+
+    url: Annotated[Text, After(_checked_url)]
+    """Its address, `http://host:port` or `https://host:port`, with the path in front of `/schemas` if there is one."""
+    user: TextOrReference | None = None
+    """User for basic authentication, or the key of an API key. Default: no authentication."""
+    password: TextOrReference | None = None
+    """The user's password, as `{env: NAME}` or `{file: PATH}`."""
+    tls: ServerTls | None = None
+    """Which certificates are trusted, if `url` is `https://`. Default: those of the authorities of the system."""
+    timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
+    """How long a request waits for its answer before it is tried again. Duration, default 10s."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Certificates only where they are used; a user with a password."""
+        if self.tls is not None and not self.encrypted:
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), "`tls` has no effect with http://", "https://")
+        if (self.user is None) != (self.password is None):
+            what = "`user` and `password` belong together"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("user",), what, "both of them, or neither")
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether requests are."""
+        return urlsplit(self.url).scheme == "https"
+
+
+class Format(SpecModel):
+    """The encoding of values outside. Records in the pipeline have JSON values."""
+
+    noun = "a format"
+
+    encoding: Literal["avro", "json"]
+    """`avro`, or `json` with a JSON Schema. Both in Confluent's wire format: a zero byte, the id of the schema in four
+    bytes, and the value."""
+    registry: SchemaRegistry
+    """Where the schemas are."""
+    reader_schema: Annotated[int, Strict(ge=1)] | None = None
+    """Id of the Avro schema to which values are resolved, whichever schema they were written with. Default: each value
+    is read with the schema that it was written with."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Only Avro resolves one schema to another."""
+        if self.reader_schema is not None and self.encoding != "avro":
+            what = "`readerSchema` has no effect with `encoding: json`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("readerSchema",), what, "`encoding: avro`")
+
+    def lacks(self) -> Iterator[tuple[str, str]]:
+        """What it needs and this machine does not have, each with the remedy."""
+        if self.encoding in _PACKAGES:
+            module, package = _PACKAGES[self.encoding]
+            if find_spec(module) is None:
+                yield f"needs the package {module}, which is not installed", f"`pip install '{package}'`"
+
+    def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
+        """What to know about a valid format, with its place."""
+        registry = self.registry
+        if isinstance(registry.password, str):
+            what = "`password` is in the file; `{env: NAME}` or `{file: PATH}` keeps it out"
+            yield (*path, "registry", "password"), what
+        host = (urlsplit(registry.url).hostname or "").lower()
+        if registry.password is not None and not registry.encrypted and not stays_on_this_machine(host):
+            what = "the password goes to the schema registry unencrypted; https:// encrypts it"
+            yield (*path, "registry", "url"), what

@@ -1,0 +1,237 @@
+"""`format` of sources: values in Confluent's wire format, with the schemas of a stand-in for a registry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from fastavro import parse_schema, schemaless_writer
+from pydantic import ValidationError
+
+from millstream import codes
+from millstream.codes.code import Code
+from millstream.formats import decoding as decoding_module
+from millstream.spec.models import Source
+from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
+from tests.support.errors import raises
+from tests.support.kafka_server import KafkaServer
+from tests.support.nats_outside import OutsideNats, open_outside_nats
+from tests.support.registry_server import PASSWORD, USER, RegistryServer, open_registry_server
+
+pytestmark = pytest.mark.asyncio
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "a", "type": "long"}, {"name": "b", "type": "string"}],
+}
+FOO = b"\x36\x06foo"
+"""The value `{"a": 27, "b": "foo"}`, as Avro's specification encodes it."""
+
+
+def framed(schema_id: int, value: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4) + value
+
+
+def avro(schema: Any, value: Any) -> bytes:
+    stream = BytesIO()
+    schemaless_writer(stream, parse_schema(schema), value)
+    return stream.getvalue()
+
+
+@pytest.fixture
+async def registry() -> AsyncIterator[RegistryServer]:
+    async with open_registry_server() as server:
+        server.schemas[7] = {"schema": json.dumps(ORDER)}
+        yield server
+
+
+@pytest.fixture
+async def nats(tmp_path: Path) -> AsyncIterator[OutsideNats]:
+    async with open_outside_nats(tmp_path / "nats") as nats:
+        await nats.create("orders")
+        yield nats
+
+
+def spec(nats: OutsideNats, registry: RegistryServer, *, encoding: str = "avro", **more: Any) -> dict[str, Any]:
+    jetstream = {**nats.settings, "stream": "orders", "stopAtEnd": True}
+    access = more.pop("access", {})
+    reader = {"readerSchema": more.pop("reader")} if "reader" in more else {}
+    written = {"encoding": encoding, "registry": {"url": registry.url, **access}, **reader}
+    return {"jetstream": jetstream, "format": written, **more}
+
+
+async def publish(nats: OutsideNats, *messages: bytes) -> None:
+    for message in messages:
+        await nats.publish("orders.all", message)
+
+
+async def test_a_kafka_topic_in_avro_is_read_as_json_from_any_position(
+    kafka: KafkaServer, registry: RegistryServer
+) -> None:
+    topic = kafka.create(f"formats-{uuid4()}")
+    kafka.produce(topic, [framed(7, avro(ORDER, {"a": n, "b": f"k{n % 3}"})) for n in range(60)])
+    kafka.produce(topic, [framed(7, FOO)])
+    written = {
+        "kafka": {"brokers": [kafka.brokers], "topic": topic, "stopAtEnd": True},
+        "format": {"encoding": "avro", "registry": {"url": registry.url}},
+        "keys": ["b"],
+        "eventTime": {"field": "a", "format": "epoch"},
+    }
+    async with open_lane(written) as lane:
+        records, invalid, batches = await read_to_end(lane, records_max=23)
+    whole = [{"a": n, "b": f"k{n % 3}"} for n in range(60)] + [{"a": 27, "b": "foo"}]
+    assert [json.loads(record.value) for record in records] == whole
+    assert [(r.event_time_us, r.keys) for r in records] == [(item["a"] * 1_000_000, (item["b"],)) for item in whole]
+    assert not invalid
+    assert registry.asked == ["/schemas/ids/7"]
+    async with open_lane(written, batches[0].position) as lane:
+        rest, _, _ = await read_to_end(lane)
+    assert batches[0].frame is not None
+    assert [*values(list(batches[0].frame.to_records())), *values(rest)] == values(records)
+
+
+async def test_values_that_cannot_be_decoded_are_set_aside_with_the_reason(
+    nats: OutsideNats, registry: RegistryServer
+) -> None:
+    registry.schemas[8] = {"schema": "{}", "schemaType": "JSON"}
+    registry.schemas[9] = {"schema": '{"type": "no such"}'}
+    good = framed(7, FOO)
+    bad = {
+        b'{"a": 1}': "Confluent's wire format",
+        b"\0\0": "Confluent's wire format",
+        framed(404, FOO): "schema 404 is not known to the registry",
+        framed(8, b"{}"): "schema 8 is of type JSON, and `format` expects AVRO",
+        framed(9, FOO): "schema 9 cannot be used",
+        framed(7, FOO[:-1]): "schema 7: the value does not fit its schema",
+        framed(7, FOO + b"x"): "1 bytes are left behind it",
+    }
+    await publish(nats, good, *bad, good, b"")
+    async with open_lane(spec(nats, registry)) as lane:
+        records, invalid, _ = await read_to_end(lane)
+    assert values(records) == [b'{"a":27,"b":"foo"}', b'{"a":27,"b":"foo"}', b""]
+    assert [item.value for item in invalid] == list(bad)
+    for item in invalid:
+        assert bad[item.value] in item.reason
+
+
+async def test_a_registry_that_is_away_is_waited_for_and_nothing_is_lost(
+    nats: OutsideNats, registry: RegistryServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(nats, *[framed(7, FOO)] * 10)
+    registry.away = True
+    async with open_lane(spec(nats, registry)) as lane:
+        while len(registry.asked) < 2:
+            batch = await lane.read(100, 1 << 20, 0.05)
+            assert (batch.frame, batch.position, batch.ended, batch.invalid) == (None, b"", False, ())
+        registry.away = False
+        records = await read_until(lane, lambda records: len(records) >= 10)
+        assert (await lane.read(100, 1 << 20, 0.01)).ended
+    assert len(records) == 10
+    (said,) = [entry.getMessage() for entry in caplog.records if entry.name.endswith("decoding")]
+    assert "503" in said
+    assert registry.url in said
+
+
+async def test_an_address_where_nothing_listens_is_waited_for(nats: OutsideNats) -> None:
+    async with open_registry_server() as gone:
+        pass
+    await publish(nats, framed(7, FOO))
+    async with open_lane(spec(nats, gone)) as lane:
+        batch = await lane.read(100, 1 << 20, 0.05)
+        assert (batch.frame, batch.position) == (None, b"")
+
+
+async def test_a_schema_that_comes_later_is_asked_for_again(
+    nats: OutsideNats, registry: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding_module, "REGISTRY_UNKNOWN_S", 0.0)
+    await publish(nats, framed(11, FOO), framed(11, FOO))
+    async with open_lane(spec(nats, registry)) as lane:
+        first = await lane.read(1, 1 << 20, 5.0)
+        registry.schemas[11] = {"schema": json.dumps(ORDER)}
+        records = await read_until(lane, lambda records: len(records) == 1)
+    assert len(first.invalid) == 1
+    assert values(records) == [b'{"a":27,"b":"foo"}']
+
+
+async def test_credentials(nats: OutsideNats, registry: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.closed = True
+    await publish(nats, framed(7, FOO))
+    monkeypatch.setenv("REGISTRY_PASSWORD", PASSWORD)
+    access = {"user": USER, "password": {"env": "REGISTRY_PASSWORD"}}
+    async with open_lane(spec(nats, registry, access=access)) as lane:
+        records, _, _ = await read_to_end(lane)
+    assert len(records) == 1
+    monkeypatch.setenv("REGISTRY_PASSWORD", "wrong")
+    async with open_lane(spec(nats, registry, access=access)) as lane:
+        with raises(codes.TARGET_REFUSES, registry.url):
+            await lane.read(100, 1 << 20, 5.0)
+
+
+async def test_references_and_a_reader_schema(nats: OutsideNats, registry: RegistryServer) -> None:
+    money = {"type": "record", "name": "Money", "fields": [{"name": "cents", "type": "int"}]}
+    bill = {"type": "record", "name": "Bill", "fields": [{"name": "sum", "type": "Money"}]}
+    registry.versions["money/eur", 2] = {"schema": json.dumps(money)}
+    references = [{"name": "Money", "subject": "money/eur", "version": 2}]
+    registry.schemas[12] = {"schema": json.dumps(bill), "references": references}
+    await publish(nats, framed(12, b"\x14"))
+    async with open_lane(spec(nats, registry)) as lane:
+        records, invalid, _ = await read_to_end(lane)
+    assert (values(records), invalid) == ([b'{"sum":{"cents":10}}'], [])
+
+
+async def test_a_reader_schema_decides_which_fields_there_are(nats: OutsideNats, registry: RegistryServer) -> None:
+    fields = [{"name": "b", "type": "string"}, {"name": "c", "type": "int", "default": 5}]
+    registry.schemas[13] = {"schema": json.dumps({**ORDER, "fields": fields})}
+    await publish(nats, framed(7, FOO))
+    async with open_lane(spec(nats, registry, reader=13)) as lane:
+        records, _, _ = await read_to_end(lane)
+    assert values(records) == [b'{"b":"foo","c":5}']
+    async with open_lane(spec(nats, registry, reader=14)) as lane:
+        with raises(codes.TARGET_UNFIT, "14"):
+            await lane.read(100, 1 << 20, 5.0)
+
+
+async def test_json_with_a_schema_loses_its_frame_alone(nats: OutsideNats, registry: RegistryServer) -> None:
+    registry.schemas[8] = {"schema": "{}", "schemaType": "JSON"}
+    await publish(nats, framed(8, b'{"a": 1}'), framed(8, b"{"))
+    async with open_lane(spec(nats, registry, encoding="json")) as lane:
+        records, invalid, _ = await read_to_end(lane)
+    assert values(records) == [b'{"a": 1}']
+    assert ["schema 8: the value is not JSON" in item.reason for item in invalid] == [True]
+
+
+async def test_garbage_ids_do_not_fill_the_memory(
+    nats: OutsideNats, registry: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding_module, "REGISTRY_SCHEMAS_MAX", 3)
+    await publish(nats, *(framed(n, FOO) for n in range(100, 120)), framed(7, FOO))
+    async with open_lane(spec(nats, registry)) as lane, asyncio.timeout(30):
+        records, invalid, _ = await read_to_end(lane)
+    assert (len(records), len(invalid)) == (1, 20)
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [
+        ({"encoding": "avro", "registry": {"url": "ftp://h"}}, codes.VALUE_MALFORMED),
+        ({"encoding": "avro", "registry": {"url": "http://u:p@h"}}, codes.VALUE_MALFORMED),
+        ({"encoding": "avro", "registry": {"url": "http://h", "tls": {}}}, codes.FIELDS_CONFLICT),
+        ({"encoding": "avro", "registry": {"url": "http://h", "user": "u"}}, codes.FIELDS_CONFLICT),
+        ({"encoding": "json", "registry": {"url": "http://h"}, "readerSchema": 3}, codes.FIELDS_CONFLICT),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused(written: dict[str, Any], code: Code) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Source.model_validate({"kafka": {"brokers": ["h:1"], "topic": "t"}, "format": written})
+    assert [error["ctx"]["code"] for error in refused.value.errors()] == [code.number]
+    fine = {"encoding": "json", "registry": {"url": "http://h"}}
+    with pytest.raises(ValidationError, match="have no `format`"):
+        Source.model_validate({"generator": {"records": 1}, "format": fine})
