@@ -26,7 +26,7 @@ from tests.support.registry_server import PASSWORD, USER, RegistryServer, open_r
 
 pytestmark = pytest.mark.asyncio
 
-ORDER = {
+ORDER: dict[str, Any] = {
     "type": "record",
     "name": "Order",
     "fields": [{"name": "a", "type": "long"}, {"name": "b", "type": "string"}],
