@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from tests.contract.sinks.sink_targets import redis_numbers
 from tests.mesh.running import start
 from tests.recovery.killed_sinks import EXPECTED, kill_at
+from tests.recovery.storm_places import RedisPlace
+from tests.recovery.storms import OUTSIDE, storm
 from tests.support.redis_server import RedisServer, open_redis
 
 RECORDS = 6_000
@@ -35,22 +38,6 @@ spec:
     sink:
       redisStreams: SETTINGS
       guarantee: exactlyOnce
-  edges:
-  - {from: in, to: same}
-  - {from: same, to: out}
-"""
-THROUGH = """\
-apiVersion: millstream.io/v1alpha1
-kind: Pipeline
-metadata: {name: p}
-spec:
-  vertices:
-  - name: in
-    source: {redisStreams: {stream: numbers, format: record, SERVER}}
-  - name: same
-    udf: {builtin: {name: cat}}
-  - name: out
-    sink: {redisStreams: {stream: seen, SERVER}}
   edges:
   - {from: in, to: same}
   - {from: same, to: out}
@@ -91,27 +78,10 @@ async def test_each_record_is_there_once_though_everything_is_killed(tmp_path: P
 @pytest.mark.timeout(240)
 async def test_a_stream_that_is_read_into_another_is_there_once_though_everything_is_killed(tmp_path: Path) -> None:
     with open_redis() as server:
-        settings = ", ".join(f"{name}: {json.dumps(value)}" for name, value in server.settings.items())
-        (tmp_path / "pipeline.yaml").write_text(THROUGH.replace("SERVER", settings))
-        async with start(tmp_path, "run", "pipeline.yaml") as run:
-            for kill, victim in enumerate(("in-0", "redis", "broker", "redis")):
-                for n in range(500 * kill, 500 * kill + 500):
-                    server.client.xadd("numbers", {"value": n})
-                seen = run.records("out")
-                await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
-                if victim == "redis":
-                    server.kill()
-                    await asyncio.to_thread(server.start)
-                else:
-                    with suppress(ProcessLookupError, KeyError):
-                        os.kill(run.pids()[victim], signal.SIGKILL)
-            await run.until(lambda: server.client.xlen("seen") >= 2000)
-            run.interrupt()
-            ended = await run.ended()
-        assert ended.exit_code == 0, ended.err
-        assert "account: BALANCED" in ended.out
-        numbers = [int(entry["value"]) for entry in server.entries("seen")]
-    assert numbers == [*range(2000)]
+        victims = ("in-0", OUTSIDE, "broker", OUTSIDE)
+        found = await storm(RedisPlace(server), tmp_path, records=2_000, victims=victims, rng=random.Random(1))
+    found.check(2_000)
+    assert found.numbers == [*range(2_000)]
 
 
 @pytest.mark.guarantee("I1")

@@ -1,0 +1,191 @@
+"""The servers between which a storm moves records, one for each connector that holds exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from tests.recovery.storms import Place
+from tests.support.kafka_server import KafkaServer, open_kafka
+from tests.support.nats_outside import OutsideNats, open_outside_nats
+from tests.support.postgres_server import Database, PostgresServer, open_postgres
+from tests.support.redis_server import RedisServer, open_redis
+
+_ROWS = """\
+import json
+import os
+
+
+def branded(value):
+    row = json.loads(value)
+    return json.dumps({"n": row.get("after", row)["n"], "brand": os.urandom(4).hex()}).encode()
+"""
+
+
+class KafkaPlace(Place):
+    """The broker of Kafka lives as long as the thread that starts it, so it is started in the thread of the loop."""
+
+    lanes = 4
+
+    def __init__(self, server: KafkaServer) -> None:
+        self._server = server
+        self._topic = f"numbers-{uuid4()}"
+        self._target = f"out-{uuid4()}"
+
+    async def settings(self) -> tuple[str, str]:
+        for topic in (self._topic, self._target):
+            self._server.create(topic, self.lanes)
+        brokers = {"brokers": [self._server.brokers]}
+        return (
+            _mapping("kafka", brokers, topic=self._topic, consumerGroup=self._topic),
+            _mapping("kafka", brokers, topic=self._target),
+        )
+
+    async def fill(self, first: int, stop: int) -> None:
+        for lane in range(self.lanes):
+            values = [b"%d" % number for number in range(first, stop) if number % self.lanes == lane]
+            self._server.produce(self._topic, values, lane)
+
+    async def restart(self) -> None:
+        self._server.restart()
+
+    async def numbers(self) -> list[int]:
+        return [_number(value) for value in self._server.values(self._target)]
+
+
+class RedisPlace(Place):
+    """Two streams."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+
+    async def settings(self) -> tuple[str, str]:
+        given = self._server.settings
+        return (
+            _mapping("redisStreams", given, stream="numbers", format="record"),
+            _mapping("redisStreams", given, stream="seen"),
+        )
+
+    async def fill(self, first: int, stop: int) -> None:
+        pipeline = self._server.client.pipeline(transaction=False)
+        for number in range(first, stop):
+            pipeline.xadd("numbers", {"value": number})
+        pipeline.execute()
+
+    async def restart(self) -> None:
+        self._server.kill()
+        self._server.start()
+
+    async def numbers(self) -> list[int]:
+        return [_number(entry["value"]) for entry in self._server.entries("seen")]
+
+
+class JetStreamPlace(Place):
+    """Two streams of a NATS server that is not the broker."""
+
+    def __init__(self, nats: OutsideNats) -> None:
+        self._nats = nats
+
+    async def settings(self) -> tuple[str, str]:
+        await self._nats.create("numbers")
+        await self._nats.create("seen", "seen.>", "positions.>", allow_atomic=True, allow_rollup_hdrs=True)
+        given = self._nats.settings
+        return (
+            _mapping("jetstream", given, stream="numbers"),
+            _mapping("jetstream", given, subject="seen.all", positions="positions"),
+        )
+
+    async def fill(self, first: int, stop: int) -> None:
+        await self._nats.publish("numbers.n", *(b"%d" % number for number in range(first, stop)))
+
+    async def restart(self) -> None:
+        await self._nats.server.restart()
+        await self._nats.connection.connected()
+
+    async def numbers(self) -> list[int]:
+        return [_number(value) for value in await self._nats.values("seen", "seen.all")]
+
+
+class PostgresPlace(Place):
+    """Two tables, the first read by a growing number; with `changes` by logical replication."""
+
+    function = _ROWS
+
+    def __init__(self, server: PostgresServer, *, changes: bool) -> None:
+        self._server = server
+        self._changes = changes
+        self._database: Database
+
+    async def settings(self) -> tuple[str, str]:
+        self._database = await self._server.database()
+        await self._database.execute(
+            "CREATE TABLE rows (n bigint PRIMARY KEY)", "CREATE TABLE copies (n bigint, brand text, place bigserial)"
+        )
+        given = self._database.settings
+        cdc = {"publication": "ours", "slot": "ours", "tables": ["rows"], "createPublication": True}
+        query: dict[str, object] = {"query": "SELECT n FROM rows", "cursor": ["n"], "pollEvery": "10ms"}
+        return (
+            _mapping("postgres", given, **({"cdc": cdc} if self._changes else query)),
+            _mapping("postgres", given, table="copies", columns=[{"name": "n"}, {"name": "brand"}]),
+        )
+
+    async def fill(self, first: int, stop: int) -> None:
+        await self._database.execute(f"INSERT INTO rows SELECT generate_series({first}, {stop - 1})")
+
+    async def restart(self) -> None:
+        self._server.restart()
+
+    async def numbers(self) -> list[int]:
+        return await self._database.column("SELECT n FROM copies ORDER BY place")
+
+
+@asynccontextmanager
+async def _kafka(directory: Path) -> AsyncIterator[Place]:
+    with open_kafka(directory / "kafka") as server:
+        yield KafkaPlace(server)
+
+
+@asynccontextmanager
+async def _redis(_: Path) -> AsyncIterator[Place]:
+    with open_redis() as server:
+        yield RedisPlace(server)
+
+
+@asynccontextmanager
+async def _jetstream(directory: Path) -> AsyncIterator[Place]:
+    async with open_outside_nats(directory / "nats") as nats:
+        yield JetStreamPlace(nats)
+
+
+@asynccontextmanager
+async def _postgres(_: Path) -> AsyncIterator[Place]:
+    with open_postgres() as server:
+        yield PostgresPlace(server, changes=False)
+
+
+@asynccontextmanager
+async def _postgres_cdc(_: Path) -> AsyncIterator[Place]:
+    with open_postgres(wal_level="logical") as server:
+        yield PostgresPlace(server, changes=True)
+
+
+PLACES: Mapping[str, Callable[[Path], AbstractAsyncContextManager[Place]]] = {
+    "kafka": _kafka,
+    "redisStreams": _redis,
+    "jetstream": _jetstream,
+    "postgres": _postgres,
+    "postgresCdc": _postgres_cdc,
+}
+"""Each opens a server of its own, with its data in this directory or a temporary one."""
+
+
+def _mapping(kind: str, given: Mapping[str, Any], **more: object) -> str:
+    return f"{kind}: {json.dumps({**given, **more})}"
+
+
+def _number(value: bytes) -> int:
+    return int(value.split()[0])
