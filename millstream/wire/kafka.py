@@ -105,19 +105,26 @@ class Heard:
         self._where = where
         self._reported_s: float | None = None
         self.last: KafkaError | None = None
+        self._stop: UserError | None = None
+
+    def forget(self) -> None:
+        """What was heard before may have been put right."""
+        self._stop = None
 
     def hear(self, error: KafkaError) -> None:
         """For `error_cb`."""
         self.last = error
+        # A client that was refused says next that it reaches no broker.
+        self._stop = user_error(error, self._where) or self._stop
         now_s = time.monotonic()
         if self._reported_s is None or now_s >= self._reported_s + KAFKA_REPORTED_EVERY_S:
             self._reported_s = now_s
             _log.warning("%s: Kafka: %s", self._where, error.str())
 
     def check(self) -> None:
-        """Raises `UserError` where the last of it is something that only the user can put right."""
-        if self.last is not None and (found := user_error(self.last, self._where)) is not None:
-            raise found
+        """Raises `UserError` where something of it since `forget` is what only the user can put right."""
+        if self._stop is not None:
+            raise self._stop
 
 
 class ClientThread:
@@ -184,6 +191,7 @@ def reach(
     Raises `UserError` for what waiting does not help, and `InfrastructureError` after `cluster.timeout_s`.
     """
     deadline_s = time.monotonic() + cluster.timeout_s
+    heard.forget()
     while True:
         thread.check()
         left_s = deadline_s - time.monotonic()

@@ -25,6 +25,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
+from millstream.wire.certificates import make_certificate
 
 LIBRARIES = Path(__file__).parents[2] / ".cache" / "servers" / "kafka"
 START_TIMEOUT_S = 120.0
@@ -32,17 +33,23 @@ ANSWER_TIMEOUT_S = 60.0
 _CLUSTER = "4L6g3nShT-eMCtK--X86sw"
 _JAVA = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
 USER, PASSWORD = "writer", "a long secret"
-"""Of the listener that asks who connects."""
+"""Of the listeners that ask who connects."""
+SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{sasl},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{sasl}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{sasl},CONTROLLER://127.0.0.1:{controller}{safe}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{sasl}{safe}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT,SAFE:SASL_SSL
 sasl.enabled.mechanisms=PLAIN
+listener.name.safe.sasl.enabled.mechanisms=SCRAM-SHA-256,SCRAM-SHA-512
+listener.name.safe.scram-sha-256.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.safe.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.safe.ssl.keystore.type=PEM
+listener.name.safe.ssl.keystore.location={keystore}
 listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
   username="{user}" password="{password}" user_{user}="{password}";
 log.dirs={data}
@@ -76,7 +83,7 @@ class KafkaServer:
     def __init__(self, directory: Path, *, properties: str = "") -> None:
         self._directory = directory
         self._more = properties
-        self._port = free_ports(3)
+        self._port = free_ports(4)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -87,6 +94,16 @@ class KafkaServer:
     def sasl_brokers(self) -> str:
         """Where it asks who connects."""
         return f"127.0.0.1:{self._port + 1}"
+
+    @property
+    def safe_brokers(self) -> str:
+        """Where it encrypts, and asks who connects by SCRAM; there where openssl is."""
+        return f"127.0.0.1:{self._port + 3}"
+
+    @property
+    def certificate(self) -> Path:
+        """Of that place, and of its authority."""
+        return self._directory / "server.pem"
 
     @property
     def pid(self) -> int:
@@ -101,9 +118,13 @@ class KafkaServer:
             ports = {"port": self._port, "sasl": self._port + 1, "controller": self._port + 2}
             secrets = {"user": USER, "password": PASSWORD}
             data = self._directory / "data"
-            config.write_text(_PROPERTIES.format(**ports, **secrets, data=data) + self._more)
+            config.write_text(_PROPERTIES.format(**ports, **secrets, **self._safe(), data=data) + self._more)
+            scram = [f"{name}=[name={USER},password={PASSWORD}]" for name in SCRAM]
+            users = [option for one in scram for option in ("--add-scram", one)]
             with self._log() as log:
-                formatting = self._command("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(config))
+                formatting = self._command(
+                    "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(config), *users
+                )
                 subprocess.run(formatting, stdout=log, stderr=log, check=True)
         with self._log() as log:
             self._process = subprocess.Popen(
@@ -205,6 +226,15 @@ class KafkaServer:
     def values(self, topic: str, isolation: str = "read_committed") -> list[bytes]:
         """The same, values alone."""
         return [message.value() or b"" for message in self.read(topic, isolation)]
+
+    def _safe(self) -> dict[str, object]:
+        """What is in the settings for encrypted connections."""
+        keystore = self._directory / "keystore.pem"
+        if shutil.which("openssl") is None:
+            return {"safe": "", "keystore": keystore}
+        made = make_certificate(self._directory)
+        keystore.write_text(made.key.read_text() + made.certificate.read_text())
+        return {"safe": f",SAFE://{self.safe_brokers}", "keystore": keystore}
 
     def _client(self) -> dict[str, str | int | float | bool]:
         # What goes wrong is in the answers; librdkafka would print it as well.

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.kafka_sink_process import FRAME_RECORDS
 from tests.support.errors import raises
-from tests.support.kafka_server import PASSWORD, USER, KafkaServer
+from tests.support.kafka_server import PASSWORD, SCRAM, USER, KafkaServer
 from tests.unit.writer.sink_frames import sink_frame
 
 REPOSITORY = Path(__file__).parents[3]
@@ -278,3 +279,27 @@ async def test_a_password_is_needed_where_the_brokers_ask_for_one(
     secret.write_text(PASSWORD + "\n")
     async with opened(kafka, topic, sink_owner(1), sasl=sasl, brokers=[kafka.sasl_brokers]) as lane:
         assert lane.durable == Position(0)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
+@pytest.mark.parametrize("mechanism", SCRAM)
+async def test_records_go_out_encrypted_with_a_password_that_is_not_sent(
+    kafka: KafkaServer, topic: str, tmp_path: Path, mechanism: str
+) -> None:
+    secret = tmp_path / "password"
+    secret.write_text(PASSWORD)
+    sasl = {"mechanism": mechanism, "user": USER, "password": {"file": str(secret)}}
+    safe = {"brokers": [kafka.safe_brokers], "sasl": sasl, "tls": {"ca": {"file": str(kafka.certificate)}}}
+    async with opened(kafka, topic, sink_owner(1), **safe) as lane:
+        await lane.write([frame(1)], Position(1))
+        assert lane.durable == Position(1)
+    assert numbers(kafka, topic) == list(range(FRAME_RECORDS))
+    # An authority that the certificate is not from.
+    with raises(codes.TARGET_REFUSES, match="certificate verify failed"):
+        async with opened(kafka, topic, sink_owner(2), **safe | {"tls": {}}):
+            pass
+    secret.write_text("wrong")
+    with raises(codes.TARGET_REFUSES) as refused:
+        async with opened(kafka, topic, sink_owner(2), **safe):
+            pass
+    assert "wrong" not in str(refused.value)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from millstream.errors import FencedError, RetryLaterError, UserError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.models import FallbackSink
+from millstream.wire.certificates import make_certificate
 from millstream_runner.chaos.lossy_path import LossyPath, Wire, open_lossy_path
 from millstream_runner.cli.main import main
 from millstream_writer.connector import SinkOwner
@@ -451,6 +453,31 @@ async def test_a_password_comes_from_where_it_stands(database: Database, monkeyp
     async with opened(spec) as lane:
         await lane.write([numbers(1)], Position(1))
     assert await found(database) == [*range(10, 20)]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
+async def test_rows_go_out_over_an_encrypted_connection(tmp_path: Path) -> None:
+    with open_postgres() as server:
+        database = await server.database()
+        await database.execute(NUMBERS, ROLE, "GRANT ALL ON SCHEMA public TO public")
+        await database.execute(f"GRANT ALL ON numbers, numbers_place_seq TO {LOCKED}")
+        certificate = await server.encrypt()
+        (tmp_path / "password").write_text(PASSWORD)
+        safe = {
+            "user": LOCKED,
+            "password": {"file": str(tmp_path / "password")},
+            "sslmode": "verify-full",
+            "sslRootCert": str(certificate),
+        }
+        async with opened(postgres_spec(database, "insert", **safe)) as lane:
+            await lane.write([numbers(1)], Position(1))
+            encrypted = "SELECT s.ssl FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) WHERE a.usename = $1"
+            assert set(await database.column(encrypted, LOCKED)) == {True}
+        assert await found(database) == [*range(10, 20)]
+        other = make_certificate(tmp_path / "other").certificate
+        with raises(codes.TARGET_REFUSES, "certificate verify failed"):
+            async with opened(postgres_spec(database, "insert", **safe | {"sslRootCert": str(other)})):
+                pass
 
 
 async def test_lanes_that_open_at_once_create_the_tables_once(postgres: PostgresServer) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,7 +22,7 @@ from millstream_reader.sources.kafka import lane as lane_module
 from millstream_reader.sources.kafka.lane import KafkaSourceLane
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
-from tests.support.kafka_server import KafkaServer
+from tests.support.kafka_server import PASSWORD, SCRAM, USER, KafkaServer
 
 
 def spec(kafka: KafkaServer, topic: str, **settings: Any) -> dict[str, Any]:
@@ -84,6 +86,25 @@ async def test_what_comes_again_because_offsets_are_assigned_again_counts_once(k
         records, _, _ = await read_to_end(lane)
     assert sorted(values(records)) == whole()
     assert in_order(records)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
+@pytest.mark.parametrize("mechanism", SCRAM)
+async def test_records_come_in_encrypted_with_a_password_that_is_not_sent(
+    kafka: KafkaServer, topic: str, tmp_path: Path, mechanism: str
+) -> None:
+    secret = tmp_path / "password"
+    secret.write_text(PASSWORD)
+    sasl = {"mechanism": mechanism, "user": USER, "password": {"file": str(secret)}}
+    safe = {"brokers": [kafka.safe_brokers], "sasl": sasl, "tls": {"ca": {"file": str(kafka.certificate)}}}
+    async with open_lane(spec(kafka, topic, stopAtEnd=True, **safe)) as lane:
+        records, _, _ = await read_to_end(lane)
+    assert sorted(values(records)) == whole()
+    secret.write_text("wrong")
+    with raises(codes.TARGET_REFUSES) as refused:
+        async with open_lane(spec(kafka, topic, **safe)):
+            pass
+    assert "wrong" not in str(refused.value)
 
 
 async def test_lanes_share_the_partitions_and_limits_are_kept(kafka: KafkaServer, topic: str) -> None:

@@ -293,7 +293,12 @@ class KafkaSourceLane:
         return self._consumer
 
     def _reach(self, ask: Callable[[float], _T]) -> _T:
-        return reach(ask, lambda _: None, self._heard, self._thread, self._spec, self._where)
+        return reach(ask, self._listen, self._heard, self._thread, self._spec, self._where)
+
+    def _listen(self, limit_s: float) -> None:
+        """To what the brokers say, while no records could come with it."""
+        if not self._client.assignment():
+            self._client.poll(limit_s)
 
 
 def _packed(offsets: dict[Split, int]) -> dict[str, dict[str, int]]:
