@@ -109,7 +109,8 @@ async def storm(
             await place.fill(number * part, (number + 1) * part)
             # Sometimes before what was killed last is back, sometimes in the middle of the work.
             seen = run.records("out")
-            wanted = seen + rng.choice((0, 1, rng.randrange(part)))
+            # What comes while the source is filled may be done by now.
+            wanted = min(seen + rng.choice((0, 1, rng.randrange(part))), (number + 1) * part)
             await run.until(lambda wanted=wanted: run.records("out") >= wanted)  # type: ignore[misc]
             await _kill(run, place, victim)
             found.kills[victim] += 1
