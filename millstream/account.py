@@ -105,6 +105,14 @@ def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
     return [own, *_handed_on(lane, mark)]
 
 
+def progress(mark: mark_pb2.Mark) -> tuple[int, int]:
+    """Records and bytes that the lane has taken and written, all buffers together: as much more as it does more."""
+    taken = mark.reduce.inputs if mark.HasField("reduce") else ()
+    records = mark.account.inputs + sum(done.records for done in taken) + sum(item.records for item in mark.written)
+    size = mark.account.input_bytes + sum(done.bytes for done in taken) + sum(item.bytes for item in mark.written)
+    return records, size
+
+
 def _handed_on(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
     """What the vertices behind the first of a chain have taken. No sequences: it was never stored."""
     return [

@@ -16,7 +16,7 @@ from millstream.background import open_tasks
 from millstream.errors import RetryLaterError
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
-from millstream.watermark.store import OtStatistics, OtUpdate, check_own, decode_update, raise_epoch
+from millstream.watermark.store import NewEntry, OtStatistics, OtUpdate, check_own, decode_update, raise_epoch
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -116,7 +116,7 @@ class MemoryOtStore:
     def statistics(self) -> OtStatistics:
         return self._statistics
 
-    def publish(self, lane: LaneId, entry: OtEntry, *, soon: bool = True) -> None:
+    def publish(self, lane: LaneId, entry: NewEntry, *, soon: bool = True) -> None:
         self._publisher.publish(lane.key, entry, soon=soon)
 
     async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from millstream import limits
 from millstream.errors import FencedError, RetryLaterError
-from millstream.watermark.store import OtStatistics
+from millstream.watermark.store import NewEntry, OtStatistics
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,9 @@ class _Slot:
     """The newest entry of one lane and where it stands."""
 
     key: str
-    entry: OtEntry
+    entry: NewEntry
+    epoch: int = 0
+    """Of the entry that was put last."""
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     """The entry has not been given to a put yet."""
     stored: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,10 +68,10 @@ class CoalescingPublisher:
         self._running: list[asyncio.Task[None]] = []
         self._closed = False
 
-    def publish(self, key: str, entry: OtEntry, *, soon: bool) -> None:
+    def publish(self, key: str, entry: NewEntry, *, soon: bool) -> None:
         """As `OtStore.publish`."""
         slot = self._slots.get(key)
-        if slot is not None and slot.fenced and entry.epoch > slot.entry.epoch:
+        if slot is not None and slot.fenced and _made(entry).epoch > slot.epoch:
             # The lane came back to this process after another had it.
             del self._slots[key]
             slot = None
@@ -112,8 +114,10 @@ class CoalescingPublisher:
             slot.waiting.clear()
             slot.soon.clear()
             begun_s = loop.time()
+            entry = _made(slot.entry)
+            slot.epoch = entry.epoch
             try:
-                await self._put(slot.key, slot.entry)
+                await self._put(slot.key, entry)
             except FencedError as error:
                 _log.warning("lane %s: watermarks are not published any more: %s", slot.key, error)
                 slot.fenced = True
@@ -138,6 +142,10 @@ class CoalescingPublisher:
         if not self._statistics.last_error:
             _log.warning("lane %s: its watermark could not be stored, trying until it can: %s", slot.key, error)
         self._statistics.last_error = str(error)
+
+
+def _made(entry: NewEntry) -> OtEntry:
+    return entry if isinstance(entry, OtEntry) else entry()
 
 
 async def _wait_for(event: asyncio.Event, seconds: float) -> None:

@@ -22,7 +22,7 @@ from millstream.errors import DamageError, InfrastructureError
 from millstream.pauses import until_next
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
-from millstream.watermark.store import OtStatistics, OtUpdate, check_own, raise_epoch
+from millstream.watermark.store import NewEntry, OtStatistics, OtUpdate, check_own, raise_epoch
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -53,7 +53,7 @@ class RevisionedOtStore(ABC):
     def statistics(self) -> OtStatistics:
         return self._statistics
 
-    def publish(self, lane: LaneId, entry: OtEntry, *, soon: bool = True) -> None:
+    def publish(self, lane: LaneId, entry: NewEntry, *, soon: bool = True) -> None:
         self._publisher.publish(lane.key, entry, soon=soon)
 
     async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -95,6 +95,11 @@ class OtStatistics:
     """Why the last put failed; empty after a success."""
 
 
+NewEntry: TypeAlias = OtEntry | Callable[[], OtEntry]
+"""What is to be put; or what makes it when it is put, of what is true then. Most of what a busy lane has to say is
+superseded before that."""
+
+
 class OtStore(Protocol):
     """The OT store of one vertex."""
 
@@ -103,7 +108,7 @@ class OtStore(Protocol):
 
     def statistics(self) -> OtStatistics: ...
 
-    def publish(self, lane: LaneId, entry: OtEntry, *, soon: bool = True) -> None:
+    def publish(self, lane: LaneId, entry: NewEntry, *, soon: bool = True) -> None:
         """Hand over the newest entry of an own lane (not to be changed afterwards); stored without being waited for.
 
         At once when nothing was published within the last `limits.OT_PUBLISH_INTERVAL_S`, else at its end; only the

@@ -29,7 +29,7 @@ class BufferLane:
     async def running(self) -> AsyncIterator[asyncio.TaskGroup]:
         """A group for the lane's work; on leaving, it is committed, and the lane ends if its input has."""
         # An owner before this one may have been killed between its commit and its trim.
-        self._consumed()
+        self._consumed(0)
         async with asyncio.TaskGroup() as background:
             watermark = background.create_task(self._follow_watermark(), name=f"watermark {self.core.lane}")
             async with asyncio.TaskGroup() as work:
@@ -52,14 +52,14 @@ class BufferLane:
         return self.input.watermark_at(last.sequence if last is not None else self.core.committer.mark.sequence)
 
     async def _committed(self, units: Sequence[Unit]) -> None:
-        self._consumed()
+        self._consumed(sum(unit.account.input_bytes for unit in units))
         self.input.forget(self.core.committer.mark.sequence)
         # What was heard while the commit was in progress was looked at for the mark before, and may be all there is.
         self.input.changed.set()
 
-    def _consumed(self) -> None:
+    def _consumed(self, size: int) -> None:
         # The newest frame that was read stays: the next to read here checks whether it is still that one.
-        self._trimmer.consumed(self.reader.buffer, newest(self.core.committer.mark.read) - 1)
+        self._trimmer.consumed(self.reader.buffer, newest(self.core.committer.mark.read) - 1, size)
 
     async def _follow_watermark(self) -> None:
         """Move the lane's watermark on with its input's, also while nothing is committed."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from millstream.account import account_of, consumed
+from millstream.account import account_of, consumed, progress
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
 from millstream.limits import OT_LITTLE_INTERVAL_S
 from millstream.record import LaneId
@@ -209,11 +209,19 @@ class LaneCore:
         before_us, was_idle = self._watermark_us, self._idle
         self._watermark_us = max(self._watermark_us, self.promise(watermark_us))
         self._idle = idle
+        promised = not self._little.watermark and (self._watermark_us, idle) != (before_us, was_idle)
+        # At each commit, and put once for many: it is made when it is put. What it says was committed by then, and its
+        # watermark is never later than that.
+        self._ot.publish(self.lane, self._entry, soon=self._is_news() or promised)
+
+    def _entry(self) -> ot_pb2.OtEntry:
+        """Where the lane stands."""
         mark = self.committer.mark
         entry = ot_pb2.OtEntry(
             epoch=mark.epoch,
-            watermark_us=self._watermark_us,
-            idle=idle,
+            # The entry may be made between the last commit and `end`, which publishes what that commit says.
+            watermark_us=END_OF_TIME_US if mark.ended else self._watermark_us,
+            idle=self._idle,
             ended=mark.ended,
             published_us=self.clock.now_us(),
         )
@@ -240,15 +248,14 @@ class LaneCore:
             entry.outputs.add(
                 edge=member.edge, partition=self.lane.partition, records=handed.records, bytes=handed.bytes
             )
-        promised = not self._little.watermark and (self._watermark_us, idle) != (before_us, was_idle)
-        self._ot.publish(self.lane, entry, soon=self._is_news(entry) or promised)
+        return entry
 
-    def _is_news(self, entry: ot_pb2.OtEntry) -> bool:
-        """Whether it counts more than a little that was not told, or is the first or the last entry."""
-        states = (*entry.inputs, *entry.outputs)
-        records, size = sum(state.records for state in states), sum(state.bytes for state in states)
+    def _is_news(self) -> bool:
+        """Whether the next entry counts more than a little that was not told, or is the first or the last."""
+        mark = self.committer.mark
+        records, size = progress(mark)
         told = self._told
-        if told is not None and not entry.ended and self._little.covers(records - told[0], size - told[1]):
+        if told is not None and not mark.ended and self._little.covers(records - told[0], size - told[1]):
             return False
         self._told = (records, size)
         return True

@@ -1,6 +1,7 @@
 """Removes what lanes have consumed from the ledger they read, in the background, seldom.
 
-    lanes ─► consumed(buffer, sequence) ─► Trimmer of that ledger ─► one trim of all buffers, every quarter of a second
+    lanes ─► consumed(buffer, sequence) ─► Trimmer of that ledger ─► one trim of all buffers, every second; while much
+                                                                     is consumed every quarter of a second
 
 All lanes of a process that read one ledger share its trimmer: what it asks the broker does not grow with their number
 times that of the lanes that write. Above it: the lanes; the assembly runs it. Below it: the ledger.
@@ -13,34 +14,60 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from millstream.errors import RetryLaterError
+from millstream.limits import MIB
+from millstream.pauses import pause
 from millstream.record import BufferId
 
 _log = logging.getLogger(__name__)
+
+_LITTLE_BYTES = 4 * MIB
+_LITTLE_MESSAGES = 512
+"""Less than that waits for the longer interval: a trim costs the broker three requests, whatever it removes."""
+_LITTLE_S = 1.0
 
 
 class Trimmer:
     """Of one ledger. `trim`: its own."""
 
-    def __init__(self, trim: Callable[[Mapping[BufferId, int]], Awaitable[None]], interval_s: float = 0.25) -> None:
+    def __init__(
+        self,
+        trim: Callable[[Mapping[BufferId, int]], Awaitable[None]],
+        interval_s: float = 0.25,
+        little_s: float = _LITTLE_S,
+    ) -> None:
+        """`interval_s`: between two trims, however much is consumed. `little_s`: how long little waits for more."""
         self._trim = trim
         self._interval_s = interval_s
+        self._little_s = little_s
         self._consumed: dict[BufferId, int] = {}
         self._trimmed: dict[BufferId, int] = {}
         self._wake = asyncio.Event()
+        self._size = 0
+        """Bytes that no trim was asked for yet."""
+        self._much = asyncio.Event()
 
-    def consumed(self, buffer: BufferId, sequence: int) -> None:
-        """No lane needs anything up to `sequence` any more."""
+    def consumed(self, buffer: BufferId, sequence: int, size: int = _LITTLE_BYTES) -> None:
+        """No lane needs anything up to `sequence` any more. `size`: how much that is more than before, where the lane
+        knows it."""
         if sequence > self._consumed.get(buffer, 0):
             self._consumed[buffer] = sequence
             self._wake.set()
+        self._size += size
+        messages = sequence - self._trimmed.get(buffer, 0)
+        if self._size >= _LITTLE_BYTES or messages >= _LITTLE_MESSAGES:
+            self._much.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await self._wake.wait()
+            await pause(self._little_s, unless=self._much)
             self._wake.clear()
+            self._much.clear()
+            self._size = 0
             if not await self._try():
                 self._wake.set()
+                self._much.set()
             await asyncio.sleep(self._interval_s)
 
     async def finish(self) -> None:

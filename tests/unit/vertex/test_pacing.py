@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from millstream.clock import SystemClock
+from millstream.clock import END_OF_TIME_US, SystemClock
 from millstream.limits import COMMIT_LINGER_RECORDS_MAX
 from millstream.record import BufferId, Position
 from millstream.telemetry import Telemetry
@@ -208,3 +208,15 @@ async def test_gathering_looks_again_when_it_is_woken() -> None:
         may_hand_over.set()
         inputs.wake()
         await gathering
+
+
+async def test_an_entry_of_a_lane_that_has_ended_says_so_with_the_end_of_time() -> None:
+    # It is made when it is put, which may be after the last commit and before the lane publishes its end.
+    async with open_pacing() as pacing, asyncio.timeout(30):
+        core = pacing.core
+        await core.committer.commit([], watermark_us=END_OF_TIME_US, ended=True)
+        core.publish(5)
+        await core.publish_last()
+        stored = await core._ot.stored(LANE)
+        assert stored is not None
+        assert (stored.entry.ended, stored.entry.watermark_us) == (True, END_OF_TIME_US)

@@ -9,6 +9,7 @@ import pytest
 
 from millstream import codes
 from millstream.errors import RetryLaterError
+from millstream.limits import MIB
 from millstream.record import BufferId
 from millstream_vertex.trimming import Trimmer
 
@@ -76,3 +77,40 @@ async def test_lanes_are_trimmed_together_and_those_that_stand_still_not_at_all(
     # The last frame of a lane may go when its mark lies elsewhere.
     await trimmer.finish()
     assert trims.done[2:] == [{A: 4, B: 9}]
+
+
+@pytest.mark.guarantee("I8")
+async def test_little_waits_for_more_and_much_does_not_wait() -> None:
+    trims = Trims()
+    trimmer = Trimmer(trims, interval_s=0.0, little_s=3600.0)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(trimmer.run())
+        # How much lies there is not known before the first trim.
+        trimmer.consumed(A, 5000, 0)
+        await until_done(trims, 1)
+        for sequence in range(5001, 5401):
+            trimmer.consumed(A, sequence, 100)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(trims.done) == 1
+        trimmer.consumed(A, 5401, 8 * MIB)
+        await until_done(trims, 2)
+        trimmer.consumed(A, 5500, 100)
+        # Many messages, however small they are.
+        trimmer.consumed(A, 6000, 100)
+        await until_done(trims, 3)
+        running.cancel()
+    assert trims.done == [{A: 5000}, {A: 5401}, {A: 6000}]
+
+
+async def test_what_is_little_is_trimmed_all_the_same() -> None:
+    trims = Trims()
+    trimmer = Trimmer(trims, interval_s=0.0, little_s=0.01)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(trimmer.run())
+        trimmer.consumed(A, 1, 100)
+        await until_done(trims, 1)
+        trimmer.consumed(A, 2, 100)
+        await until_done(trims, 2)
+        running.cancel()
+    assert trims.done == [{A: 1}, {A: 2}]

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from millstream import codes
+from millstream.errors import FencedError
 from millstream.watermark.publish import CoalescingPublisher
 from millstream.watermark.store import OtStatistics
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
@@ -70,3 +72,47 @@ async def test_a_flush_waits_for_no_interval() -> None:
         assert await puts.nothing_arrives()
         await publisher.flush()
         assert await puts.arrived.get() == 2
+
+
+async def test_what_makes_an_entry_is_asked_when_it_is_put() -> None:
+    now, made = 1, 0
+
+    def entry() -> OtEntry:
+        nonlocal made
+        made += 1
+        return OtEntry(epoch=1, watermark_us=now)
+
+    async with open_publisher() as (publisher, puts):
+        publisher.publish("lane", entry, soon=True)
+        assert await puts.arrived.get() == 1
+        for _ in range(8):
+            now += 1
+            publisher.publish("lane", entry, soon=False)
+        assert await puts.nothing_arrives()
+        publisher.publish("lane", entry, soon=True)
+        assert await puts.arrived.get() == 9
+    assert made == 2
+
+
+async def test_a_lane_that_comes_back_with_a_newer_epoch_is_published_again() -> None:
+    arrived: asyncio.Queue[int] = asyncio.Queue()
+    other = 2
+
+    async def put(key: str, entry: OtEntry) -> None:
+        if entry.epoch < other:
+            raise FencedError(codes.LANE_TAKEN_OVER, "another has the lane")
+        arrived.put_nowait(entry.epoch)
+
+    statistics = OtStatistics()
+    async with asyncio.TaskGroup() as tasks:
+        publisher = CoalescingPublisher(put, statistics, tasks, interval_s=0.0)
+        publisher.publish("lane", lambda: OtEntry(epoch=1), soon=True)
+        await publisher.flush()
+        assert statistics.fenced == 1
+        publisher.publish("lane", lambda: OtEntry(epoch=1), soon=True)
+        await publisher.flush()
+        publisher.publish("lane", lambda: OtEntry(epoch=3), soon=True)
+        await publisher.flush()
+        publisher.cancel()
+    assert arrived.get_nowait() == 3
+    assert arrived.empty()
