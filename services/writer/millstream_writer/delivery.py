@@ -139,7 +139,7 @@ class Delivery:
         return self._statistics
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> Account:
-        """Deliver these records (at least one frame, in order), after which the lane stands at `end`.
+        """Deliver these records (at least one frame, in order), after which the lane is at `end`.
 
         Returns when each has been taken by a sink or dropped, however often that has to be tried. The account that is
         returned is the same that `take_settled` gives once the records are durable. Raises `UserError` or `UdfError`

@@ -142,7 +142,7 @@ class SinkLane(Protocol):
         """
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        """Take these records, after which the lane stands at `end`. `frames` may be empty: nothing was for this sink.
+        """Take these records, after which the lane is at `end`. `frames` may be empty: nothing was for this sink.
 
         Raises `RetryLaterError` when nothing of it was taken and the same call may be repeated (target away, disk
         full), and `FencedError` when another owner has opened the lane since. After any other error, or when it is

@@ -50,7 +50,7 @@ class _Delta(SourceConnector[DeltaSource]):
     meaning = "Rows of a table of Delta Lake, version by version."
     packages: ClassVar[Mapping[str, str]] = {"deltalake": "millstream[delta]", "pyarrow": "millstream[delta]"}
     promise = Guarantee(
-        GuaranteeId.POSITION, "exactly once: it reads on in the version, file and row of its last commit"
+        GuaranteeId.POSITION, "exactly once: it continues at the version, file and row of its last commit"
     )
     ends = "at the newest version, without `follow`"
 

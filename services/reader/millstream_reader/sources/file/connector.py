@@ -126,7 +126,7 @@ class FileSource(SpecModel):
 class _File(SourceConnector[FileSource]):
     model = FileSource
     meaning = "Records read from files, or from objects of a store."
-    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it reads on in the file from where its last commit ended")
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues in the file where its last commit ended")
     ends = "at the end of the last file, without `follow`"
     has_headers = False
     extracts = True
@@ -137,7 +137,7 @@ class _File(SourceConnector[FileSource]):
     def guarantee(self, settings: FileSource) -> Guarantee:
         if settings.objects:
             sentence = (
-                "exactly once: it reads on in the object from where its last commit ended, and stops where an object "
+                "exactly once: it continues in the object where its last commit ended, and stops where an object "
                 "that it has read was replaced"
             )
             return Guarantee(GuaranteeId.POSITION, sentence)

@@ -230,7 +230,7 @@ class FollowLane:
         if fault is None:
             return
         _log.warning(
-            "lane %s: %s was truncated: %s; reading goes on at its new beginning%s",
+            "lane %s: %s was truncated: %s; reading continues at its new beginning%s",
             self._lane, entry.name, fault, ", a line without its end is lost" if file.open_line else "",
         )  # fmt: skip
         entry.file = file.begun_anew()

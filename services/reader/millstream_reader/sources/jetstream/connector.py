@@ -53,7 +53,7 @@ class JetStreamSource(NatsServer):
 class _JetStream(SourceConnector[JetStreamSource]):
     model = JetStreamSource
     meaning = "Messages of a stream of NATS JetStream."
-    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it reads on behind the message in its last commit")
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the message in its last commit")
     ends = "never, without `stopAtEnd`"
     strangers = True
     encoded = True

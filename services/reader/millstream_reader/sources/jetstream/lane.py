@@ -262,7 +262,7 @@ class JetStreamSourceLane:
         which = f" (of {', '.join(self._subjects)} or of other subjects)" if self._subjects else ""
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {self._spec.stream}: the lane stands at sequence {self._at}, and the first message "
+            f"{self._where}: {self._spec.stream}: the lane is at sequence {self._at}, and the first message "
             f"that is left is {first}: messages{which} were removed before they were read, by the limits of the "
             "stream or a purge. Nothing else was skipped. Read what is left with a source of another name, or start "
             "over with --fresh; and let the stream keep more",
@@ -398,7 +398,7 @@ class JetStreamSourceLane:
     async def _new_consumer(self) -> None:
         """One after the last message that was given. What has arrived and was not given comes again."""
         if self._restart != "start":
-            _log.info("%s: reading goes on after %s (%s)", self._where, self._at, self._restart or "reconnected")
+            _log.info("%s: reading continues after %s (%s)", self._where, self._at, self._restart or "reconnected")
         async with asyncio.timeout(self._spec.timeout_s):
             await self._connection.connected()
             self._round += 1

@@ -55,7 +55,7 @@ class KafkaSource(KafkaCluster):
 class _Kafka(SourceConnector[KafkaSource]):
     model = KafkaSource
     meaning = "Records of topics of Kafka."
-    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it reads on at the offsets in its last commit")
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues at the offsets in its last commit")
     ends = "never, without `stopAtEnd`"
     packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}
     strangers = True

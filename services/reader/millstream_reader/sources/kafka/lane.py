@@ -127,7 +127,7 @@ class KafkaSourceLane:
             self._next, self._ends = self._known(body)
             for split, offset in self._next.items():
                 if split not in splits:
-                    raise self._removed(split, f"the lane stands at {offset}, and the partition is gone")
+                    raise self._removed(split, f"the lane is at {offset}, and the partition is gone")
                 self._check(split, offset)
             self._add(splits)
         self._assign()
@@ -185,9 +185,9 @@ class KafkaSourceLane:
     def _check(self, split: Split, offset: int) -> None:
         first, end = self._bounds(split)
         if not first <= offset:
-            raise self._removed(split, f"the lane stands at offset {offset}, and the first that is left is {first}")
+            raise self._removed(split, f"the lane is at offset {offset}, and the first that is left is {first}")
         if offset > end:
-            raise self._removed(split, f"the lane stands at offset {offset}, and the partition ends at {end}")
+            raise self._removed(split, f"the lane is at offset {offset}, and the partition ends at {end}")
 
     def _removed(self, split: Split, what: str) -> DamageError:
         return DamageError(

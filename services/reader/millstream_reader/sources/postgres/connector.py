@@ -113,8 +113,8 @@ class _Postgres(SourceConnector[PostgresSource]):
     packages: ClassVar[Mapping[str, str]] = {"asyncpg": "millstream[postgres]"}
     promise = Guarantee(
         GuaranteeId.POSITION,
-        "exactly once: it reads on behind the cursor in its last commit, and waits for transactions that may still "
-        "write in front of it; or behind the change in its last commit, which its slot follows",
+        "exactly once: it continues after the cursor in its last commit, and waits for transactions that may still "
+        "write in front of it; or after the change in its last commit, which its slot follows",
     )
     ends = "never, without `stopAtEnd`"
     has_headers = False

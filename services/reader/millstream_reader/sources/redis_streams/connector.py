@@ -47,7 +47,7 @@ class _Redis(SourceConnector[RedisSource]):
     model = RedisSource
     meaning = "Entries of streams of Redis."
     packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
-    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it reads on behind the entry in its last commit")
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the entry in its last commit")
     ends = "never, without `stopAtEnd`"
     strangers = True
 

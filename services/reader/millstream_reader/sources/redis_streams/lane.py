@@ -279,7 +279,7 @@ class RedisSourceLane:
         if self._spec.stop_at_end and stream.end is None:
             stream.end, stream.end_count = told.last, told.added
         if told.last < stream.at:
-            what = f"the lane stands at entry {stream.at}, and the last that the stream ever had is {told.last}"
+            what = f"the lane is at entry {stream.at}, and the last that the stream ever had is {told.last}"
             raise self._replaced(stream, what)
         if stream.digest:
             for entry in _entries(await link.ask("XRANGE", stream.name, str(stream.at), str(stream.at))):

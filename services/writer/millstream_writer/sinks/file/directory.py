@@ -187,7 +187,7 @@ class LaneDirectory:
         name = FinishedName(self._lane, after, end, self._owner.epoch, extension)
         if not file.synced:
             # After a failed fsync the kernel may have forgotten what it could not write; a second one may succeed and
-            # mean nothing. So the file is given up, full disk or not, and the lane goes on from its mark.
+            # mean nothing. So the file is given up, full disk or not, and the lane continues from its mark.
             file.damaged = True
             try:
                 with step("file_sink.sync", self._owner.vertex):
@@ -196,7 +196,7 @@ class LaneDirectory:
                 raise InfrastructureError(
                     codes.FSYNC_FAILED,
                     f"{self._owner.where}: fsync of {file.path} failed ({error.strerror}); the file is given up. "
-                    "Nothing is lost: the lane goes on from its mark. Check the disk.",
+                    "Nothing is lost: the lane continues from its mark. Check the disk.",
                 ) from error
             file.damaged, file.synced = False, True
         with self._explained("cannot finish a file"):
@@ -246,7 +246,7 @@ class LaneDirectory:
             raise InfrastructureError(
                 codes.FSYNC_FAILED,
                 f"{self._owner.where}: fsync of the directory {directory} failed ({error.strerror}). Nothing is lost: "
-                "the lane goes on from its mark and looks at the directory again. Check the disk.",
+                "the lane continues from its mark and looks at the directory again. Check the disk.",
             ) from error
 
     def _claim(self) -> None:
@@ -362,7 +362,7 @@ class LaneDirectory:
             if error.errno in _USERS:
                 raise UserError(codes.SINK_PATH, f"{at}. Choose another path, or change its rights.") from error
             raise InfrastructureError(
-                codes.CANNOT_WRITE, f"{at}. Nothing is lost: the lane goes on from its mark."
+                codes.CANNOT_WRITE, f"{at}. Nothing is lost: the lane continues from its mark."
             ) from error
 
 

@@ -295,7 +295,7 @@ class PostgresSinkLane:
                 await self._commit(connection, rest)
         except FAILURES as error:
             if is_of_a_record(error):
-                # It was taken before; the lane goes on from its mark, and meets the record as the first time.
+                # It was taken before; the lane continues from its mark, and meets the record as the first time.
                 what = f"{self._owner.where}: the database refuses a record that it would have taken before: {error}"
                 raise UserError(codes.SINK_REFUSED, what) from error
             raise
