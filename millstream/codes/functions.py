@@ -5,8 +5,8 @@ from __future__ import annotations
 from millstream.codes.code import Code
 
 _INPUT_WAITS = (
-    "Nothing that the function had not answered is acknowledged: it waits in the buffer before the "
-    "vertex and is given to the function at the next start. Answers that were given count once."
+    "Nothing that the function had not answered is acknowledged: it waits in the buffer before the vertex and is "
+    "given to the function at the next start. Answers that were given count once."
 )
 
 FUNCTION_FAILED = Code(
@@ -18,8 +18,8 @@ FUNCTION_FAILED = Code(
         "function's traceback."
     ),
     data=(
-        "The record is not acknowledged. It waits in the buffer before the vertex with all behind it, and is "
-        "given to the function again at the next start. What was committed before it counts once."
+        "The record is not acknowledged. It waits in the buffer before the vertex, with everything behind it, and "
+        "is given to the function again at the next start. What was committed before it counts once."
     ),
     do=(
         "Correct the function and start again; or set `udf.retryStrategy.onFailure` to drop such records or "
@@ -48,22 +48,22 @@ SOURCE_FUNCTION_FAILED = Code(
     "A source function failed again and again",
     happened="A user-defined source failed as many reads in a row as are allowed.",
     data=(
-        "What it gave before is committed. What it reads from is where the function left it: whether that "
-        "gives the same records again is up to the function."
+        "What it gave before is committed. Its input is where the function left it: whether it gives the same "
+        "records again is up to the function."
     ),
     do="Correct the function, or what it reads from, and start again.",
 )
 
 SINK_FUNCTION_FAILED = Code(
     3004,
-    "A sink function did not take a record",
+    "A sink function did not accept a record",
     happened=(
         "A user-defined sink failed for a record at every attempt of its retry policy, and the policy says "
         "stop. The message names the record."
     ),
     data=(
-        "The record is not acknowledged and is given to the function again at the next start, as may records "
-        "around it that the function took since the last mark."
+        "The record is not acknowledged and is given to the function again at the next start, as may be records "
+        "around it that the function accepted since the last mark."
     ),
     do="Correct the function or its target; or give the sink a `fallback`, or set `retryStrategy.onFailure`.",
 )
@@ -72,19 +72,19 @@ RECORD_MISFIT = Code(
     3005,
     "A record does not fit the type that its function takes",
     happened=(
-        "The function takes values as a type (an annotation of its first parameter, or `decode=` of its "
-        "decorator), and a value is not that: no JSON, a field missing, or one that holds something else. The "
-        "message names the record, the field and what stands there. Another attempt would not help, so none "
-        "was made."
+        "The function takes values of a type (an annotation of its first parameter, or `decode=` of its "
+        "decorator), and a value does not have it: it is not JSON, a field is missing, or a field holds something "
+        "else. The message names the record, the field and its value. Another attempt would not help, so none was "
+        "made."
     ),
     data=(
-        "The function has not seen the record. Where the pipeline stops over it, it is not acknowledged and "
-        "waits in the buffer before the vertex. Where the retry policy says so, it is in the dead letters, or "
-        "counted as dropped."
+        "The function has not seen the record. If the pipeline stops because of it, it is not acknowledged and "
+        "waits in the buffer before the vertex. If the retry policy says so, it is a dead letter, or counted as "
+        "dropped."
     ),
     do=(
-        "Correct what makes such records; or let the type take them: a default for a field that may be "
-        "missing, `float | None`, `str`. Or set `udf.retryStrategy.onFailure` to send such records to a "
+        "Correct the program that writes such records; or let the type accept them: a default for a field that may "
+        "be missing, `float | None`, `str`. Or set `udf.retryStrategy.onFailure` to send such records to a "
         "dead-letter edge or to drop them."
     ),
 )
@@ -93,14 +93,13 @@ FUNCTION_NOT_STARTED = Code(
     3101,
     "A function does not start",
     happened=(
-        "The process of a function ended before it answered, or gave no answer in time, or nothing answers "
-        "at its address. The message has its exit code and its last lines."
+        "The process of a function ended before it answered, did not answer in time, or nothing answers at its "
+        "address. The message has its exit code and its last lines."
     ),
     data=_INPUT_WAITS,
     do=(
-        "Start the function's command by hand in its working directory: what it prints tells most. A module "
-        "that is missing, an error at import and a port or socket that is not listened on are the common "
-        "causes."
+        "Start the function's command by hand in its working directory and see what it prints. Common causes are a "
+        "missing module, an error at import, and a port or socket on which nothing listens."
     ),
 )
 
@@ -108,33 +107,29 @@ FUNCTION_IMPORT = Code(
     3102,
     "A Python function cannot be imported or set up",
     happened=(
-        "Importing the module of a reduce function raised an error, or it has no such function, or its setup "
-        "failed in a process of Spark's."
+        "Importing the module of a reduce function raised an error, the module has no such function, or its setup "
+        "failed in a process of Spark."
     ),
     data=_INPUT_WAITS,
     do=(
-        "Correct the module; import it by hand with the Python that Spark's workers run. On a cluster, its "
-        "code has to be on every machine."
+        "Correct the module; import it by hand with the Python that Spark's workers use. On a cluster, its code "
+        "has to be on every machine."
     ),
 )
 
 FUNCTION_KIND = Code(
     3103,
     "A function is of another kind than its vertex needs",
-    happened="The process serves a map where a sink is needed, say.",
+    happened="For example, the process serves a map where a sink is needed.",
     data=_INPUT_WAITS,
-    do=(
-        "Name the function that belongs there, or serve it as the kind that the message asks for. "
-        "docs/udf.md has the kinds."
-    ),
+    do=("Name the right function, or serve it as the kind that the message asks for. docs/udf.md lists the kinds."),
 )
 
 FUNCTION_VERSION = Code(
     3104,
-    "A function speaks another version of the protocol",
+    "A function uses another version of the protocol",
     happened=(
-        "The SDK that the function was built with, and this Millstream, do not have a version of the "
-        "protocol in common."
+        "The SDK that the function was built with and this Millstream have no version of the protocol in common."
     ),
     data=_INPUT_WAITS,
     do="Install an SDK of the same release as Millstream, and build the function again.",
@@ -144,14 +139,14 @@ FUNCTION_PROTOCOL = Code(
     3105,
     "A function breaks its protocol",
     happened=(
-        "The process sent something that the protocol does not allow: an answer to no call, a second answer, "
-        "bytes that are not a message. With the SDK of Millstream that does not happen; something else may "
-        "listen at its address."
+        "The process sent something that the protocol does not allow: an answer without a call, a second answer, "
+        "bytes that are not a message. The SDK of Millstream does not do that; perhaps another program listens at "
+        "its address."
     ),
     data=(_INPUT_WAITS + " The answer in question was not used."),
     do=(
-        "See that the address is that of the function. With an SDK of your own compare it with "
-        "docs/udf-protocol.md; else report it."
+        "Check that the address is that of the function. If you use your own SDK, compare it with "
+        "docs/udf-protocol.md; otherwise report it."
     ),
 )
 
@@ -159,11 +154,11 @@ FUNCTION_REFUSES = Code(
     3106,
     "A function's process refuses the stream",
     happened=(
-        "The process ended the stream with an answer that would be the same next time: it does not serve "
-        "this kind, or knows nothing of such calls. The message has what it said."
+        "The process ended the stream with an answer that would be the same next time: it does not serve this "
+        "kind, or does not know such calls. The message has its answer."
     ),
     data=_INPUT_WAITS,
-    do="Look at what the process says, and at docs/udf-protocol.md for what it has to serve.",
+    do="See what the process reports, and docs/udf-protocol.md for what it has to serve.",
 )
 
 FUNCTION_MESSAGE_SIZE = Code(
@@ -171,5 +166,5 @@ FUNCTION_MESSAGE_SIZE = Code(
     "A message between vertex and function was too large",
     happened="A record, an answer or a group of a reduce is larger than one message of the protocol may be.",
     data=_INPUT_WAITS,
-    do="Give smaller answers: several records instead of one, or the name of what is stored elsewhere.",
+    do="Give smaller answers: several records instead of one, or a reference to data that is stored elsewhere.",
 )

@@ -15,15 +15,15 @@ PIPELINE_INVALID = Code(
     ),
     data=_UNTOUCHED,
     do=(
-        "Look at the lines one by one, from the top: a mistake further up may cause others below. "
-        "`millstream validate FILE` lists them all without running anything, `-o json` in a form for programs."
+        "Read the lines one by one, from the top: a mistake further up may cause others below. `millstream "
+        "validate FILE` lists them all without running anything, and `-o json` prints them for programs."
     ),
 )
 
 NOT_YAML = Code(
     2201,
-    "The file is not YAML that can be read",
-    happened="The file cannot be opened, is not UTF-8, is not YAML, or does not hold one mapping.",
+    "The file is not readable YAML",
+    happened="The file cannot be opened, is not UTF-8, is not YAML, or does not contain exactly one mapping.",
     data=_UNTOUCHED,
     do=(
         "Correct the text at the line and column that the message names: indentation, a missing colon or "
@@ -33,27 +33,26 @@ NOT_YAML = Code(
 
 YAML_FEATURE = Code(
     2202,
-    "The file uses YAML that has more than one meaning",
+    "The file uses ambiguous YAML",
     happened=(
-        "The file has a tag, a key that is given twice, a key that is not text, a merge of something that is "
-        "not a mapping, or a plain value that readers of YAML understand differently (such as `0100` or "
-        "`1_000`)."
+        "The file has a tag, a key that is given twice, a key that is not text, a merge of something that is not a "
+        "mapping, or a plain value that YAML readers interpret differently (such as `0100` or `1_000`)."
     ),
     data=_UNTOUCHED,
-    do="Quote the value when it is meant as text, write numbers in plain decimal, and give each key once.",
+    do="Quote the value if it is meant as text, write numbers in plain decimal, and give each key once.",
 )
 
 FILE_TOO_LARGE = Code(
     2203,
     "The pipeline file is too large or too deep",
-    happened="The file has more text, more nesting, or unfolds through aliases into more than any pipeline needs.",
+    happened="The file has more text or nesting than any pipeline needs, or expands to more through aliases.",
     data=_UNTOUCHED,
-    do=("Take out what does not belong into it: data belongs into files that a source reads, code into modules."),
+    do=("Remove what does not belong in it: data belongs in files that a source reads, code in modules."),
 )
 
 UNKNOWN_FIELD = Code(
     2204,
-    "A field is not known",
+    "Unknown field",
     happened=(
         "The pipeline file has a field that does not exist at this place: it is misspelt, belongs elsewhere, "
         "or comes from a newer version."
@@ -68,23 +67,23 @@ UNKNOWN_FIELD = Code(
 FIELD_MISSING = Code(
     2205,
     "A field is missing",
-    happened="A field that has no default is not there, or none of several fields of which one is needed.",
+    happened="A required field is missing, or none of several fields is present of which one is needed.",
     data=_UNTOUCHED,
-    do="Add it. The message says what it means, or which fields there are to choose from.",
+    do="Add it. The message says what it means, or which fields you can choose from.",
 )
 
 WRONG_TYPE = Code(
     2206,
-    "A value is of another type",
-    happened="A field holds a text where a number belongs, a list where a mapping belongs, and so on.",
+    "A value has the wrong type",
+    happened="For example, a field holds a text instead of a number, or a list instead of a mapping.",
     data=_UNTOUCHED,
-    do=("Write a value of the type that is expected. What looks like a number and is meant as text needs quotes."),
+    do=("Write a value of the expected type. A text that looks like a number needs quotes."),
 )
 
 OUT_OF_RANGE = Code(
     2207,
     "A number, duration or size is out of range",
-    happened="A value is smaller or larger than the field allows, or than another field beside it allows.",
+    happened="A value is smaller or larger than the field allows, or than another field next to it allows.",
     data=_UNTOUCHED,
     do="Choose a value within the bounds in the message. docs/spec.md gives the range of each field.",
 )
@@ -93,82 +92,79 @@ NOT_ALLOWED = Code(
     2208,
     "A value is not one of those allowed",
     happened=(
-        "The field takes one of a few values, and this is another one. Where it names a source, a sink or "
-        "another extension, its package may not be installed."
+        "The field takes one of a few values, and this is not one of them. If it names a source, a sink or another "
+        "extension, its package may not be installed."
     ),
     data=_UNTOUCHED,
-    do="Choose one of the values in the message, or install the package that brings the missing one.",
+    do="Choose one of the values in the message, or install the package that provides the missing one.",
 )
 
 VALUE_MALFORMED = Code(
     2209,
-    "A value is not written as it has to be",
+    "A value has the wrong form",
     happened=(
-        "A duration, size, name, address, URL, time, pattern or reference is not in the form that the field needs."
+        "A duration, size, name, address, URL, time, pattern or reference does not have the form that the field needs."
     ),
     data=_UNTOUCHED,
     do=(
-        "The message shows an example of what is expected. `${NAME}` is not expanded: a value that stands "
-        "elsewhere is written `{env: NAME}` or `{file: PATH}`."
+        "The message shows an example. `${NAME}` is not expanded: refer to a value that is stored elsewhere with "
+        "`{env: NAME}` or `{file: PATH}`."
     ),
 )
 
 FIELD_EMPTY = Code(
     2210,
     "A field is empty",
-    happened="A field is there, and has no value: the text or list is empty, or nothing stands behind the colon.",
+    happened="A field is present but has no value: the text or list is empty, or nothing follows the colon.",
     data=_UNTOUCHED,
-    do=(
-        "Give it a value, or leave the field out where it has a default. `{}` takes the defaults of a group of fields."
-    ),
+    do=("Give it a value, or leave the field out if it has a default. `{}` takes the defaults of a group of fields."),
 )
 
 NOT_SUPPORTED = Code(
     2211,
-    "A field of Numaflow's is not supported",
+    "A field of Numaflow is not supported",
     happened=(
-        "Millstream reads Numaflow's pipelines, and refuses those fields that would change results and that "
-        "it does not have."
+        "Millstream reads Numaflow's pipelines, and refuses those fields that it does not have and that would "
+        "change results."
     ),
     data=_UNTOUCHED,
     do=(
-        "Write it with what there is; the message says what comes nearest, where there is something. "
-        "docs/spec.md has all fields."
+        "Use the fields that exist; the message names the nearest one, if there is one. docs/spec.md lists all fields."
     ),
 )
 
 FIELDS_CONFLICT = Code(
     2212,
-    "Fields do not go together",
-    happened="Two fields exclude each other, or one needs another one that is not there or has another value.",
+    "Fields exclude or require each other",
+    happened="Two fields exclude each other, or one needs another one that is missing or has another value.",
     data=_UNTOUCHED,
-    do="Leave one of them out, or set the one that is needed, as the message says.",
+    do="Remove one of them, or set the one that is needed, as the message says.",
 )
 
 NAME_TWICE = Code(
     2213,
     "A name is used twice",
-    happened="Two vertices, two edges or two other things that are told apart by their names have the same one.",
+    happened="Two vertices, two edges or two other things that are identified by their names have the same name.",
     data=_UNTOUCHED,
     do="Rename one of them. Two edges between the same vertices need a `name` each.",
 )
 
 NO_SUCH_VERTEX = Code(
     2214,
-    "An edge names a vertex that is not there",
+    "An edge names a vertex that does not exist",
     happened="`from` or `to` of an edge is not the name of any vertex of the pipeline.",
     data=_UNTOUCHED,
-    do="Correct the name, or add the vertex. The message lists the names there are.",
+    do="Correct the name, or add the vertex. The message lists the existing names.",
 )
 
 EDGE_NOT_ALLOWED = Code(
     2215,
-    "An edge cannot lie there",
+    "An edge is not allowed there",
     happened=(
         "An edge begins at a sink, ends at a source, appears twice, or is of a kind that its vertices do not have."
     ),
     data=_UNTOUCHED,
-    do="Turn the edge round, remove it, or give it the kind that fits.",
+    do="Reverse the edge, remove it, or give it the right kind.",
 )
 
 NOT_CONNECTED = Code(
@@ -186,98 +182,96 @@ CYCLE = Code(
     2217,
     "A cycle is not allowed there",
     happened=(
-        "Edges lead back to a vertex that cannot be part of a cycle: a reduce, whose windows would wait for "
+        "Edges form a cycle through a vertex that cannot be part of one: a reduce, whose windows would wait for "
         "themselves, or a cycle without a way out."
     ),
     data=_UNTOUCHED,
-    do="Lead the edge elsewhere. Maps may form a cycle; a reduce belongs before or behind it.",
+    do="Change the edge. Maps may form a cycle; a reduce belongs before or after it.",
 )
 
 SIDE_EDGE = Code(
     2218,
     "A dead-letter or late edge is missing, or is not allowed",
     happened=(
-        "A policy says that records go to a dead-letter or late edge, and there is none; or there is such an "
-        "edge, and nothing would ever be sent along it."
+        "A policy sends records to a dead-letter or late edge, and there is none; or there is such an edge, and "
+        "nothing would ever be sent along it."
     ),
     data=_UNTOUCHED,
-    do="Add the edge with `kind: deadLetter` or `kind: late`, or change the policy that names it.",
+    do="Add the edge with `kind: deadLetter` or `kind: late`, or change the policy that needs it.",
 )
 
 NO_SUCH_FILE = Code(
     2219,
-    "A file, directory or program is not there",
+    "A file, directory or program does not exist",
     happened=(
-        "The pipeline file refers to a file, a directory or a program that this machine does not have. "
-        "Relative paths start from the directory of the pipeline file, or from `workingDir`."
+        "The pipeline file refers to a file, a directory or a program that this machine does not have. Paths are "
+        "relative to the directory of the pipeline file, or to `workingDir`."
     ),
     data=_UNTOUCHED,
     do=(
-        "Correct the path or create the file. To check a file that is meant for another machine use "
-        "`millstream validate --file-only`."
+        "Correct the path or create the file. To check a file that is meant for another machine, use `millstream "
+        "validate --file-only`."
     ),
 )
 
 FILE_UNUSABLE = Code(
     2220,
     "A file or directory cannot be used",
-    happened=(
-        "It is there, but may not be read, written or executed by you, or something else than expected has its name."
-    ),
+    happened=("It exists, but you may not read, write or execute it, or it is not what was expected."),
     data=_UNTOUCHED,
-    do="Change its rights (`chmod`), or name another one.",
+    do="Change its permissions (`chmod`), or name another one.",
 )
 
 FUNCTION_NOT_FOUND = Code(
     2221,
-    "The Python function is not there",
+    "The Python function does not exist",
     happened=(
-        "A `python:` reference leads to no module, to a file that Python cannot compile, or to a module that "
-        "has no such function."
+        "A `python:` reference names no module, a file that Python cannot compile, or a module that has no such "
+        "function."
     ),
     data=_UNTOUCHED,
     do=(
-        "Correct the reference (`package.module:function` or `path/to/file.py:function`), or the file. The "
-        "message names functions that are there."
+        "Correct the reference (`package.module:function` or `path/to/file.py:function`), or the file. The message "
+        "names existing functions."
     ),
 )
 
 SANDBOX_IMPOSSIBLE = Code(
     2223,
-    "A function cannot be held as it is asked for",
+    "A function cannot be confined as requested",
     happened=(
-        "This machine cannot keep a function in the sandbox or within the limits that the pipeline asks for, "
-        "or the sandbox would show the function your home directory."
+        "This machine cannot keep a function in the sandbox or within the limits that the pipeline asks for, or "
+        "the sandbox would expose your home directory to the function."
     ),
     data=_UNTOUCHED,
     do=(
-        "Give the function a `workingDir` with nothing but code in it; where the system cannot hold "
-        "functions, use one that can, or ask for less. docs/security.md says what is needed."
+        "Give the function a `workingDir` that contains only code; if the system cannot confine functions, use one "
+        "that can, or ask for less. docs/security.md says what is needed."
     ),
 )
 
 GUARANTEE_NOT_HELD = Code(
     2225,
-    "A guarantee is demanded that cannot be held",
+    "A demanded guarantee cannot be kept",
     happened=(
-        "A source or a sink has `guarantee: exactlyOnce` or `atLeastOnce`, and with these settings its kind promises "
-        "less. The message says what it promises."
+        "A source or a sink has `guarantee: exactlyOnce` or `atLeastOnce`, and with these settings its kind "
+        "guarantees less. The message says what it guarantees."
     ),
     data=_UNTOUCHED,
     do=(
-        "Change the settings as the message says, take a kind that holds what you demand (`millstream connectors` "
-        "lists what each promises), or take the demand away and accept what is promised."
+        "Change the settings as the message says, use a kind that guarantees what you demand (`millstream "
+        "connectors` lists them), or remove the demand and accept the weaker guarantee."
     ),
 )
 
 PLACE_TAKEN = Code(
     2224,
-    "Two parts of the pipeline want the same place",
-    happened="Two file sinks write into one directory, or several replicas would listen on one port.",
+    "Two parts of the pipeline use the same place",
+    happened="Two file sinks write to one directory, or several replicas would listen on one port.",
     data=_UNTOUCHED,
     do=(
-        "Give each a directory or a port of its own. A file sink needs its directory for itself, to know "
-        "after a crash which files are its own."
+        "Give each its own directory or port. A file sink needs a directory of its own, so that after a crash it "
+        "knows which files are its own."
     ),
 )
 
@@ -290,5 +284,5 @@ EDGE_NOT_CHAINED = Code(
         "differ, or other edges meet there."
     ),
     data=_UNTOUCHED,
-    do="Remove what the message names, or leave `chain` out: then the edge has a buffer.",
+    do="Remove what the message names, or leave `chain` out; then the edge has a buffer.",
 )

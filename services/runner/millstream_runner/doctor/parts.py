@@ -91,20 +91,30 @@ def _program(key: str) -> str:
 
 def extras(needs: Needs) -> Iterator[Finding]:
     """Those that a pipeline may need, with those of all kinds of sources and sinks that can be loaded."""
-    known = {extra: (module, [what]) for extra, (module, what) in _EXTRAS.items()}
+    known = {extra: ([module], [what]) for extra, (module, what) in _EXTRAS.items()}
     for registry in (SOURCES, SINKS):
         for name, connector in registry.all():
             for module, extra in connector.packages.items():
-                known.setdefault(extra, (module, []))[1].append(f"the `{name}` {registry.noun}")
-    for extra, (module, whats) in sorted(known.items()):
+                modules, whats = known.setdefault(extra, ([], []))
+                _add_once(modules, module)
+                _add_once(whats, f"the `{name}` {registry.noun}")
+    for extra, (modules, whats) in sorted(known.items()):
         needed = extra in needs.extras
         if not needs.wants(needed):
             continue
         what = ", ".join(whats)
-        if find_spec(module) is not None:
-            yield Finding(extra, State.OK, " ".join(filter(None, (module, _version_of(module)))), what)
+        missing = [module for module in modules if find_spec(module) is None]
+        if missing:
+            found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+            yield Finding(extra, needs.lacking(needed), found, what, f"`pip install '{extra}'`")
         else:
-            yield Finding(extra, needs.lacking(needed), f"{module} is not installed", what, f"`pip install '{extra}'`")
+            found = ", ".join(" ".join(filter(None, (module, _version_of(module)))) for module in modules)
+            yield Finding(extra, State.OK, found, what)
+
+
+def _add_once(items: list[str], item: str) -> None:
+    if item not in items:
+        items.append(item)
 
 
 def spark(needs: Needs) -> Iterator[Finding]:
