@@ -14,8 +14,8 @@ from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 
-_PACKAGES: Mapping[str, tuple[str, str]] = {"avro": ("fastavro", "millstream[avro]")}
-"""By encoding, the module that it needs and what `pip install` takes."""
+_PACKAGES: Mapping[str, Mapping[str, str]] = {"avro": {"fastavro": "millstream[avro]"}}
+"""By encoding, the modules that it needs, each with what `pip install` takes."""
 
 
 def _checked_url(written: str) -> str:
@@ -81,10 +81,14 @@ class Format(SpecModel):
             what = "`readerSchema` has no effect with `encoding: json`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("readerSchema",), what, "`encoding: avro`")
 
+    @property
+    def packages(self) -> Mapping[str, str]:
+        """The modules that it needs, each with what `pip install` takes."""
+        return _PACKAGES.get(self.encoding, {})
+
     def lacks(self) -> Iterator[tuple[str, str]]:
         """What it needs and this machine does not have, each with the remedy."""
-        if self.encoding in _PACKAGES:
-            module, package = _PACKAGES[self.encoding]
+        for module, package in self.packages.items():
             if find_spec(module) is None:
                 yield f"needs the package {module}, which is not installed", f"`pip install '{package}'`"
 

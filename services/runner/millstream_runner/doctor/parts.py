@@ -23,6 +23,7 @@ _TIMEOUT_S = 20.0
 _GO_MIN = (1, 24)
 _EXTRAS = {
     "millstream[arrow]": ("pyarrow", "functions with `arrow=True`, Parquet"),
+    "millstream[avro]": ("fastavro", "values in Avro with a schema registry"),
     "millstream[debug]": ("debugpy", "a debugger for functions (`--debug-function`)"),
     "millstream[nkeys]": ("nkeys", "brokers that authenticate users by NKeys or credentials files"),
     "millstream[objects]": ("obstore", "files in object stores, Avro"),
