@@ -14,15 +14,28 @@ from deltalake import DeltaTable, write_deltalake
 from ruamel.yaml import YAML
 
 from millstream import codes
+from millstream.clock import SystemClock
 from millstream.delta.tables import options_of
+from millstream.extract import Extraction
 from millstream.objects.settings import ObjectStore
 from millstream.spec.models import Source
-from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
+from millstream_reader.connector import SourceOwner
+from millstream_reader.sources.delta.connector import DeltaSource
+from millstream_reader.sources.delta.lane import DeltaSourceLane
+from millstream_reader.sources.file.disk import open_worker
+from tests.contract.sources.lanes import lane_id, open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
 from tests.support.object_server import ObjectServer
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "tables.md"
 ROWS = 40
+FIRST_ROW = {
+    "storageType": "i",
+    "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg00000",
+    "sizeInBytes": 34,
+    "cardinality": 1,
+}
+"""A deletion vector that removes row 0, as the protocol of Delta Lake writes one into the log."""
 
 
 @pytest.fixture
@@ -169,6 +182,52 @@ async def test_a_file_that_was_vacuumed_before_it_was_read_is_named(path: str) -
     table.vacuum(0, dry_run=False, enforce_retention_duration=False)
     async with open_lane(spec(path), batches[-1].position) as lane:
         with raises(codes.SOURCE_FILE_CHANGED, match="vacuum"):
+            await read_to_end(lane)
+
+
+@pytest.mark.guarantee("I15")
+async def test_a_version_that_was_looked_at_and_not_read_is_no_past(path: str, tmp_path: Path) -> None:
+    append(path, 0)
+    async with open_lane(spec(path)) as lane:
+        _, _, batches = await read_to_end(lane)
+    append(path, ROWS)
+    settings = DeltaSource(path=path)
+    owner = SourceOwner(lane_id(), 1, batches[-1].position, tmp_path, SystemClock(), Extraction())
+    async with open_worker("looks") as worker:
+        lane = DeltaSourceLane(settings, owner, worker)
+        lane.resume(owner.position)
+        await lane.open()
+        # The store goes away, or the run is drained, between the look at a version and its first row.
+        await worker.run(lane._fill)
+        await lane.drain()
+        stopped = await lane.read(10, 1 << 20, 0.05)
+        worker.finish()
+    async with open_lane(spec(path), stopped.position) as lane:
+        assert sorted(numbers(values((await read_to_end(lane))[0]))) == [*range(ROWS, 2 * ROWS)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_rows_that_are_marked_as_removed_are_not_read(path: str) -> None:
+    write_deltalake(path, pa.table({"n": [1, 2, 3]}))
+    log = Path(path) / "_delta_log"
+    actions = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
+    file = next(action["add"] for action in actions if "add" in action)
+    features = ["deletionVectors"]
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": features,
+        "writerFeatures": features,
+    }
+    lines = (
+        {"protocol": protocol},
+        {"remove": {"path": file["path"], "dataChange": True, "deletionTimestamp": 1}},
+        {"add": {**file, "deletionVector": FIRST_ROW}},
+    )
+    (log / f"{1:020}.json").write_text("\n".join(map(json.dumps, lines)))
+    assert pa.table(DeltaTable(path).deletion_vectors()).to_pylist()[0]["selection_vector"] == [False, True, True]
+    with raises(codes.TARGET_UNFIT, "deletion vectors"):
+        async with open_lane(spec(path)) as lane:
             await read_to_end(lane)
 
 

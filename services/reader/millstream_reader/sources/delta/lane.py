@@ -53,10 +53,12 @@ class DeltaSourceLane:
         self._done = 0
         self._row = 0
         self._crc = 0
-        """Of the newest version of which something was looked at."""
+        """Of the newest version of which something was read."""
         # What is in hand.
         self._files: Sequence[Added] | None = None
         """Of the version."""
+        self._found_crc = 0
+        """Of the version to which they belong."""
         self._blocks: Iterator[list[bytes]] | None = None
         self._values: list[bytes] = []
         self._next = 0
@@ -152,6 +154,7 @@ class DeltaSourceLane:
             self._look()
             return
         if self._done == len(self._files):
+            self._crc = self._found_crc
             self._version, self._whole, self._done, self._row = self._version + 1, False, 0, 0
             self._files = None
             return
@@ -185,7 +188,7 @@ class DeltaSourceLane:
                 "lane %s: version %d of %s is skipped: it changes or removes rows (%s)",
                 self._owner.lane, self._version, self._settings.path, found.skipped,
             )  # fmt: skip
-        self._crc = found.crc
+        self._found_crc = found.crc
         self._files = found.files
         if self._done > len(self._files):
             raise self._replaced(f"version {self._version} has fewer files than before")
@@ -222,7 +225,7 @@ class DeltaSourceLane:
             "whole": self._whole,
             "files": self._done,
             "row": self._row,
-            "crc": self._crc,
+            "crc": self._found_crc if self._files is not None and self._begun else self._crc,
         }
         return pack_position(KIND, self._owner.partitions, body) if self._id else self._owner.position
 

@@ -99,11 +99,15 @@ class TableLog:
         try:
             table = DeltaTable(self._address, version=version, storage_options=self._options)
             rows = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+            marks_rows = bool(pa.table(table.deletion_vectors()).num_rows)
         except FAILURES as error:
             data = self._commit(version)
             if data is None:
                 raise self._gone(version) from error
             raise self._error(error) from error
+        if marks_rows:
+            what = f"{self._where}: the Delta table {self._settings.path} has deletion vectors, which are not read"
+            raise UserError(codes.TARGET_UNFIT, f"{what}. `REORG TABLE … APPLY (PURGE)` removes them")
         added = [Added(unquote(row["path"]), self._members(dict(row.get("partition") or {}))) for row in rows]
         return Version(sorted(added), self.crc_of(version) or 0)
 
