@@ -44,7 +44,7 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {countdown: {start: NUMBERS, perSecond: 1000}}
+    source: {countdown: {start: NUMBERS, perSecond: 500}}
   - name: square
     udf: {command: [PYTHON, square.py], protocol: lines}
     placement: {process: own}

@@ -226,7 +226,7 @@ async def test_what_every_project_has(tmp_path: Path, template: str) -> None:
         assert {one["SCRIPT_NAME"] for one in options} >= modules
     refused = await command(tmp_path, "init", str(project), "--template", template)
     assert refused.exit_code == 2
-    assert "exists already" in refused.err
+    assert "already exists" in refused.err
 
 
 def test_a_pipeline_is_called_after_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ async def test_other_windows_take_another_name_and_each_record_is_in_one_of_both
         await assert_balanced(run, open_records=10)
         before = path.read_text()
         # A name is that of its windows, and open windows keep it.
-        with pytest.raises(UserError, match="had fixed 10s windows and now has fixed 20s windows: give"):
+        with pytest.raises(UserError, match="had fixed 10s windows and now has fixed 20s windows: rename"):
             await changing.run_of(files.write(vertices(files, fixed(length_s=20)), edges()))
         renamed = vertices(files, fixed("twice", length_s=20))
         with pytest.raises(UserError, match=r"vertex sum is gone, and 10 record\(s\) are in its open windows"):

@@ -148,7 +148,7 @@ async def test_a_damaged_log_is_made_anew_where_the_input_is_kept(files: Pipelin
         await refused(run.again(), "p/sum/window.0")
         (finding,) = await repaired(run, tmp_path)
         assert (finding.kind, finding.records) == ("log", 0)
-        assert "nothing that is lost" in finding.affects
+        assert "nothing is lost" in finding.affects
         await give(tmp_path, run.again(), 4)
         await assert_balanced(run, open_records=4)
         # Damage of the input that is kept: nothing is lost while the log is there, and it does not stop the lane.

@@ -124,7 +124,7 @@ async def test_a_run_survives_the_death_of_each_of_its_processes(files: Pipeline
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
     for name in ("the broker", "worker.1 (map-0, out-0):", "in-0:"):
-        assert f"{name} was killed from outside (SIGKILL; was the machine out of memory?); it is started" in ended.err
+        assert f"{name} was killed from outside (SIGKILL; was the machine out of memory?); it is restarted" in ended.err
     assert_each_once(files, 2 * RECORDS)
 
 
@@ -218,7 +218,7 @@ async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_pat
     assert "buffer in-map.0 holds no records" in stopped.out
     wrong = await command(tmp_path, "peek", "in-out")
     assert wrong.exit_code == 2
-    assert "no edge 'in-out'; it has: in-map, map-out" in wrong.err
+    assert "no edge 'in-out'; its edges are: in-map, map-out" in wrong.err
 
 
 async def test_a_healthy_run_logs_where_its_lanes_begin_resume_and_end(files: PipelineFiles, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ async def test_a_pipeline_that_runs_elsewhere_is_looked_at_through_its_broker(
         broker = ("--broker", run.server.url, "--broker-access", str(run.server.access_file), "--file", "pipeline.yaml")
         nothing = await command(tmp_path, "status", *broker)
         assert nothing.exit_code == 2
-        assert "has nothing of pipeline p" in nothing.err
+        assert "has no data of pipeline p" in nothing.err
         await run.run()
         status = json.loads((await command(tmp_path, "status", "-o", "json", *broker)).out)
         assert [(vertex["vertex"], vertex["records"]) for vertex in status["vertices"]] == [

@@ -136,4 +136,4 @@ async def test_a_tap_ends_by_itself_and_says_what_it_cannot_show(
         assert (await run.ended()).exit_code == 0
     after = await tap("in-out")
     assert after.exit_code == 2
-    assert "does not run" in after.err
+    assert "is not running" in after.err

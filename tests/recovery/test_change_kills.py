@@ -94,7 +94,7 @@ async def test_killed_anywhere_in_a_change_the_old_pipeline_or_the_new_one_goes_
                 await story.run(version)
                 old_went_on += 1
             else:
-                with pytest.raises(UserError, match=f"a vertex called map{version} was removed before"):
+                with pytest.raises(UserError, match=f"a vertex called map{version} was removed earlier"):
                     await story.run(version)
                 # A third one may follow the second, which has never run.
                 version += points.index(point) % 2
