@@ -143,4 +143,4 @@ async def test_what_is_chained_is_part_of_what_is_stored(files: PipelineFiles, t
     assert "MS-2302" in refused.err
     assert "edge twice-parity is chained in the stored data, but now has its buffer in the ledger of" in refused.err
     # An edge that leaves the chain has moved, though neither of its ends has.
-    assert "edge parity-even has its buffer in the ledger of picky in what is stored" in refused.err
+    assert "edge parity-even has its buffer in the ledger of picky in the stored data" in refused.err
