@@ -99,6 +99,25 @@ async def test_without_columns_the_table_has_the_bytes_of_values(path: str) -> N
 
 
 @pytest.mark.guarantee("I1")
+async def test_what_a_former_owner_has_committed_is_durable_before_it_is_relied_on(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = delta_spec(path, **LATER)
+    on_disk: set[Path] = set()
+    monkeypatch.setattr(delta_table, "_fsync", on_disk.add)
+    async with opened(spec, sink_owner(1)) as former:
+        await written(former, 1)
+    # As if it had been killed between its commit and the fsync of it.
+    on_disk.clear()
+    async with opened(spec, sink_owner(2)) as lane:
+        assert lane.durable == Position(1)
+    files = [path for path in Path(path).rglob("*") if path.suffix == ".parquet"]
+    logs = sorted((Path(path) / "_delta_log").glob("*.json"))
+    assert len(files) >= 1
+    assert {*files, *logs} <= on_disk
+
+
+@pytest.mark.guarantee("I1")
 async def test_of_two_owners_the_older_has_no_effect(path: str) -> None:
     spec = delta_spec(path, **LATER)
     async with opened(spec, sink_owner(1)) as older:

@@ -80,6 +80,9 @@ class LaneTable:
         """The object's state is the one that this owner's last commit has made, so it names this owner."""
         self._position = owner.start
         self._taken_over = False
+        self._synced = -1
+        """Version up to which a local table is known to be on the disk. Of what others wrote before, nothing is: the
+        owner before may have been killed between its last commit and the fsync of it."""
 
     # Opening: `look`, then `take_over`.
 
@@ -102,7 +105,6 @@ class LaneTable:
                 kept = self._kept(table)
                 self._check_owner(kept)
                 reached = self._owner.start if kept is None else max(self._owner.start, kept.position)
-                before = table.version()
                 with step("delta_sink.take_over", self._owner.lane.vertex):
                     table.create_write_transaction(
                         [], "append", table.schema(), None, commit_properties=self._properties(reached, "")
@@ -112,7 +114,7 @@ class LaneTable:
                 if not self._is_ours(table):
                     self._table = None
                     continue
-                self._made_durable(table, before)
+                self._make_durable(table)
             except CommitFailedError:
                 self._table = None
                 continue
@@ -182,7 +184,7 @@ class LaneTable:
                 schema_mode="merge" if lacking else None,
                 commit_properties=self._properties(end, frame),
             )
-        self._made_durable(table, before)
+        self._make_durable(table)
         self._position = end
         self._certain = table.version() == before + 1
 
@@ -226,7 +228,7 @@ class LaneTable:
                     partition_by=list(self._settings.partition_by),
                     storage_options=self._options,
                 )
-            self._made_durable(table, -1)
+            self._make_durable(table)
             return table
         except FAILURES as error:
             try:
@@ -282,23 +284,28 @@ class LaneTable:
                 return str(commit[FRAME]) if at == list(position) else ""
         return ""
 
-    def _made_durable(self, table: DeltaTable, before: int) -> None:
-        """Of a local table, the commits since that version: deltalake does not fsync."""
+    def _make_durable(self, table: DeltaTable) -> None:
+        """Have the disk hold a local table up to the version of `table`: deltalake does not fsync."""
         if is_url(self._settings.path):
             return
         root = Path(self._address)
         paths = {root / "_delta_log", root, root.parent}
-        for version in range(before + 1, table.version() + 1):
-            log = root / "_delta_log" / f"{version:020}.json"
+        version = table.version()
+        for log in (root / "_delta_log" / f"{number:020}.json" for number in range(self._synced + 1, version + 1)):
+            if not log.exists():
+                # An old one, which a checkpoint has replaced.
+                continue
             paths.add(log)
             for line in log.read_bytes().splitlines():
                 added = json.loads(line).get("add")
-                if added is not None:
-                    file = root / unquote(added["path"])
+                file = root / unquote(added["path"]) if added is not None else None
+                # One that was compacted and removed since needs nothing.
+                if file is not None and file.exists():
                     paths |= {file, *(parent for parent in file.parents if parent.is_relative_to(root))}
         # Files first, then the directories that name them, from below.
         for path in sorted(paths, key=lambda path: (path.is_dir(), -len(path.parts))):
             _fsync(path)
+        self._synced = version
 
     @property
     def remedy(self) -> str:
