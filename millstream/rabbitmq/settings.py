@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from millstream import codes
+from millstream.spec.addresses import address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
 
 _SCHEMES = {"amqp": 5672, "amqps": 5671}
 
 
-def _checked_url(written: str) -> str:
-    try:
-        parts = urlsplit(written)
-        valid = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
-        valid = valid and parts.path in ("", "/") and not parts.query and not parts.fragment
-    except ValueError:
-        parts, valid = SplitResult("", "", "", "", ""), False
-    if not valid or "@" in parts.netloc:
-        what = f"{written.rpartition('@')[2]!r} is not the address of a RabbitMQ server"
-        expected = "amqp://host:port, or amqps:// with TLS; `virtualHost`, `user` and `password` beside it"
-        raise problem(codes.VALUE_MALFORMED, what, expected)
-    return written
+_checked_url = address_check(
+    "the address of a RabbitMQ server",
+    _SCHEMES,
+    "amqp://host:port, or amqps:// with TLS; `virtualHost`, `user` and `password` beside it",
+    path=("", "/").__contains__,
+)
 
 
 class RabbitServer(SpecModel):

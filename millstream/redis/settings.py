@@ -4,32 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from millstream import codes
+from millstream.spec.addresses import address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
 
 _SCHEMES = ("redis", "rediss")
 _PORT = 6379
 
 
-def _checked_url(written: str) -> str:
-    try:
-        parts = urlsplit(written)
-        valid = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
-        database = parts.path.removeprefix("/")
-        valid = valid and (not database or database.isdigit()) and not parts.query and not parts.fragment
-    except ValueError:
-        parts, valid = SplitResult("", "", "", "", ""), False
-    if not valid or "@" in parts.netloc:
-        what = f"{written.rpartition('@')[2]!r} is not the address of a Redis server"
-        expected = "redis://host:port, or rediss:// with TLS, a database behind a `/`; `user` and `password` beside it"
-        raise problem(codes.VALUE_MALFORMED, what, expected)
-    return written
+_checked_url = address_check(
+    "the address of a Redis server",
+    _SCHEMES,
+    "redis://host:port, or rediss:// with TLS, a database behind a `/`; `user` and `password` beside it",
+    path=lambda path: path in ("", "/") or path.removeprefix("/").isdigit(),
+)
 
 
 class RedisServer(SpecModel):

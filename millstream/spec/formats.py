@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Annotated, Literal
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from millstream import codes
+from millstream.spec.addresses import address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
 
 _PACKAGES: Mapping[str, Mapping[str, str]] = {"avro": {"fastavro": "millstream[avro]"}}
 """By encoding, the modules that it needs, each with what `pip install` takes."""
 
 
+_check = address_check(
+    "the address of a schema registry",
+    ("http", "https"),
+    "https://host:port/path; `user` and `password` beside it",
+    path=lambda _: True,
+)
+
+
 def _checked_url(written: str) -> str:
-    try:
-        parts = urlsplit(written)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        valid = valid and not parts.query and not parts.fragment
-    except ValueError:
-        parts, valid = SplitResult("", "", "", "", ""), False
-    if not valid or "@" in parts.netloc:
-        what = f"{written.rpartition('@')[2]!r} is not the address of a schema registry"
-        raise problem(codes.VALUE_MALFORMED, what, "https://host:port/path; `user` and `password` beside it")
-    return written.rstrip("/")
+    """Without a `/` at its end, which paths bring."""
+    return _check(written).rstrip("/")
 
 
 class SchemaRegistry(SpecModel):

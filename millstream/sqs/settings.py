@@ -5,29 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Annotated
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from millstream import codes
+from millstream.spec.addresses import address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
 
 _REGION = re.compile(r"sqs\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?")
 
 
-def _checked_url(written: str) -> str:
-    try:
-        parts = urlsplit(written)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        valid = valid and parts.path.strip("/") != "" and not parts.query and not parts.fragment
-    except ValueError:
-        parts, valid = SplitResult("", "", "", "", ""), False
-    if not valid or "@" in parts.netloc:
-        what = f"{written.rpartition('@')[2]!r} is not the URL of a queue"
-        raise problem(codes.VALUE_MALFORMED, what, "such as https://sqs.eu-west-1.amazonaws.com/123456789012/orders")
-    return written
+_checked_url = address_check(
+    "the URL of a queue",
+    ("http", "https"),
+    "such as https://sqs.eu-west-1.amazonaws.com/123456789012/orders",
+    path=lambda path: path.strip("/") != "",
+)
 
 
 class SqsQueue(SpecModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from millstream.errors import FencedError, MillstreamError, RetryLaterError
 from millstream.objects.settings import ObjectStore
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_runner.cli.main import main
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 from millstream_writer.sinks.delta import table as delta_table
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import delta_numbers, delta_spec
+from tests.contract.sinks.validating import validate_sink
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
 from tests.unit.writer.sink_frames import sink_frame
@@ -278,7 +278,7 @@ async def test_a_table_that_does_not_fit_is_refused(
         async with opened(spec):
             pass
     more = {"columns": [{"name": "n", "type": "int"}, {"name": "text"}], "schemaMode": "merge", **settings}
-    assert await asyncio.to_thread(_validate, {"path": path, **more}, tmp_path) != 0
+    assert await asyncio.to_thread(validate_sink, "delta", {"path": path, **more}, tmp_path) != 0
     assert said in " ".join("".join(capsys.readouterr()).split())
 
 
@@ -382,20 +382,6 @@ async def test_the_page_shows_what_works(bucket: Bucket, tmp_path: Path, monkeyp
             await lane.write([sink_frame([b'{"id": 1, "total": 2.5}'], 1)], Position(1))
             await lane.flush()
             assert lane.durable == Position(1)
-
-
-def _validate(settings: Mapping[str, Any], directory: Path) -> int:
-    vertices = [{"name": "in", "source": {"generator": {}}}, {"name": "out", "sink": {"delta": settings}}]
-    pipeline = {
-        "apiVersion": "millstream.io/v1alpha1",
-        "kind": "Pipeline",
-        "metadata": {"name": "p"},
-        "spec": {"vertices": vertices, "edges": [{"from": "in", "to": "out"}]},
-    }
-    file = directory / "pipeline.yaml"
-    with file.open("w") as stream:
-        YAML().dump(json.loads(json.dumps(pipeline)), stream)
-    return main(["validate", "--online", str(file)])
 
 
 @pytest.mark.parametrize(

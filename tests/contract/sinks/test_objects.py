@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -20,12 +19,12 @@ from millstream.codes.code import Code
 from millstream.errors import FencedError, RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_runner.cli.main import main
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import finished_objects, object_numbers, object_spec
+from tests.contract.sinks.validating import validate_sink
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
 from tests.unit.writer.sink_frames import sink_frame
@@ -243,7 +242,7 @@ async def test_what_cannot_be_written_is_said(
         async with opened(spec):
             pass
     settings = {"path": bucket.url("out"), "store": store, **path}
-    assert await asyncio.to_thread(_validate, settings, tmp_path) != 0
+    assert await asyncio.to_thread(validate_sink, "file", settings, tmp_path) != 0
     printed = "".join(capsys.readouterr())
     assert code.id in printed
     assert bucket.server.settings["secretKey"] not in printed
@@ -254,20 +253,6 @@ async def test_a_right_that_is_missing_is_said(bucket: Bucket) -> None:
     with raises(codes.TARGET_REFUSES, match="AccessDenied"):
         async with opened(object_spec(bucket, "jsonl", store=store)):
             pass
-
-
-def _validate(settings: dict[str, Any], directory: Path) -> int:
-    vertices = [{"name": "in", "source": {"generator": {}}}, {"name": "out", "sink": {"file": settings}}]
-    pipeline = {
-        "apiVersion": "millstream.io/v1alpha1",
-        "kind": "Pipeline",
-        "metadata": {"name": "p"},
-        "spec": {"vertices": vertices, "edges": [{"from": "in", "to": "out"}]},
-    }
-    file = directory / "pipeline.yaml"
-    with file.open("w") as stream:
-        YAML().dump(json.loads(json.dumps(pipeline)), stream)
-    return main(["validate", "--online", str(file)])
 
 
 @pytest.mark.parametrize(
