@@ -7,10 +7,10 @@ itself is `RetryLaterError`, so a service that is away or throttles is waited fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -59,6 +59,15 @@ class SqsLink:
 
     async def close(self) -> None:
         await self._opened.__aexit__(None, None, None)
+
+
+async def all_of(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What several requests at once give. Returns when none is in progress; raises what one of them has raised."""
+    answers = await asyncio.gather(*requests, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return cast("list[T]", answers)
 
 
 def parts_of(items: Sequence[T]) -> list[Sequence[T]]:

@@ -42,7 +42,7 @@ class RevisionedOtStore(ABC):
         self._revisions: dict[str, int] = {}
         """Of the last own put, by lane key."""
         self._put_epochs: dict[str, int] = {}
-        """The same, whether it was answered or not."""
+        """Epoch of the last own put, answered or not, by lane key."""
         self._statistics = OtStatistics()
         self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
 

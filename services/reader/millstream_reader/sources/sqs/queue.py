@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from millstream.errors import MillstreamError
-from millstream.sqs.link import BATCH, SqsLink, open_link, parts_of
+from millstream.sqs.link import BATCH, SqsLink, all_of, open_link, parts_of
 from millstream_reader.connector import SourceOwner
 from millstream_reader.sources.acknowledged import Inbox, Message
 from millstream_reader.sources.sqs.connector import SqsSource
@@ -119,14 +119,12 @@ class SqsSubscription:
             return
         parts = parts_of(messages)
         for start in range(0, len(parts), _REQUESTS):
-            await asyncio.gather(
-                *(
-                    link.ask(
-                        request,
-                        Entries=[{"Id": str(n), "ReceiptHandle": item.tag, **more} for n, item in enumerate(part)],
-                    )
-                    for part in parts[start : start + _REQUESTS]
+            await all_of(
+                link.ask(
+                    request,
+                    Entries=[{"Id": str(n), "ReceiptHandle": item.tag, **more} for n, item in enumerate(part)],
                 )
+                for part in parts[start : start + _REQUESTS]
             )
 
 

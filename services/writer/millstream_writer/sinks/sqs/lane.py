@@ -11,7 +11,6 @@ Above it: the delivery. Below it: requests to the service.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ from contextlib import asynccontextmanager
 from millstream import codes
 from millstream.errors import RetryLaterError
 from millstream.record import Position
-from millstream.sqs.link import BATCH, SqsLink, linked
+from millstream.sqs.link import BATCH, SqsLink, all_of, linked
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 from millstream_writer.sinks.sqs.connector import SqsSink
@@ -48,7 +47,7 @@ class SqsSinkLane(UnkeptLane):
             requests = requests_of(made, BATCH)
             at_once = 1 if self._settings.fifo else _REQUESTS
             for start in range(0, len(requests), at_once):
-                found = await asyncio.gather(*(self._send(request) for request in requests[start : start + at_once]))
+                found = await all_of(self._send(request) for request in requests[start : start + at_once])
                 unfit += [failure for part in found for failure in part]
             failures.append(sorted(unfit, key=lambda failure: failure.index))
         return WriteResult(failures if any(failures) else ())
