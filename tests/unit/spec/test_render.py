@@ -10,7 +10,7 @@ from millstream.spec.guarantees import guarantees_of
 from millstream.spec.loading import load
 from millstream.spec.models import Pipeline
 from millstream.spec.render import to_mermaid, to_text
-from tools import spec_reference
+from tools import connector_pages, spec_reference
 
 PIPELINES = Path(__file__).parent / "pipelines"
 
@@ -108,6 +108,30 @@ def test_a_stale_reference_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
     page = tmp_path / "docs" / "spec.md"
     page.write_text(page.read_text() + "more")
     assert spec_reference.main(["--check"]) == 1
+
+
+def test_a_page_describes_each_connector() -> None:
+    assert connector_pages.main(["--check"]) == 0
+    # Where this fails: put the two lines that CONTRIBUTING names into the connector's page, and run the tool.
+    assert sorted(connector_pages.described()) == sorted(connector_pages.existing())
+
+
+def test_a_stale_page_of_a_connector_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "docs" / "connectors" / "kafka.md"
+    page.parent.mkdir(parents=True)
+    for other in ("sources.md", "sinks.md"):
+        (tmp_path / "docs" / other).write_text("")
+    page.write_text(
+        f"Before.\n\n{connector_pages.BEGIN.format('source', 'kafka')}\n\n{connector_pages.END}\n\nBehind.\n"
+    )
+    monkeypatch.setattr(connector_pages, "ROOT", tmp_path)
+    assert connector_pages.main(["--check"]) == 1
+    assert connector_pages.main([]) == 0
+    assert connector_pages.main(["--check"]) == 0
+    text = page.read_text()
+    assert text.startswith("Before.\n")
+    assert "| `consumerGroup` |" in text
+    assert text.endswith("Behind.\n")
 
 
 def test_every_field_has_a_meaning() -> None:
