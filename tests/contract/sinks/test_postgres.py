@@ -111,6 +111,51 @@ async def test_members_go_into_columns_of_any_type(postgres: PostgresServer) -> 
     assert empty == (2, *[None] * 7, "none")
 
 
+async def test_columns_of_the_types_of_json_get_what_lines_would_give_them(postgres: PostgresServer) -> None:
+    """A domain is not one of PostgreSQL's own types, so its table is filled by lines."""
+    database = await postgres.database()
+    types = {"a": "int2", "b": "int4", "c": "int8", "d": "float8", "e": "text", "f": "varchar(5)", "g": "bool"}
+    domains = [f"CREATE DOMAIN d_{name} AS {kind}" for name, kind in types.items()]
+    tables = [
+        f"CREATE TABLE plain ({', '.join(f'{name} {kind}' for name, kind in types.items())})",
+        f"CREATE TABLE domains ({', '.join(f'{name} d_{name}' for name in types)})",
+    ]
+    await database.execute(*domains, *tables)
+    rows: list[object] = [
+        {"a": -32768, "b": 2147483647, "c": -(2**63), "d": 0.1, "e": "a\t\\N\n", "f": "Köln!", "g": True},
+        {"a": None, "d": 5e-324, "e": "", "f": None, "g": False, "more": {"a": [1]}},
+        {"d": 9_007_199_254_740_993, "c": 2**63 - 1},
+        {"a": 1, "f": "too long"},
+        {"a": 32768},
+        {"e": "\0"},
+        {"b": 1.5},
+        {"e": 7},
+    ]
+    kept = []
+    for table in ("plain", "domains"):
+        columns = [{"name": name} for name in types]
+        async with opened(postgres_spec(database, "insert", table=table, columns=columns)) as lane:
+            result = await lane.write([rows_frame(rows[:3], 1), rows_frame(rows[3:], 2)], Position(2))
+            await lane.flush()
+        kept.append([(failure.index, failure.reason) for failure in result.failures[1]])
+        await database.execute("DROP TABLE millstream_positions, millstream_positions_refused")
+    assert kept[0] == kept[1]
+    assert [index for index, _ in kept[0]] == [0, 1, 2, 3]
+    found = "SELECT a, b, c, d, e, f, g FROM {} ORDER BY a NULLS LAST, c NULLS LAST, e"
+    plain = await database.rows(found.format("plain"))
+    assert len(plain) == 4
+    assert plain == await database.rows(found.format("domains"))
+
+
+async def test_the_type_of_a_column_changes_while_the_sink_runs(database: Database) -> None:
+    spec = postgres_spec(database, "insert")
+    async with opened(spec) as lane:
+        await lane.write([numbers(1)], Position(1))
+        await database.execute("ALTER TABLE numbers ALTER n TYPE text")
+        assert not (await lane.write([numbers(2)], Position(2))).failures
+    assert await database.column("SELECT n FROM numbers ORDER BY place") == [str(n) for n in range(10, 30)]
+
+
 async def test_without_columns_the_whole_record_is_written_into_a_table_that_is_created(
     postgres: PostgresServer,
 ) -> None:

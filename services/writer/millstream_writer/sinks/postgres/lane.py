@@ -57,8 +57,9 @@ from millstream_writer.sink import (
 )
 from millstream_writer.sinks.kept import Kept, check_kept, fenced
 from millstream_writer.sinks.postgres.connector import PostgresSink
-from millstream_writer.sinks.postgres.rows import RowFormat
+from millstream_writer.sinks.postgres.rows import RowFormat, line_of
 from millstream_writer.sinks.postgres.target import Target
+from millstream_writer.sinks.postgres.typed import Row, typed_rows
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class _Row:
 class _Part:
     """What goes into one transaction."""
 
-    lines: Sequence[bytes]
+    lines: Sequence[bytes | Row]
     end: Position
     frame: str
     """Name of the frame that the end lies in or behind; empty where it is not known."""
@@ -96,8 +97,8 @@ class _Write:
     frames: Sequence[SinkFrame]
     end: Position
     frame: str
-    new: list[tuple[int, Sequence[int], Sequence[bytes]]] = field(default_factory=list)
-    """What is to be written: of which frame, which records of it, and their lines."""
+    new: list[tuple[int, Sequence[int], Sequence[bytes | Row]]] = field(default_factory=list)
+    """What is to be written: of which frame, which records of it, and their lines or rows."""
     refused: list[tuple[Position, str, str]] = field(default_factory=list)
     failures: list[list[SinkFailure]] = field(init=False)
     """Per frame: those of `refused`, and of records that were set aside before."""
@@ -105,14 +106,17 @@ class _Write:
     def __post_init__(self) -> None:
         self.failures = [[] for _ in self.frames]
 
-    def lines(self) -> list[bytes]:
+    def lines(self) -> list[bytes | Row]:
         """All that is to be written."""
         return [line for _, _, lines in self.new for line in lines]
 
     def rows(self) -> list[_Row]:
-        """The same, one by one; for a batch of which something is refused."""
+        """The same, one by one and as lines; for a batch of which something is refused. The table's types may have
+        changed, and only of lines does the server itself say what it does not take."""
         return [
-            _Row(exact_position(self.frames[number], self.frames[number].indexes()[row] + 1), line, number, row)
+            _Row(
+                exact_position(self.frames[number], self.frames[number].indexes()[row] + 1), line_of(line), number, row
+            )
             for number, rows, lines in self.new
             for row, line in zip(rows, lines, strict=True)
         ]
@@ -248,8 +252,8 @@ class PostgresSinkLane:
             write.failures[row.item].append(_failure(row.row, reason, detail))
             write.refused.append((row.end, reason, detail))
         if not write.refused:
-            # What was in the way has gone meanwhile.
-            await self._commit(connection, _Part(write.lines(), write.end, write.frame))
+            # What was in the way has gone meanwhile, or is not in the way of lines.
+            await self._commit(connection, _Part([row.line for row in rows], write.end, write.frame))
             return
         # A whole delivery is one transaction, which is not made before it is known what becomes of these.
         first = Position(0) if self._owner.whole else min(end for end, _, _ in write.refused)
@@ -355,6 +359,9 @@ class PostgresSinkLane:
                     raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {what}")
                 await self._take_over(connection)
                 await self._target.prepare(connection)
+                if self._settings.delete_when is None:
+                    types = await self._target.types(connection)
+                    self._format.typed = typed_rows(self._settings.row, types)
         except BaseException:
             connection.terminate()
             raise

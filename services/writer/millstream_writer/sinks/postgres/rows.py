@@ -1,5 +1,7 @@
 """Records as lines of PostgreSQL's COPY text format, which the server turns into whatever types the table has. Pure.
 
+Where the table has the types of JSON itself, they are rows of its binary format instead (`typed`).
+
 A member that is text goes in as it is, a number as it is written, true and false as `t` and `f`, null and what is
 missing as NULL, an object or a list as JSON. So a column may be of any type that its text is valid for.
 """
@@ -17,6 +19,7 @@ from typing import Any
 from millstream_writer.sink import SinkFailure, SinkFrame
 from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON, parse_json, parse_many
 from millstream_writer.sinks.postgres.connector import DeleteWhen, PostgresSink, TableColumn
+from millstream_writer.sinks.postgres.typed import Row, TypedRows
 
 KEY_MISSING = "key column is null"
 NOT_TEXT = "value is not text"
@@ -34,8 +37,8 @@ class Lines:
 
     rows: Sequence[int]
     """Which records they are, rising."""
-    lines: Sequence[bytes]
-    """A line for each, with its line break."""
+    lines: Sequence[bytes] | Sequence[Row]
+    """A line for each, with its line break; or a row for each."""
     failures: Sequence[SinkFailure]
     """The others."""
 
@@ -59,8 +62,18 @@ _FIELDS: dict[type, Callable[[Any], str]] = {
 }
 
 
+def line_of(row: bytes | Row) -> bytes:
+    """A row as a line."""
+    if isinstance(row, bytes):
+        return row
+    return ("\t".join([_FIELDS[type(value)](value) for value in row]) + "\n").encode()
+
+
 class RowFormat:
     """How records become rows of one table."""
+
+    typed: TypedRows | None = None
+    """Those of the table's own types, once these are known and if they are plain."""
 
     def __init__(self, settings: PostgresSink) -> None:
         self._columns = settings.row
@@ -74,6 +87,8 @@ class RowFormat:
 
     def convert(self, item: SinkFrame) -> Lines:
         """The lines of a frame's records, and those that cannot be one."""
+        if self.typed is not None and (typed := self._typed(self.typed, item)) is not None:
+            return Lines(range(item.frame.records), typed, [])
         parsed, failures = self._parsed(item)
         rows = range(item.frame.records) if not failures else list(parsed)
         objects = [parsed[row] for row in rows] if self._with_json else []
@@ -101,6 +116,15 @@ class RowFormat:
                 continue
             kept.append(row)
         return Lines(kept, lines, sorted(failures, key=lambda failure: failure.index))
+
+    def _typed(self, typed: TypedRows, item: SinkFrame) -> Sequence[Row] | None:
+        rows = typed.rows(item.frame.values())
+        if rows is None or not self._identified:
+            return rows
+        if any(row[index] is None for row in rows for index in self._keys):
+            return None
+        deletes = self._mode == "delete"
+        return [(*row, deletes) for row in rows]
 
     def _parsed(self, item: SinkFrame) -> tuple[dict[int, Any], list[SinkFailure]]:
         """The JSON objects by row, where columns come out of them, and the records that are none."""

@@ -8,7 +8,7 @@ Every statement of the sink is here. Above it: the lane, and `validate --online`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,8 @@ from millstream.postgres.settings import quoted, quoted_table
 from millstream.record import Position
 from millstream_writer.sinks.kept import Kept
 from millstream_writer.sinks.postgres.connector import PostgresSink
+from millstream_writer.sinks.postgres.rows import line_of
+from millstream_writer.sinks.postgres.typed import Row
 
 _BATCH = "millstream_batch"
 _ROW, _DELETE = "millstream_row", "millstream_delete"
@@ -88,6 +90,16 @@ class Target:
                 f"FROM {self._table} WITH NO DATA; "
                 f"ALTER TABLE {_BATCH} ADD COLUMN {_ROW} bigint GENERATED ALWAYS AS IDENTITY"
             )
+
+    async def types(self, connection: Connection) -> Mapping[str, str]:
+        """Types of the columns that have one of PostgreSQL's own, by the name of the column."""
+        rows = await connection.fetch(
+            "SELECT attname, typname FROM pg_attribute JOIN pg_type t ON t.oid = atttypid "
+            "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped "
+            "AND typnamespace = 'pg_catalog'::regnamespace",
+            self._table,
+        )
+        return {row["attname"]: row["typname"] for row in rows}
 
     async def faults(self, connection: Connection) -> list[Fault]:
         """What of the user's table does not fit; nothing where it is still to be created."""
@@ -195,7 +207,7 @@ class Target:
 
     # The records
 
-    async def put(self, connection: Connection, lines: Sequence[bytes]) -> None:
+    async def put(self, connection: Connection, lines: Sequence[bytes | Row]) -> None:
         """Write rows, and have every constraint checked now: at the commit it could not be said which one is wrong."""
         if self._is_staged:
             await _copy(connection, lines, _BATCH, [*self._columns, _DELETE], schema="pg_temp")
@@ -238,13 +250,16 @@ def _parts(table: str) -> tuple[str | None, str]:
 
 
 async def _copy(
-    connection: Connection, lines: Sequence[bytes], table: str, columns: Sequence[str], *, schema: str | None
+    connection: Connection, lines: Sequence[bytes | Row], table: str, columns: Sequence[str], *, schema: str | None
 ) -> None:
     """Copy rows into a table, within the transaction of their position."""
+    place = {"columns": list(columns), "schema_name": schema}
     with step("postgres_sink.copy"):
-        await connection.copy_to_table(
-            table, source=BytesIO(b"".join(lines)), columns=list(columns), schema_name=schema, format="text"
-        )
+        if set(map(type, lines)) == {tuple}:
+            await connection.copy_records_to_table(table, records=lines, **place)
+        else:
+            text = BytesIO(b"".join(map(line_of, lines)))
+            await connection.copy_to_table(table, source=text, format="text", **place)
 
 
 async def look(settings: PostgresSink, base_dir: Path) -> list[Fault]:

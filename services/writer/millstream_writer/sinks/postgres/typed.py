@@ -1,0 +1,64 @@
+"""Records as rows of PostgreSQL's binary COPY, for tables whose columns have the types that JSON has. Pure.
+
+The parser knows the types of the columns, so it builds no other member, and a value of another type is noticed at once.
+A frame with such a value, or with anything that is not plain JSON, goes the way of the text lines (`rows`), which
+take more and say what is wrong. Both ways write the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from millstream_writer.sinks.postgres.connector import TableColumn
+
+
+def _whole(bits: int) -> Any:
+    return Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
+
+
+_KINDS: Mapping[str, Any] = {
+    "int2": _whole(16),
+    "int4": _whole(32),
+    "int8": _whole(64),
+    # Not float4: what is nearest to a text may differ from what is nearest to its double.
+    "float8": float,
+    "text": str,
+    "varchar": str,
+    "bool": bool,
+}
+
+Row = tuple[int | float | str | bool | None, ...]
+
+
+class TypedRows:
+    """The members of JSON objects that are columns of one table."""
+
+    def __init__(self, members: Sequence[tuple[str, str]]) -> None:
+        """`members`: the member and the type of each column."""
+        names = [f"c{number}" for number in range(len(members))]
+        fields = [(name, _KINDS[kind] | None, None) for name, (_, kind) in zip(names, members, strict=True)]
+        rename = dict(zip(names, (member for member, _ in members), strict=True))
+        self._decode = msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=rename)).decode
+
+    def rows(self, values: Sequence[bytes]) -> Sequence[Row] | None:
+        """A row for each value; None where one of them does not have these types, or is not JSON."""
+        try:
+            return list(map(msgspec.structs.astuple, map(self._decode, values)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+
+
+def typed_rows(columns: Sequence[TableColumn], types: Mapping[str, str]) -> TypedRows | None:
+    """For these columns of a table, `types` by name; None where the text lines have to do."""
+    members = []
+    for column in columns:
+        member, kind = column.field or column.name, types.get(column.name, "")
+        if column.part is not None or "." in member or kind not in _KINDS:
+            return None
+        members.append((member, kind))
+    if len({member for member, _ in members}) < len(members):
+        return None
+    return TypedRows(members)
