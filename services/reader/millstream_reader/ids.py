@@ -97,7 +97,7 @@ class SeenIds:
         """What of `frame` is new, from now on seen. `made_up`: as in `SourceBatch`; those are not remembered."""
         ids = frame.id_bytes()
         if ids is None:
-            raise MillstreamError(codes.IMPOSSIBLE, "a source that may repeat itself gave records without ids")
+            raise MillstreamError(codes.IMPOSSIBLE, "a source that may repeat records returned records without ids")
         self._forget()
         period = self._period_of(self._clock.monotonic_s() + self.ttl_s)
         indexes: list[int] = []
@@ -204,8 +204,8 @@ class SeenIds:
 def full(seen: SeenIds) -> str:
     """Why no new id can be remembered, and what to do."""
     return (
-        f"{len(seen):,} record ids are remembered, as many as `idsMax` ({seen.ids_max:,} for this lane) reserves room "
-        f"for in the source's ledger; the oldest are forgotten in {seen.frees_in_s:,.0f} s (`idTtl` is "
-        f"{seen.ttl_s:g} s). Raise `idsMax`, shorten `idTtl`, or send more records at a time: ids that are committed "
-        "together take less room"
+        f"{len(seen):,} record ids are remembered, which fills the space that `idsMax` ({seen.ids_max:,} for this "
+        f"lane) reserves in the source's ledger; the oldest expire in {seen.frees_in_s:,.0f} s (`idTtl` is "
+        f"{seen.ttl_s:g} s). Raise `idsMax`, shorten `idTtl`, or send more records at a time: ids that are "
+        "committed together take less space"
     )

@@ -51,9 +51,9 @@ async def test_globs_go_deep_and_files_come_in_the_order_of_their_names_once(tmp
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (lambda path: path.unlink(), "a.txt changed while it was being read: it is gone"),
-        (lambda path: os.truncate(path, 20), "it has 20 bytes, and 80 had been read"),
-        (lambda path: path.write_bytes(b"x" * 1000), "it begins with other text than before"),
+        (lambda path: path.unlink(), "a.txt changed while it was being read: it no longer exists"),
+        (lambda path: os.truncate(path, 20), "it has 20 bytes, but 80 were already read"),
+        (lambda path: path.write_bytes(b"x" * 1000), "its first bytes have changed"),
     ],
     ids=["gone", "shorter", "another"],
 )
@@ -72,7 +72,7 @@ async def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> 
     async with open_lane(SPEC, base_dir=tmp_path) as lane:
         await lane.read(3, 1 << 20, 1.0)
         os.truncate(tmp_path / "a.txt", 30)
-        with pytest.raises(DamageError, match=r"a\.txt changed while it was being read: it has 30 bytes, and 80"):
+        with pytest.raises(DamageError, match=r"a\.txt changed while it was being read: it has 30 bytes, but 80"):
             await read_to_end(lane)
 
 
@@ -82,7 +82,7 @@ async def test_a_file_that_goes_before_its_turn_is_named(tmp_path: Path) -> None
     async with open_lane(SPEC, base_dir=tmp_path) as lane:
         await lane.read(1, 1 << 20, 1.0)
         (tmp_path / "b.txt").unlink()
-        with pytest.raises(DamageError, match=r"b\.txt changed while it was being read: it is gone"):
+        with pytest.raises(DamageError, match=r"b\.txt changed while it was being read: it no longer exists"):
             await read_to_end(lane)
 
 
@@ -112,7 +112,7 @@ async def test_files_that_come_too_late_for_their_place_are_told(
         records, _, _ = await read_to_end(lane)
     assert values(records)[-1] == b"z.txt 0"
     assert len(records) == 16
-    assert "1 files that sort before m.txt came after the run had passed their place" in caplog.text
+    assert "1 files that sort before m.txt appeared after the run had passed their place" in caplog.text
 
 
 async def test_a_file_that_may_not_be_read_is_for_the_environment(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ async def test_a_truncated_file_is_read_from_its_new_beginning(
         assert values(await read_until(lane, enough(wanted), batches))[2] == b"new 1"
         assert len(records_of(batches)) == wanted
     assert "app.log was truncated" in caplog.text
-    assert "a line without its end is lost" in caplog.text
+    assert "the incomplete last line is lost" in caplog.text
     async with open_lane(LOG, batches[-1].position, base_dir=tmp_path) as lane:
         assert (await lane.read(10, 1000, 0.01)).frame is None
 
@@ -138,7 +138,7 @@ async def test_a_file_that_was_replaced_while_nobody_read_is_new_and_the_loss_is
     append(log, "another and longer one\n")
     async with open_lane(LOG, batches[-1].position, base_dir=tmp_path) as lane:
         assert values(await read_until(lane, enough(1))) == [b"another and longer one"]
-    assert "app.log was removed or overwritten before it was read" in caplog.text
+    assert "app.log was removed or overwritten before all of it was read" in caplog.text
     assert "after byte 4" in caplog.text
 
 

@@ -161,13 +161,13 @@ async def test_event_time_and_keys_of_the_spec_come_before_the_headers() -> None
         (b"x", {"x-millstream-event-time": "noon"}, 400, "'noon' is not milliseconds since 1970"),
         (b"x", {"x-millstream-id": "i" * 300}, 400, "300 bytes; 1 to 256 are allowed"),
         (b"{}", {**JSON, "x-millstream-id-field": "id"}, 400, "there is no `id` in the record"),
-        (b"x", {"Content-Encoding": "br"}, 415, "'br' is not known"),
+        (b"x", {"Content-Encoding": "br"}, 415, "'br' is not supported"),
         (b"x", {"Content-Encoding": "gzip"}, 400, "the body cannot be read"),
-        (gzip.compress(b"x" * 1000, mtime=0)[:-9], {"Content-Encoding": "gzip"}, 400, "cut off"),
+        (gzip.compress(b"x" * 1000, mtime=0)[:-9], {"Content-Encoding": "gzip"}, 400, "truncated"),
         (b"x" * (BODY_BYTES_MAX + 1), {}, 413, "the limit is"),
         (b"x" * (BODY_BYTES_MAX - 1), {}, 413, "a record has"),
-        (gzip.compress(b"x" * (BODY_BYTES_MAX + 1), mtime=0), {"Content-Encoding": "gzip"}, 413, "which is the limit"),
-        (b"1\n" * 11, NDJSON, 413, "the batch has 11 records; the source holds 10"),
+        (gzip.compress(b"x" * (BODY_BYTES_MAX + 1), mtime=0), {"Content-Encoding": "gzip"}, 413, "exceeds the limit"),
+        (b"1\n" * 11, NDJSON, 413, "the batch has 11 records; the source holds at most 10"),
     ],
 )
 async def test_what_cannot_be_taken_is_refused_whole_with_the_reason(

@@ -185,7 +185,7 @@ async def test_records_that_were_removed_are_damage_and_named(kafka: KafkaServer
     admin = kafka.admin()
     for removed in admin.delete_records([TopicPartition(topic, partition, 29) for partition in range(4)]).values():
         removed.result(30)
-    with raises(codes.SOURCE_RECORDS_REMOVED, match="the first that is left is 29"):
+    with raises(codes.SOURCE_RECORDS_REMOVED, match="the first offset left is 29"):
         async with open_lane(spec(kafka, topic), position):
             pass
 

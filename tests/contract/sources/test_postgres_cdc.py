@@ -339,15 +339,15 @@ async def test_a_slot_that_is_lost_gone_or_ahead_stops_the_lane(database: Databa
         await read_until(lane, lambda records: len(records) == 100, batches)
     position = batches[-1].position
     await database.execute(FILL, f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())")
-    with raises(codes.SOURCE_RECORDS_REMOVED, match="another reader has moved it"):
+    with raises(codes.SOURCE_RECORDS_REMOVED, match="another reader has advanced the slot"):
         async with open_lane(spec(database), position):
             pass
     await database.execute(f"SELECT pg_drop_replication_slot('{slot}')")
-    with raises(codes.SOURCE_RECORDS_REMOVED, match="is gone"):
+    with raises(codes.SOURCE_RECORDS_REMOVED, match="no longer exists"):
         async with open_lane(spec(database), position):
             pass
     body = json.loads(position)
-    with raises(codes.SOURCE_CHANGED, match="is another server"):
+    with raises(codes.SOURCE_CHANGED, match="is a different server"):
         async with open_lane(spec(database), json.dumps(body | {"system": "7"}).encode()):
             pass
     with raises(codes.SOURCE_CHANGED, match="the slot is now other"):
@@ -456,7 +456,7 @@ async def test_what_does_not_fit_is_said(database: Database, postgres: PostgresS
     cases: list[tuple[dict[str, Any], str]] = [
         (spec(plain), "wal_level is `replica`"),
         (spec(database, cdc={"publication": "none"}), "there is no publication `none`.*CREATE PUBLICATION"),
-        (spec(database, cdc={"tables": ["others"]}), r"does not have the table public\.others"),
+        (spec(database, cdc={"tables": ["others"]}), r"does not include the table public\.others"),
         (spec(database, cdc={"publication": "bare"}), r"public\.bare has no primary key"),
     ]
     for settings, match in cases:

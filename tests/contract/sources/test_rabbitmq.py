@@ -96,7 +96,7 @@ async def test_messages_without_an_id_get_ones_that_are_made_up(
         async with open_lane(spec(rabbit, queue)) as lane:
             batches = await read_all(lane, 3, commit=again)
         assert b"".join(batch.made_up for batch in batches) == b"\1\1\1"
-        assert ("hands messages out again that have no id" in caplog.text) == again
+        assert ("redelivers messages that have no id" in caplog.text) == again
 
 
 async def test_what_a_message_carries(rabbit: RabbitServer, queue: str) -> None:

@@ -163,7 +163,7 @@ spec:
     assert main(["validate", "-o", "json", str(path)]) == 2
     found = [(fault["path"], fault["what"].split(" (")[0]) for fault in json.loads(capsys.readouterr().out)["problems"]]
     assert ("spec.vertices[1].partitons", "unknown field `partitons`") in found
-    assert ("spec.vertices[0].source.file.paths[0]", "'/dev/zero' matches directories and devices only") in found
+    assert ("spec.vertices[0].source.file.paths[0]", "'/dev/zero' matches only directories and devices") in found
     assert ("spec.vertices[0].source.file.paths[1]", "'nowhere' matches no file") in found
     assert ("spec.vertices[2].udf.python", f"there is no file {tmp_path}/no.py") in found
     assert any(place.startswith("spec.edges[1]") for place, _ in found)

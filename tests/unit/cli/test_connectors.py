@@ -83,7 +83,7 @@ def test_a_fallback_that_holds_less_is_refused(tmp_path: Path, capsys: pytest.Ca
 
 def test_sources_say_what_they_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", written(tmp_path, "file: {path: x}")]) == 0
-    assert "source in: exactly once: from a position it makes the same records again" in capsys.readouterr().out
+    assert "source in: exactly once: from a position it generates the same records again" in capsys.readouterr().out
 
 
 def test_the_list_has_each_with_its_promise(capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,7 +177,7 @@ def test_what_is_wrong_with_a_row_is_told_by_its_line() -> None:
         "f:5: column `f`: 'nan' is not a number",
         "f:6: column `b`: 'maybe' is not true or false",
         "f:7: column `t`: 'noon' is not a time such as 2024-01-31T08:00:00Z",
-        "f:8: the row has 2 fields, and there are 5 columns",
+        "f:8: the row has 2 fields, but there are 5 columns",
         "f:9: not a CSV row: ',' expected after '\"'",
         "f:11: not a CSV row: unexpected end of data",
     ]
@@ -247,7 +247,7 @@ def test_a_packed_file_that_is_damaged_is_named() -> None:
     broken = packed[:-20] + bytes([packed[-20] ^ 0xFF]) + packed[-19:]
     for data in (packed[:-12], broken, b"not packed"):
         with (
-            pytest.raises(DamageError, match="f: it cannot be unpacked"),
+            pytest.raises(DamageError, match="f: it cannot be decompressed"),
             file_of(data, text_format(), suffix=".gz") as file,
         ):
             take_all(file)
@@ -259,9 +259,9 @@ def test_a_mark_tells_another_file() -> None:
         _, _, marks = take_all(file, records_max=10)
     mark = marks[6][2]
     for other, fault in (
-        (data[:100], "it has 100 bytes, and"),
-        (b"L" + data[1:], "begins with other text"),
-        (data.replace(b"line 58", b"Line 58"), r"the text before byte \d+ is not what had been read"),
+        (data[:100], "it has 100 bytes, but"),
+        (b"L" + data[1:], "first bytes have changed"),
+        (data.replace(b"line 58", b"Line 58"), r"the text before byte \d+ has changed"),
     ):
         with pytest.raises(AssertionError, match=fault), file_of(other, text_format(), mark):
             pass

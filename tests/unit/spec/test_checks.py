@@ -125,7 +125,7 @@ def test_inputs(base: Path) -> None:
     assert found(loaded(base, source={"file": {"paths": ["*.log"], "follow": True}})) == []
     assert found(loaded(base, source={"file": {"paths": ["*.csv", "*.log", "su*"]}})) == [
         ("[0].source.file.paths[1]", "'*.log' matches no file"),
-        ("[0].source.file.paths[2]", "'su*' matches directories only"),
+        ("[0].source.file.paths[2]", "'su*' matches only directories"),
     ]
 
 
@@ -145,7 +145,7 @@ def test_http_sources(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = {"partitions": 2, "replicas": 2}
     assert found(loaded(base, source={"http": {"port": 0}}, more=two)) == []
     assert found(loaded(base, source={"http": {}}, more=two)) == [
-        ("[0].replicas", "2 processes cannot listen on one port of this machine")
+        ("[0].replicas", "2 processes cannot listen on the same port of this machine")
     ]
 
 

@@ -66,7 +66,7 @@ def test_a_resolved_pipeline_of_another_format_or_none_is_refused() -> None:
         ({"outOfOrderBy": "1s"}, "has no effect without `outOfOrderShare`"),
         ({"lateShare": 1.5, "lateBy": "1s"}, "less than or equal to 1"),
         ({"start": "yesterday"}, "is not a time"),
-        ({"start": "2024-01-01T00:00:00Z", "rpu": 0}, "leaves event time without a step"),
+        ({"start": "2024-01-01T00:00:00Z", "rpu": 0}, "needs a step of event time"),
         ({"msgSize": 0}, "greater than or equal to 1"),
     ],
 )

@@ -27,14 +27,13 @@ from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 from zlib import crc32
 
-from millstream import codes
 from millstream.background import open_tasks
-from millstream.errors import DamageError, MillstreamError, RetryLaterError
+from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
 from millstream.limits import ACKNOWLEDGED_BYTES_MAX, RECORD_BYTES_MAX
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.reaching import Reaching
 
 _CLOSE_S = 5.0
@@ -247,8 +246,7 @@ class AcknowledgedLane:
         body = unpack_position(owner.position, self._kind, owner.partitions, owner.lane)
         given = 0 if body is None else body.get("given")
         if not isinstance(given, int):
-            what = f"lane {owner.lane}: the stored position {owner.position[:80]!r} is not one of a {self._kind} source"
-            raise DamageError(codes.POSITION_UNREADABLE, what)
+            raise unreadable_position(f"lane {owner.lane}", owner.position, f"a {self._kind} source")
         self._given = given
         if not self._idle:
             await self._reaching.first(self._connect, timeout_s)
@@ -380,8 +378,8 @@ class AcknowledgedLane:
         if not self._told_redelivered and any(item.redelivered and not item.record_id for item in good):
             self._told_redelivered = True
             _log.warning(
-                "lane %s: %s hands messages out again that have no id; those that were committed before are repeated. "
-                "Have them sent with ids",
+                "lane %s: %s redelivers messages that have no id; those that were already committed are "
+                "duplicated. Send messages with ids",
                 self._owner.lane,
                 self._queue,
             )

@@ -38,10 +38,8 @@ def unpack_position(position: bytes, kind: str, partitions: int, lane: LaneId) -
             body.pop("partitions"),
         )
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise DamageError(
-            codes.POSITION_UNREADABLE, f"lane {lane}: the stored position {position[:80]!r} is not one of a source"
-        ) from error
-    start_over = "put it back, or start over with --fresh"
+        raise unreadable_position(f"lane {lane}", position, "a source") from error
+    start_over = "change it back, or start over with --fresh"
     if found_kind != kind:
         raise UserError(
             codes.SOURCE_CHANGED,
@@ -57,6 +55,13 @@ def unpack_position(position: bytes, kind: str, partitions: int, lane: LaneId) -
         raise UserError(
             codes.SOURCE_CHANGED,
             f"lane {lane}: the vertex now has {partitions} partitions, and had {found_partitions} in earlier runs; "
-            f"they decide which lane reads what, so {start_over}",
+            f"their number decides what each lane reads, so {start_over}",
         )
     return dict(body)
+
+
+def unreadable_position(where: str, position: bytes, owner: str) -> DamageError:
+    """What to raise for a stored position that does not belong to `owner`, the kind of source that has it."""
+    return DamageError(
+        codes.POSITION_UNREADABLE, f"{where}: the stored position {position[:80]!r} does not belong to {owner}"
+    )

@@ -59,7 +59,7 @@ class Reaching:
         if not isinstance(error, RetryLaterError):
             raise error
         if self._pauses.none_yet:
-            self._log.warning("%s; it is tried again", error)
+            self._log.warning("%s; retrying", error)
         self._not_before_s = self._clock.monotonic_s() + self._pauses.take()
 
     def worked(self) -> None:

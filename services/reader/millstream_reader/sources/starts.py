@@ -26,7 +26,7 @@ def _checked_start(written: str) -> str:
     try:
         start_time(written)
     except ValueError:
-        what = f"{written!r} is not a place to start at"
+        what = f"{written!r} is not a valid start"
         raise problem(
             codes.VALUE_MALFORMED, what, "earliest, latest, or a time with its offset: 2024-01-01T00:00:00Z"
         ) from None

@@ -41,13 +41,13 @@ class DeltaSource(SpecModel):
         """A store where it has a meaning."""
         yield from url_problem(self.path, ("path",))
         if self.store is not None and not is_url(self.path):
-            what = "`store` has no effect on a directory"
+            what = "`store` has no effect when `path` is a directory"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")
 
 
 class _Delta(SourceConnector[DeltaSource]):
     model = DeltaSource
-    meaning = "Rows of a table of Delta Lake, version by version."
+    meaning = "Rows of a Delta Lake table, version by version."
     packages: ClassVar[Mapping[str, str]] = {"deltalake": "millstream[delta]", "pyarrow": "millstream[delta]"}
     promise = Guarantee(
         GuaranteeId.POSITION, "exactly once: it continues at the version, file and row of its last commit"

@@ -28,7 +28,7 @@ from millstream_reader.sources.delta.connector import DeltaSource
 from millstream_reader.sources.delta.log import Added, TableLog
 from millstream_reader.sources.file.disk import Worker, open_worker
 from millstream_reader.sources.file.lane import owner_of
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.reaching import Reaching
 
 KIND = "delta"
@@ -81,10 +81,7 @@ class DeltaSourceLane:
             self._version, self._done, self._row = int(body["at"]), int(body["files"]), int(body["row"])
             self._crc = int(body["crc"])
         except (LookupError, TypeError, ValueError) as error:
-            raise DamageError(
-                codes.POSITION_UNREADABLE,
-                f"lane {self._owner.lane}: the position {position[:80]!r} is not one of a Delta table",
-            ) from error
+            raise unreadable_position(f"lane {self._owner.lane}", position, "a delta source") from error
 
     async def open(self) -> None:
         """What shows at once. A store that is away is waited for."""
@@ -127,7 +124,7 @@ class DeltaSourceLane:
         """Reach the table, and check whether it is the one of the position."""
         found = self._table.open()
         if self._id and found != self._id:
-            raise self._replaced(f"its id is {found}, and was {self._id}")
+            raise self._replaced(f"its id is now {found}, and was {self._id}")
         newest = self._table.newest()
         if not self._id:
             self._id, self._version = found, newest
@@ -135,10 +132,10 @@ class DeltaSourceLane:
         else:
             last = self._version if self._begun else self._version - 1
             if newest < last:
-                raise self._replaced(f"its newest version is {newest}, and version {last} was read")
+                raise self._replaced(f"its newest version is {newest}, but version {last} was already read")
             crc = self._table.crc_of(last)
             if crc is not None and crc != self._crc:
-                raise self._replaced(f"version {last} is another one than before")
+                raise self._replaced(f"version {last} has changed")
         self._checked = True
 
     @property
@@ -182,10 +179,10 @@ class DeltaSourceLane:
                 self._reaching.rest(self._settings.poll_every_s)
             return
         if self._begun and found.crc and found.crc != self._crc:
-            raise self._replaced(f"version {self._version} is another one than before")
+            raise self._replaced(f"version {self._version} has changed")
         if found.skipped:
             _log.warning(
-                "lane %s: version %d of %s is skipped: it changes or removes rows (%s)",
+                "lane %s: skips version %d of %s, which changes or removes rows (%s)",
                 self._owner.lane, self._version, self._settings.path, found.skipped,
             )  # fmt: skip
         self._found_crc = found.crc
@@ -205,7 +202,7 @@ class DeltaSourceLane:
                 break
             self._next += 1
             if len(value) > RECORD_BYTES_MAX:
-                assert self._files is not None, "the row is of one"
+                assert self._files is not None, "a row comes from a file"
                 row = self._row + self._next - begin
                 place = f"{self._settings.path}, {self._files[self._done].path}, row {row}"
                 reason = f"{place}: its JSON has {len(value)} bytes; the limit is 7 MiB"
@@ -232,8 +229,9 @@ class DeltaSourceLane:
     def _replaced(self, what: str) -> DamageError:
         return DamageError(
             codes.SOURCE_FILE_CHANGED,
-            f"lane {self._owner.lane}: the Delta table {self._settings.path} is not the one that was read: {what}. "
-            "What was read before is kept. Put the table back as it was, or start over with --fresh",
+            f"lane {self._owner.lane}: the Delta table {self._settings.path} is not the one that was read before: "
+            f"{what}. Records that were already read are kept. Put the table back as it was, or start over with "
+            "--fresh",
         )
 
 

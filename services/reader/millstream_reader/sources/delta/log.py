@@ -76,7 +76,10 @@ class TableLog:
             except FAILURES as error:
                 raise self._error(error) from error
             if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-                what = f"{self._where}: the Delta table {self._settings.path} maps names of columns, which is not read"
+                what = (
+                    f"{self._where}: the Delta table {self._settings.path} uses column mapping, which the source "
+                    "does not support. Use a table without column mapping"
+                )
                 raise UserError(codes.TARGET_UNFIT, what)
             self._table = table
         return str(self._table.metadata().id)
@@ -106,7 +109,10 @@ class TableLog:
                 raise self._gone(version) from error
             raise self._error(error) from error
         if marks_rows:
-            what = f"{self._where}: the Delta table {self._settings.path} has deletion vectors, which are not read"
+            what = (
+                f"{self._where}: the Delta table {self._settings.path} has deletion vectors, which the source does "
+                "not support"
+            )
             raise UserError(codes.TARGET_UNFIT, f"{what}. `REORG TABLE … APPLY (PURGE)` removes them")
         added = [Added(unquote(row["path"]), self._members(dict(row.get("partition") or {}))) for row in rows]
         return Version(sorted(added), self.crc_of(version) or 0)
@@ -135,9 +141,9 @@ class TableLog:
         raise UserError(
             codes.TARGET_UNFIT,
             f"{self._where}: version {version} of the Delta table {self._settings.path} changes or removes rows "
-            f"({operation}), and the source reads added rows only. Rows before that version are kept. "
-            "`skipChanges: true` skips such versions; or start over with --fresh, and it begins with the rows that the "
-            "table has then",
+            f"({operation}), but the source reads only added rows. Rows of earlier versions are kept. Set "
+            "`skipChanges: true` to skip such versions, or start over with --fresh to begin with the current rows "
+            "of the table",
         )
 
     def rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
@@ -151,8 +157,8 @@ class TableLog:
         except FileNotFoundError as error:
             raise DamageError(
                 codes.SOURCE_FILE_CHANGED,
-                f"{self._where}: {file.path} of the Delta table {self._settings.path} is gone; it was removed (vacuum) "
-                "before it was read. Put it back, or start over with --fresh",
+                f"{self._where}: {file.path} of the Delta table {self._settings.path} is missing: it was removed "
+                "(vacuum) before it was read. Restore it, or start over with --fresh",
             ) from error
         except FAILURES as error:
             raise self._error(error) from error
@@ -193,8 +199,8 @@ class TableLog:
         return DamageError(
             codes.SOURCE_FILE_CHANGED,
             f"{self._where}: version {version} of the Delta table {self._settings.path} was removed from its log "
-            "before it was read. Start over with --fresh, and the source begins with the rows that the table has then; "
-            "a longer `delta.logRetentionDuration` keeps versions",
+            "before it was read. Start over with --fresh to begin with the current rows of the table; a longer "
+            "`delta.logRetentionDuration` keeps versions for longer",
         )
 
     def _error(self, error: BaseException) -> MillstreamError:

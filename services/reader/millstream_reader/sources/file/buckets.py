@@ -60,7 +60,7 @@ class Buckets:
         except FAILURES as error:
             raise error_of(error, url, self._where) from error
         if path.stat().st_size != item.size:
-            raise error_of(OSError("the answer was cut off"), url, self._where)
+            raise error_of(OSError("the response was truncated"), url, self._where)
 
     def _of(self, url: ObjectUrl) -> Iterator[Listed]:
         store = self._stores[url.root]

@@ -37,14 +37,16 @@ def _checked_encoding(written: str) -> str:
     except (LookupError, UnicodeError):
         raise problem(codes.VALUE_MALFORMED, f"{written!r} is not a text encoding", "a name such as utf-8") from None
     if newline_bytes != 1:
-        what = f"a newline is {newline_bytes} bytes in {written!r}, so files cannot be cut into lines"
+        what = f"a newline is {newline_bytes} bytes in {written!r}, so files cannot be split into lines"
         raise problem(codes.VALUE_MALFORMED, what, "a name such as utf-8; convert the files first")
     return written
 
 
 def _checked_delimiter(written: str) -> str:
     if len(written) != 1 or written in '\r\n"':
-        raise problem(codes.VALUE_MALFORMED, f"{written!r} cannot part columns", "one character, such as ',' or a tab")
+        raise problem(
+            codes.VALUE_MALFORMED, f"{written!r} cannot separate columns", "one character, such as ',' or a tab"
+        )
     return written
 
 
@@ -100,8 +102,10 @@ class FileSource(SpecModel):
         for index, path in enumerate(self.paths):
             yield from url_problem(path, ("paths", index))
             if is_url(path) != self.objects:
-                what = "files and objects are read in different ways"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("paths", index), what, "a source for each")
+                what = "one source cannot read both files and objects"
+                yield ShapeProblem(
+                    codes.FIELDS_CONFLICT, ("paths", index), what, "one source for files, and another for objects"
+                )
         if self.store is not None and not self.objects:
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT, ("store",), "`store` has no effect on files", "s3://, gs://, az://"
@@ -137,8 +141,8 @@ class _File(SourceConnector[FileSource]):
     def guarantee(self, settings: FileSource) -> Guarantee:
         if settings.objects:
             sentence = (
-                "exactly once: it continues in the object where its last commit ended, and stops where an object "
-                "that it has read was replaced"
+                "exactly once: it continues in the object where its last commit ended, and stops if an object that "
+                "it has read was replaced"
             )
             return Guarantee(GuaranteeId.POSITION, sentence)
         if not settings.follow:
@@ -159,7 +163,7 @@ class _File(SourceConnector[FileSource]):
             files = [match for match in matches if os.path.isfile(match)]
             if not files and not settings.follow:
                 only = "directories" if all(map(os.path.isdir, matches)) else "directories and devices"
-                what = f"{pattern!r} matches {only} only" if matches else f"{pattern!r} matches no file"
+                what = f"{pattern!r} matches only {only}" if matches else f"{pattern!r} matches no file"
                 yield Finding(
                     codes.SOURCE_FILES_MISSING,
                     here,
@@ -168,7 +172,7 @@ class _File(SourceConnector[FileSource]):
                 )
             for file in files:
                 if not os.access(file, os.R_OK):
-                    yield Finding(codes.FILE_UNUSABLE, here, f"{file} cannot be read", "a file you may read")
+                    yield Finding(codes.FILE_UNUSABLE, here, f"{file} cannot be read", "a file that this user may read")
 
     async def online_findings(self, settings: FileSource, place: Place) -> Sequence[Finding]:
         if not settings.objects:
@@ -179,7 +183,7 @@ class _File(SourceConnector[FileSource]):
         listed = await asyncio.to_thread(buckets.list)
         if listed or settings.follow:
             return ()
-        what, expected = "no object matches `paths`", "objects that are there, or `follow: true` to wait for them"
+        what, expected = "no object matches `paths`", "existing objects, or `follow: true` to wait for them"
         return (Finding(codes.SOURCE_FILES_MISSING, (*place.path, "paths"), what, expected),)
 
     def notes(self, settings: FileSource, path: Path) -> Iterator[tuple[Path, str]]:

@@ -85,7 +85,7 @@ def read_header(lines: Sequence[bytes], encoding: str, csv_format: CsvFormat, *,
             return None
         raise ValueError(f"the header is not a CSV row: {error}") from None
     if not fields:
-        raise ValueError("the first line is empty, and should name the columns")
+        raise ValueError("the first line is empty; it must name the columns")
     if repeated := {name for name in fields if fields.count(name) > 1}:
         raise ValueError(f"the header names the column `{min(repeated)}` twice")
     return Header(fields, reader.line_num)
@@ -218,7 +218,7 @@ class CsvParser:
             count = len(rows.fields[index])
             # A line without anything on it is not a row.
             if count:
-                reason = f"the row has {count} fields, and there are {len(self._names)} columns"
+                reason = f"the row has {count} fields, but there are {len(self._names)} columns"
                 invalid.append(InvalidLine(rows.place(index).start, _raw(rows.place(index), lines), reason))
 
     def _encode_all(self, rows: list[list[str]], parsed: Parsed, *, plain: bool) -> None:

@@ -85,13 +85,13 @@ def disk_fault(error: OSError) -> InfrastructureError:
     """What a person can do something with."""
     what = error.strerror or str(error)
     if isinstance(error, PermissionError):
-        advice = "Let this user read it"
+        advice = "Give this user permission to read it"
     elif isinstance(error, FileNotFoundError):
         advice = "Put it back"
     elif error.errno in (errno.EMFILE, errno.ENFILE):
-        advice = "Let the process open more files (ulimit -n), or use narrower `paths`"
+        advice = "Raise the limit on open files (ulimit -n), or use narrower `paths`"
     else:
-        advice = "Check the disk or mount it is on"
+        advice = "Check the disk or mount that it is on"
     return InfrastructureError(
         codes.CANNOT_READ, f"{error.filename or 'a file of the source'} cannot be read: {what}. {advice}"
     )

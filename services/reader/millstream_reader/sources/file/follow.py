@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 from millstream import codes
 from millstream.clock import Clock
-from millstream.errors import DamageError, UserError
+from millstream.errors import UserError
 from millstream.record import LaneId
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.file.disk import FilePatterns, Worker, open_worker
 from millstream_reader.sources.file.text_file import FileMark, TextFile, TextFormat, open_text_file
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 
 KIND = "follow"
 
@@ -67,9 +67,7 @@ async def open_followed(
                 try:
                     entries = [(str(name), int(inode), FileMark(*mark)) for name, inode, *mark in body["files"]]
                 except (KeyError, TypeError, ValueError) as error:
-                    raise DamageError(
-                        codes.POSITION_UNREADABLE, f"lane {lane}: the position {position[:80]!r} is not one of files"
-                    ) from error
+                    raise unreadable_position(f"lane {lane}", position, "a file source") from error
                 await worker.run(followed.go_on, entries)
             yield followed
         finally:
@@ -165,8 +163,8 @@ class FollowLane:
             file = self._reopen(name, inode, mark)
             if file is None and mark.offset > 0:
                 _log.warning(
-                    "lane %s: %s was removed or overwritten before it was read; what was written to it "
-                    "after byte %d, if anything, is lost",
+                    "lane %s: %s was removed or overwritten before all of it was read; anything written to it "
+                    "after byte %d is lost",
                     self._lane, name, mark.offset,
                 )  # fmt: skip
             elif file is not None:
@@ -231,7 +229,7 @@ class FollowLane:
             return
         _log.warning(
             "lane %s: %s was truncated: %s; reading continues at its new beginning%s",
-            self._lane, entry.name, fault, ", a line without its end is lost" if file.open_line else "",
+            self._lane, entry.name, fault, "; the incomplete last line is lost" if file.open_line else "",
         )  # fmt: skip
         entry.file = file.begun_anew()
         entry.file.begin()

@@ -22,7 +22,7 @@ from millstream_reader.source import SourceBatch
 from millstream_reader.sources.file.disk import FilePatterns, Worker, open_worker
 from millstream_reader.sources.file.opening import SourceFile, open_any_file
 from millstream_reader.sources.file.text_file import FileMark, TextFormat
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 
 KIND = "file"
 
@@ -57,9 +57,7 @@ async def open_files(
                 try:
                     await files.go_on(body["file"], FileMark(*body["mark"]), body["finished"], body["done"])
                 except (KeyError, TypeError) as error:
-                    raise DamageError(
-                        codes.POSITION_UNREADABLE, f"lane {lane}: the position {position[:80]!r} is not one of files"
-                    ) from error
+                    raise unreadable_position(f"lane {lane}", position, "a file source") from error
             yield files
         finally:
             worker.finish()
@@ -106,15 +104,15 @@ class FileSourceLane:
         self._done = bisect_right(self._names, name) if finished else bisect_left(self._names, name)
         if self._done > done:
             _log.warning(
-                "lane %s: %d files that sort before %s came after the run had passed their place; they are not read. "
-                "Give later files names that sort later, or use `follow`",
+                "lane %s: %d files that sort before %s appeared after the run had passed their place, and are not "
+                "read. Give new files names that sort later, or use `follow`",
                 self._lane,
                 self._done - done,
                 name,
             )
         if not finished:
             if name not in self._names:
-                raise self._damaged(name, "it is gone")
+                raise self._damaged(name, "it no longer exists")
             self._file = await self._worker.run(self._open, name, mark)
 
     @property
@@ -171,7 +169,7 @@ class FileSourceLane:
         try:
             file = open_any_file(self._patterns.path(name), name, self._text, mark)
         except FileNotFoundError as error:
-            raise self._damaged(name, "it is gone") from error
+            raise self._damaged(name, "it no longer exists") from error
         try:
             fault = file.fault()
             if fault is not None:
@@ -192,6 +190,6 @@ class FileSourceLane:
     def _damaged(self, name: str, fault: str) -> DamageError:
         return DamageError(
             codes.SOURCE_FILE_CHANGED,
-            f"lane {self._lane}: {name} changed while it was being read: {fault}. What was read before is kept. "
-            "Put the file back as it was, or start over with --fresh",
+            f"lane {self._lane}: {name} changed while it was being read: {fault}. Records that were already read "
+            "are kept. Put the file back as it was, or start over with --fresh",
         )

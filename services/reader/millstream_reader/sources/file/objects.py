@@ -33,14 +33,12 @@ from millstream_reader.sources.file.lane import owner_of
 from millstream_reader.sources.file.listing import Ledger, Listed, Past, ReplacedError
 from millstream_reader.sources.file.opening import SourceFile, open_any_file
 from millstream_reader.sources.file.text_file import FileMark, TextFormat
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.reaching import Reaching
 
 KIND = "objects"
 _PAUSES_S = (0.1, 5.0)
-_CHANGED = (
-    "Put the object back as it was, or start over with --fresh; new data belongs in objects with names of their own"
-)
+_CHANGED = "Put the object back as it was, or start over with --fresh; write new data to objects with new names"
 
 _log = logging.getLogger(__name__)
 
@@ -231,15 +229,15 @@ class ObjectSourceLane:
         names = ", ".join(error.names[:3]) + (f" and {len(error.names) - 3} more" if len(error.names) > 3 else "")
         return DamageError(
             codes.SOURCE_FILE_CHANGED,
-            f"lane {self._owner.lane}: objects that were read are not what they were: {names} was replaced, or came "
-            f"while others were removed. What was read before is kept. {_CHANGED}",
+            f"lane {self._owner.lane}: objects that were already read have changed: {names} was replaced, or was "
+            f"added while others were removed. Records that were already read are kept. {_CHANGED}",
         )
 
     def _changed(self, name: str) -> DamageError:
         return DamageError(
             codes.SOURCE_FILE_CHANGED,
-            f"lane {self._owner.lane}: {name} was replaced or removed while it was being read. What was read before is "
-            f"kept. {_CHANGED}",
+            f"lane {self._owner.lane}: {name} was replaced or removed while it was being read. Records that were "
+            f"already read are kept. {_CHANGED}",
         )
 
 
@@ -257,9 +255,8 @@ async def open_objects(
                     try:
                         lane.resume(body)
                     except (LookupError, TypeError, ValueError) as error:
-                        raise DamageError(
-                            codes.POSITION_UNREADABLE,
-                            f"lane {owner.lane}: the position {owner.position[:80]!r} is not one of objects",
+                        raise unreadable_position(
+                            f"lane {owner.lane}", owner.position, "a file source that reads objects"
                         ) from error
                 await lane.open()
                 yield lane

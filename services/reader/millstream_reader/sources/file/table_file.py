@@ -57,7 +57,7 @@ class TableFile:
         """Why this is not the file that the mark was made on; None when it is."""
         mark = self.mark
         if mark.head_bytes and self._identity() != (mark.head_bytes, mark.head_crc, mark.tail_bytes, mark.tail_crc):
-            return "it holds something else than before"
+            return "its contents have changed"
         return None
 
     def begin(self) -> None:
@@ -78,8 +78,8 @@ class TableFile:
             what = str(error).partition("\n")[0]
             raise DamageError(
                 codes.SOURCE_FILE_CHANGED,
-                f"{self.name}: it cannot be read as {self._kind} behind row {self.mark.line}: {what}. Replace it by a "
-                "sound copy",
+                f"{self.name}: it cannot be read as {self._kind} after row {self.mark.line}: {what}. Replace it "
+                "with an intact copy",
             ) from error
         self.at_end = block is None
         if block is None:

@@ -165,13 +165,13 @@ class TextFile:
         mark = self.mark
         size = self.stat().st_size
         if self._unpacked is None and size < self._read_offset:
-            return f"it has {size} bytes, and {self._read_offset} had been read"
+            return f"it has {size} bytes, but {self._read_offset} were already read"
         if zlib.crc32(os.pread(self._descriptor, mark.head_bytes, 0)) != mark.head_crc:
-            return "it begins with other text than before"
+            return "its first bytes have changed"
         if self._unpacked is None and whole:
             before = os.pread(self._descriptor, mark.tail_bytes, mark.offset - mark.tail_bytes)
             if zlib.crc32(before) != mark.tail_crc:
-                return f"the text before byte {mark.offset} is not what had been read"
+                return f"the text before byte {mark.offset} has changed"
         return None
 
     def begin(self) -> None:
@@ -187,7 +187,7 @@ class TextFile:
         else:
             with self._unpacking():
                 if self._unpacked.seek(self.mark.offset) < self.mark.offset:
-                    raise EOFError("its text ends before")
+                    raise EOFError("the text ends earlier")
         self._note_head()
 
     def fill(self) -> bool:
@@ -224,8 +224,8 @@ class TextFile:
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise DamageError(
                 codes.SOURCE_FILE_CHANGED,
-                f"{self.name}: it cannot be unpacked after byte {self._read_offset} of its text: {error}. "
-                "Replace it by a sound copy of the same text",
+                f"{self.name}: it cannot be decompressed after byte {self._read_offset} of its text: {error}. "
+                "Replace it with an intact copy of the same text",
             ) from error
 
     def _head(self) -> bytes:
@@ -245,7 +245,7 @@ class TextFile:
             if not before.fill():
                 raise DamageError(
                     codes.SOURCE_FILE_CHANGED,
-                    f"{self.name}: the header has gone. Put the file back, or start over with --fresh",
+                    f"{self.name}: the header is missing. Put the file back as it was, or start over with --fresh",
                 )
         return parser
 
@@ -315,7 +315,7 @@ class TextFile:
                 header = read_header(self._lines[self._next :], text.encoding, text.csv, final=closing)
             except ValueError as error:
                 raise UserError(
-                    codes.SOURCE_COLUMNS, f"{self.name}:1: {error}. Correct the file, or say `header: false`"
+                    codes.SOURCE_COLUMNS, f"{self.name}:1: {error}. Correct the file, or set `header: false`"
                 ) from error
             if header is None:
                 return None
@@ -447,10 +447,10 @@ def unpacked_zstd(path: str, name: str) -> int:
                     if unpacker.eof and (block or packed.peek(1)):
                         unpacker = zstandard.ZstdDecompressor().decompressobj()
             if not unpacker.eof:
-                raise zstandard.ZstdError("it ends in the middle")
+                raise zstandard.ZstdError("it is truncated")
         except zstandard.ZstdError as error:
             raise DamageError(
-                codes.SOURCE_FILE_CHANGED, f"{name}: it cannot be unpacked: {error}. Replace it by a sound copy"
+                codes.SOURCE_FILE_CHANGED, f"{name}: it cannot be decompressed: {error}. Replace it with an intact copy"
             ) from error
         text.flush()
         return os.dup(text.fileno())

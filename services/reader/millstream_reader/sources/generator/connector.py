@@ -103,14 +103,14 @@ class GeneratorSource(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """With a start but no rate, event time needs a step."""
         if self.start is not None and self.rpu == 0 and self.event_time_step_s is None:
-            what = "`start` with `rpu: 0` leaves event time without a step"
+            what = "with `rpu: 0`, `start` needs a step of event time"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("start",), what, "`eventTimeStep` as well")
 
 
 class _Generator(SourceConnector[GeneratorSource]):
     model = GeneratorSource
-    meaning = "Records made here."
-    promise = Guarantee(GuaranteeId.POSITION, "exactly once: from a position it makes the same records again")
+    meaning = "Generated records."
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: from a position it generates the same records again")
     ends = "with `records`"
     has_headers = False
 

@@ -20,14 +20,12 @@ from itertools import accumulate
 from math import gcd
 from operator import sub
 
-from millstream import codes
 from millstream.clock import MICROSECONDS, Clock
-from millstream.errors import DamageError
 from millstream.frame import Frame
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.record import LaneId
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_udf import columns
 from millstream_udf.fields import field
 
@@ -88,9 +86,7 @@ async def open_generator(
         body = {"made": 0, "origin_us": clock.now_us()}
     made, origin_us = body.get("made"), body.get("origin_us")
     if not isinstance(made, int) or not isinstance(origin_us, int):
-        raise DamageError(
-            codes.POSITION_UNREADABLE, f"lane {lane}: the stored position {position[:80]!r} is not one of a generator"
-        )
+        raise unreadable_position(f"lane {lane}", position, "a generator")
     yield GeneratorLane(plan, lane, partitions, made, origin_us, clock)
 
 

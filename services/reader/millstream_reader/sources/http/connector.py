@@ -105,10 +105,10 @@ class HttpSource(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """A source does not listen to the network by accident."""
         if self.asks_who and self.allow_unauthenticated:
-            what = "`allowUnauthenticated` has no effect where senders show who they are"
+            what = "`allowUnauthenticated` has no effect when senders have to authenticate"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("allowUnauthenticated",), what, "one of the two")
         if not self.asks_who and not self.allow_unauthenticated and _is_reached_from_outside(self.host):
-            what = f"other machines reach {self.host}, and nothing asks senders who they are"
+            what = f"other machines can reach {self.host}, and senders do not have to authenticate"
             yield ShapeProblem(
                 codes.HTTP_SOURCE_OPEN, ("host",), what, "`auth`, `tls.clientCa`, or `allowUnauthenticated: true`"
             )
@@ -116,10 +116,10 @@ class HttpSource(SpecModel):
 
 class _Http(SourceConnector[HttpSource]):
     model = HttpSource
-    meaning = "Records sent by HTTP."
+    meaning = "Records sent over HTTP."
     promise = Guarantee(
         GuaranteeId.RECORD_IDS,
-        "exactly once for records that are sent with an id, as long as `idTtl` remembers it; at least once without",
+        "exactly once for records that are sent with an id, as long as `idTtl` remembers it; at least once without one",
     )
     strangers = True
     extracts = True
@@ -133,7 +133,7 @@ class _Http(SourceConnector[HttpSource]):
     def guarantee(self, settings: HttpSource) -> Guarantee:
         sentence = (
             "exactly once for records that are sent with an id, which is remembered for "
-            f"{as_duration(settings.id_ttl_s)}; at least once without"
+            f"{as_duration(settings.id_ttl_s)}; at least once without one"
         )
         return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
@@ -142,13 +142,16 @@ class _Http(SourceConnector[HttpSource]):
 
     def local_findings(self, settings: HttpSource, place: Place) -> Iterator[Finding]:
         if place.replicas > 1 and settings.port != 0:
-            what = f"{place.replicas} processes cannot listen on one port of this machine"
+            what = f"{place.replicas} processes cannot listen on the same port of this machine"
             yield Finding(codes.PLACE_TAKEN, (*place.vertex_path, "replicas"), what, "`replicas: 1` or `port: 0`")
 
     def notes(self, settings: HttpSource, path: Path) -> Iterator[tuple[Path, str]]:
         """Tokens that everybody reads who is between two machines."""
         if settings.auth is not None and settings.tls is None and not stays_on_this_machine(settings.host):
-            what = f"senders show their token in the clear to {settings.host}; `tls` beside it, or a proxy, encrypts it"
+            what = (
+                f"senders send their token unencrypted to {settings.host}; set `tls`, or put a proxy in front, to "
+                "encrypt it"
+            )
             yield (*path, "auth"), what
 
     def open(self, settings: HttpSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:

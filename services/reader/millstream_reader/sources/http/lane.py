@@ -32,7 +32,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from millstream import codes
 from millstream.clock import Clock
-from millstream.errors import DamageError, InfrastructureError, UserError
+from millstream.errors import InfrastructureError, UserError
 from millstream.extract import Extraction
 from millstream.frame import Frame, build_frame
 from millstream.limits import (
@@ -51,7 +51,7 @@ from millstream.wire.replaced import Tokens
 from millstream_reader.ids import FULL_TOLD_EVERY_S, SeenIds, full
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.http.records import RequestRecords, RequestRefused, Unpacker, read_records
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 
 KIND = "http"
 
@@ -111,10 +111,7 @@ async def open_http(
     body = unpack_position(position, KIND, partitions, lane)
     taken = 0 if body is None else body.get("taken")
     if not isinstance(taken, int):
-        raise DamageError(
-            codes.POSITION_UNREADABLE,
-            f"lane {lane}: the stored position {position[:80]!r} is not one of an http source",
-        )
+        raise unreadable_position(f"lane {lane}", position, "an http source")
     if extraction.time_header is not None:
         extraction = replace(extraction, time_header=extraction.time_header.lower())
     listener = _listen(plan, plan.port + lane.partition if plan.port else 0, lane)
@@ -137,7 +134,7 @@ async def open_http(
             shutdown_timeout_s=_ANSWER_TIMEOUT_S,
             closing=http.give_up,
         ) as http.server:
-            _log.info("lane %s: takes records at %s", lane, address)
+            _log.info("lane %s: accepts records at %s", lane, address)
             yield http
     finally:
         listener.close()
@@ -152,9 +149,9 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
         if not plan.anybody and not is_loopback(str(address[0])):
             raise UserError(
                 codes.HTTP_SOURCE_OPEN,
-                f"lane {lane}: the http source would listen on {host} ({address[0]}), which other machines reach, to "
-                "every machine: set `http.auth` or `http.tls.clientCa`, or `http.allowUnauthenticated: true` if that "
-                "is meant",
+                f"lane {lane}: the http source would accept records from any machine, without authentication, on "
+                f"{host} ({address[0]}): set `http.auth` or `http.tls.clientCa`, or `http.allowUnauthenticated: "
+                "true` if that is intended",
             )
         listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
@@ -163,8 +160,8 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
         reason = os.strerror(code) if code > 0 else error.strerror or str(error)
         raise InfrastructureError(
             codes.PORT_TAKEN,
-            f"lane {lane}: the http source cannot listen on {host} port {port}: {reason}. "
-            "Stop what uses the port, or choose another `http.host` or `http.port` (0 takes a free port)",
+            f"lane {lane}: the http source cannot listen on {host} port {port}: {reason}. Stop the process that "
+            "uses the port, or choose another `http.host` or `http.port` (0 takes a free port)",
         ) from error
     listener.setblocking(False)
     return listener
@@ -328,12 +325,12 @@ class HttpSourceLane:
             scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
             valid = self._plan.tokens().holds(_text(shown).strip().encode())
             if scheme.lower() != "bearer" or not valid:
-                raise RequestRefused(401, "a bearer token is needed: `Authorization: Bearer <token>`")
+                raise RequestRefused(401, "a bearer token is required: `Authorization: Bearer <token>`")
         vertex = request.match_info["vertex"]
         if vertex != self._lane.vertex:
             raise RequestRefused(404, f"there is no source {vertex!r} here; this is {self._lane.vertex!r}")
         if self._draining:
-            raise _later(503, "the source takes nothing new: it is stopping")
+            raise _later(503, "the source accepts no new records: it is stopping")
 
     async def _commit(self, request: web.Request) -> int:
         """Take the request's records in and wait until they are committed; how many there are."""
@@ -372,7 +369,7 @@ class HttpSourceLane:
             unpacker.finish()
         except TimeoutError:
             raise RequestRefused(
-                408, f"after {loop.time() - begun_s:.0f} s {came} bytes of the body had come, which is too slow"
+                408, f"only {came} bytes of the body arrived in {loop.time() - begun_s:.0f} s, which is too slow"
             ) from None
         except (web.RequestPayloadError, HttpProcessingError, ConnectionError, zlib.error) as error:
             raise RequestRefused(400, f"the body cannot be read: {error}") from None
@@ -382,13 +379,15 @@ class HttpSourceLane:
         room = self._plan.buffer_records
         if len(records) > room:
             raise RequestRefused(
-                413, f"the batch has {len(records)} records; the source holds {room} (`http.buffer`). Send smaller ones"
+                413,
+                f"the batch has {len(records)} records; the source holds at most {room} (`http.buffer`). Send "
+                "smaller batches",
             )
         if self._taken - self._committed + len(records) > room:
-            raise _later(429, f"{self._taken - self._committed} records wait to be committed; try again")
+            raise _later(429, f"{self._taken - self._committed} records are waiting to be committed; try again later")
         # The body took its time, and the source may have been asked to stop meanwhile.
         if self._draining:
-            raise _later(503, "the source takes nothing new: it is stopping")
+            raise _later(503, "the source accepts no new records: it is stopping")
         self._check_ids(records)
         self._taken += len(records)
         request = _Request(self._taken, asyncio.get_running_loop().create_future())
@@ -412,7 +411,7 @@ class HttpSourceLane:
     def hold(self, count: int) -> None:
         """Room for more bytes of bodies, or less. Errors: `RequestRefused`."""
         if count > 0 and self._body_bytes + count > BYTES_IN_FLIGHT_MAX:
-            raise _later(429, f"{self._body_bytes} bytes wait to be committed; try again")
+            raise _later(429, f"{self._body_bytes} bytes are waiting to be committed; try again later")
         self._body_bytes += count
 
 
@@ -425,7 +424,7 @@ class _HeldBytes:
 
     def add(self, count: int) -> None:
         if self._count + count > BODY_BYTES_MAX:
-            raise RequestRefused(413, f"the body has more than {BODY_BYTES_MAX} bytes, which is the limit")
+            raise RequestRefused(413, f"the body exceeds the limit of {BODY_BYTES_MAX} bytes")
         self._lane.hold(count)
         self._count += count
 

@@ -182,7 +182,7 @@ class Unpacker:
         """Errors: `RequestRefused` for an encoding that is not known."""
         encoding = encoding.lower()
         if encoding not in ("", "identity", "gzip", "deflate"):
-            raise RequestRefused(415, f"the Content-Encoding {encoding!r} is not known; use gzip, deflate or none")
+            raise RequestRefused(415, f"the Content-Encoding {encoding!r} is not supported; use gzip, deflate or none")
         self._zlib = None
         if encoding in ("gzip", "deflate"):
             self._zlib = zlib.decompressobj(zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
@@ -199,7 +199,7 @@ class Unpacker:
     def finish(self) -> None:
         """The body is over. Errors: `zlib.error` when what was packed is not."""
         if self._zlib is not None and (not self._zlib.eof or self._zlib.unused_data):
-            raise zlib.error("the packed body is cut off, or something follows it")
+            raise zlib.error("the compressed body is truncated, or is followed by more data")
 
 
 def _values(body: bytes, content_type: str) -> tuple[list[bytes], str | None]:

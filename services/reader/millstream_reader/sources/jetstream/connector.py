@@ -41,7 +41,7 @@ class JetStreamSource(NatsServer):
         yield from super().relation_problems()
         for one, other in combinations(self.subjects, 2):
             if overlap(one, other):
-                what = f"{one!r} and {other!r} match the same subjects, whose messages would be read twice"
+                what = f"{one!r} and {other!r} match the same subjects, so their messages would be read twice"
                 yield ShapeProblem(codes.FIELDS_CONFLICT, ("subject",), what, "patterns that match different subjects")
 
     @property

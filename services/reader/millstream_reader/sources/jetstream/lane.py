@@ -38,7 +38,7 @@ from millstream.nats.link import NO_MESSAGE, NO_STREAM, linked, translated
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.jetstream.connector import JetStreamSource
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.reaching import Reaching
 from millstream_reader.sources.starts import LATEST, start_time
 
@@ -47,7 +47,7 @@ SUBJECT_HEADER = "Nats-Subject"
 _NANOSECONDS = 1_000_000_000
 _PULL_EXPIRES_S = 2
 _HEARTBEAT_S = 1
-assert 2 * _HEARTBEAT_S <= _PULL_EXPIRES_S, "a server refuses other pulls"
+assert 2 * _HEARTBEAT_S <= _PULL_EXPIRES_S, "a server refuses such pulls"
 _SILENCE_MAX_S = 3.0
 """Three missed heartbeats."""
 _INACTIVE_S = 120
@@ -186,15 +186,13 @@ class JetStreamSourceLane:
             self._end = None if body["end"] is None or not spec.stop_at_end else int(body["end"])
             stream, subjects = str(body["stream"]), tuple(map(str, body["subjects"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamageError(
-                codes.POSITION_UNREADABLE,
-                f"{self._where}: the stored position {owner.position[:80]!r} is not one of a jetstream source",
-            ) from error
+            raise unreadable_position(self._where, owner.position, "a jetstream source") from error
         if (stream, subjects) != (spec.stream, self._subjects):
             raise UserError(
                 codes.SOURCE_CHANGED,
-                f"{self._where}: it reads {_named(spec.stream, self._subjects)}, and read {_named(stream, subjects)} "
-                "in earlier runs, whose position says nothing about the rest; put it back, or start over with --fresh",
+                f"{self._where}: it reads {_named(spec.stream, self._subjects)}, but earlier runs read "
+                f"{_named(stream, subjects)}, and their position does not apply to it. Change it back, or start "
+                "over with --fresh",
             )
 
     def _position(self) -> bytes:
@@ -214,10 +212,10 @@ class JetStreamSourceLane:
         info = await _info(self._connection, self._spec.stream)
         if info is None:
             if self._created:
-                raise self._replaced("the stream is gone")
+                raise self._replaced("the stream no longer exists")
             raise UserError(
                 codes.TARGET_UNFIT,
-                f"{self._where}: there is no stream {self._spec.stream} at {self._connection.place}; create it, or "
+                f"{self._where}: there is no stream {self._spec.stream} at {self._connection.place}. Create it, or "
                 "name another one",
             )
         state = info["state"]
@@ -228,7 +226,7 @@ class JetStreamSourceLane:
             self._created = info["created"]
         elif info["created"] != self._created:
             raise self._replaced(
-                f"the stream was made at {info['created']}, and the one that was read at {self._created}"
+                f"the stream was created at {info['created']}, but the one that was read was created at {self._created}"
             )
         if self._at is None:
             if self._spec.start == LATEST:
@@ -237,7 +235,7 @@ class JetStreamSourceLane:
                 self._at = max(0, first - 1)
         else:
             if last < self._at:
-                raise self._replaced(f"it was read up to sequence {self._at}, and ends at {last}")
+                raise self._replaced(f"it was read up to sequence {self._at}, but ends at {last}")
             await self._check_read()
             if first > self._at + 1 and int(info["config"].get("max_msgs_per_subject", -1)) <= 0:
                 raise self._removed(first)
@@ -262,18 +260,18 @@ class JetStreamSourceLane:
         which = f" (of {', '.join(self._subjects)} or of other subjects)" if self._subjects else ""
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {self._spec.stream}: the lane is at sequence {self._at}, and the first message "
-            f"that is left is {first}: messages{which} were removed before they were read, by the limits of the "
-            "stream or a purge. Nothing else was skipped. Read what is left with a source of another name, or start "
-            "over with --fresh; and let the stream keep more",
+            f"{self._where}: {self._spec.stream}: the lane is at sequence {self._at}, but the first message left is "
+            f"{first}: messages{which} were removed before they were read, by a limit of the stream or a purge. "
+            "Nothing else was skipped. Read the remaining messages with a source of another name, or start over "
+            "with --fresh; and let the stream keep more",
         )
 
     def _replaced(self, what: str) -> DamageError:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {self._spec.stream}: {what}: the stream was recreated, or the server has lost its end or "
-            "was set back. Put its data back; or read what is there with a source of another name, or start over with "
-            "--fresh",
+            f"{self._where}: {self._spec.stream}: {what}: the stream was recreated, or the server lost its latest "
+            "data or was rolled back. Restore its data, read what it has now with a source of another name, or "
+            "start over with --fresh",
         )
 
     # What is read
@@ -323,7 +321,7 @@ class JetStreamSourceLane:
                 async with asyncio.timeout(left_s):
                     await self._something.wait()
             if self._owed and self._now_s() >= self._heard_s + _SILENCE_MAX_S:
-                self._needs_restart("the server is silent")
+                self._needs_restart("the server does not answer")
 
     async def _ask(self) -> None:
         """Ask for more, when nothing is on its way."""
@@ -371,10 +369,12 @@ class JetStreamSourceLane:
         if status == "100":
             last_delivered = int(headers.get("Nats-Last-Consumer", self._delivered))
             if last_delivered > self._delivered:
-                self._needs_restart(f"deliveries up to {last_delivered} were sent, up to {self._delivered} arrived")
+                self._needs_restart(
+                    f"deliveries up to {last_delivered} were sent, but only those up to {self._delivered} arrived"
+                )
             return
         if status not in ("404", "408", "409") or "Nats-Pending-Messages" not in headers:
-            self._needs_restart(f"the server says {status} {description}")
+            self._needs_restart(f"the server answered {status} {description}")
             return
         # The pull has run out of time, or of bytes.
         self._owed = 0
@@ -503,8 +503,8 @@ def _faults(info: Mapping[str, Any], spec: JetStreamSource, server: Mapping[str,
     """What does not fit, each with what would."""
     retention = info["config"].get("retention", "limits")
     if retention != "limits":
-        what = f"the stream {spec.stream} removes messages that its consumers have taken (retention {retention})"
-        return [(what, "a stream with `retention: limits`, or one that mirrors or sources it")]
+        what = f"the stream {spec.stream} removes messages once they are consumed (retention {retention})"
+        return [(what, "a stream with `retention: limits`, or a stream that mirrors or sources this one")]
     return []
 
 
@@ -515,7 +515,7 @@ async def look(spec: JetStreamSource, base_dir: Path) -> list[tuple[str, str]]:
         with translated(connection, where):
             info = await _info(connection, spec.stream)
             if info is None:
-                return [(f"there is no stream {spec.stream}", "one that is there")]
+                return [(f"there is no stream {spec.stream}", "an existing stream")]
             return _faults(info, spec, connection.server)
 
 

@@ -38,7 +38,7 @@ from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.kafka.connector import KafkaSource
 from millstream_reader.sources.kafka.runs import Run, Split, Taken, is_too_large, runs_of
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.starts import LATEST, start_time
 
 KIND = "kafka"
@@ -127,7 +127,7 @@ class KafkaSourceLane:
             self._next, self._ends = self._known(body)
             for split, offset in self._next.items():
                 if split not in splits:
-                    raise self._removed(split, f"the lane is at {offset}, and the partition is gone")
+                    raise self._removed(split, f"the lane is at {offset}, but the partition no longer exists")
                 self._check(split, offset)
             self._add(splits)
         self._assign()
@@ -136,10 +136,7 @@ class KafkaSourceLane:
         try:
             return _unpacked(body["at"]), None if body["ends"] is None else _unpacked(body["ends"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamageError(
-                codes.POSITION_UNREADABLE,
-                f"{self._where}: the stored position {self._owner.position[:80]!r} is not one of a kafka source",
-            ) from error
+            raise unreadable_position(self._where, self._owner.position, "a kafka source") from error
 
     def _splits(self) -> list[Split]:
         """Those of this lane, as they are now."""
@@ -179,21 +176,21 @@ class KafkaSourceLane:
     def _bounds(self, split: Split) -> tuple[int, int]:
         """The offsets of the first record, and behind the last committed one."""
         found = self._reach(partial(self._client.get_watermark_offsets, TopicPartition(*split)))
-        assert found is not None, "it was asked of the broker"
+        assert found is not None, "the broker was asked for it"
         return found
 
     def _check(self, split: Split, offset: int) -> None:
         first, end = self._bounds(split)
         if not first <= offset:
-            raise self._removed(split, f"the lane is at offset {offset}, and the first that is left is {first}")
+            raise self._removed(split, f"the lane is at offset {offset}, but the first offset left is {first}")
         if offset > end:
-            raise self._removed(split, f"the lane is at offset {offset}, and the partition ends at {end}")
+            raise self._removed(split, f"the lane is at offset {offset}, but the partition ends at {end}")
 
     def _removed(self, split: Split, what: str) -> DamageError:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {split[0]}/{split[1]}: {what}: Kafka has removed records that were not read (retention, "
-            "or the topic was recreated). Nothing was skipped. Put the records back; or read what is left with a "
+            f"{self._where}: {split[0]}/{split[1]}: {what}: Kafka removed records before they were read (retention, "
+            "or the topic was recreated). Nothing was skipped. Restore the records, read the remaining ones with a "
             "source of another name, or start over with --fresh; and give the topic a longer retention",
         )
 

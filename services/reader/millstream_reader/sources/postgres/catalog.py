@@ -155,7 +155,7 @@ async def faults_of(connection: Connection, settings: PostgresSource, cdc: Postg
         what = f"the server's wal_level is `{server.wal_level}`"
         return [Fault(("host",), what, "`wal_level = logical` in postgresql.conf, and a restart")]
     if not server.may_replicate:
-        what = f"the role {settings.user} may not replicate"
+        what = f"the role {settings.user} is not allowed to replicate"
         return [Fault(("user",), what, f"ALTER ROLE {quoted(settings.user)} REPLICATION")]
     exists = await connection.fetchval("SELECT count(*) FROM pg_publication WHERE pubname = $1", cdc.publication)
     if not exists:
@@ -170,7 +170,7 @@ async def faults_of(connection: Connection, settings: PostgresSource, cdc: Postg
     faults = [
         Fault(
             ("cdc", "tables", index),
-            f"the publication `{cdc.publication}` does not have the table {path}",
+            f"the publication `{cdc.publication}` does not include the table {path}",
             f"ALTER PUBLICATION {quoted(cdc.publication)} ADD TABLE {quoted_table(path)}",
         )
         for index, path in enumerate(cdc.table_paths)
@@ -180,7 +180,7 @@ async def faults_of(connection: Connection, settings: PostgresSource, cdc: Postg
         faults += [
             Fault(
                 ("cdc", "snapshot"),
-                f"{table.path} has no primary key, so its rows cannot be read in an order",
+                f"{table.path} has no primary key, so its rows cannot be read in a fixed order",
                 "a primary key; or `snapshot: never`",
             )
             for table in tables_found
@@ -189,7 +189,7 @@ async def faults_of(connection: Connection, settings: PostgresSource, cdc: Postg
     slot = await slot_of(connection, cdc.slot)
     if slot is not None and slot.plugin != PLUGIN:
         faults.append(
-            Fault(("cdc", "slot"), f"the slot `{cdc.slot}` has the plugin {slot.plugin}", f"one with {PLUGIN}")
+            Fault(("cdc", "slot"), f"the slot `{cdc.slot}` uses the plugin {slot.plugin}", f"a slot with {PLUGIN}")
         )
     return faults
 

@@ -36,7 +36,7 @@ from millstream.postgres.connecting import FAILURES, Connection, connect, error_
 from millstream.postgres.replication import Passed, Replication, lsn_of, lsn_text, open_replication
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.postgres import catalog
 from millstream_reader.sources.postgres.changes import (
     Batch,
@@ -157,7 +157,7 @@ class PostgresCdcLane:
             self._reaching.failed(error)
         except NotPgoutputError as error:
             self.close()
-            what = f"{self._where}: the slot {self._cdc.slot} sent what cannot be read: {error}"
+            what = f"{self._where}: cannot read a message of the slot {self._cdc.slot}: {error}"
             raise UserError(codes.TARGET_UNFIT, what) from error
         except BaseException:
             self.close()
@@ -234,15 +234,12 @@ class PostgresCdcLane:
             self._end_lsn = None if body["end"] is None else int(body["end"])
             slot = str(body["slot"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamageError(
-                codes.POSITION_UNREADABLE,
-                f"{self._where}: the stored position {owner.position[:80]!r} is not one of changes",
-            ) from error
+            raise unreadable_position(self._where, owner.position, "a postgres source with `cdc`") from error
         if slot != self._cdc.slot:
             raise UserError(
                 codes.SOURCE_CHANGED,
-                f"{self._where}: the slot is now {self._cdc.slot}, and was {slot} in earlier runs; put it back, or "
-                "start over with --fresh",
+                f"{self._where}: the slot is now {self._cdc.slot}, and was {slot} in earlier runs. Change it back, "
+                "or start over with --fresh",
             )
         if not self._spec.stop_at_end:
             self._end_lsn = None
@@ -307,13 +304,15 @@ class PostgresCdcLane:
         cdc, spec = self._cdc, self._spec
         server = await catalog.server_of(control)
         if server.is_standby:
-            what = f"{self._where}: PostgreSQL at {spec.host} is a standby, and changes are read from its primary"
+            what = (
+                f"{self._where}: PostgreSQL at {spec.host} is a standby, but changes can only be read from the primary"
+            )
             raise RetryLaterError(codes.TARGET_AWAY, what)
         if self._system not in ("", server.system):
             raise UserError(
                 codes.SOURCE_CHANGED,
-                f"{self._where}: PostgreSQL at {spec.host} is another server ({server.system}) than the one that was "
-                f"read ({self._system}); put that one back, or start over with --fresh",
+                f"{self._where}: PostgreSQL at {spec.host} is a different server ({server.system}) from the one "
+                f"that was read ({self._system}). Connect to that one, or start over with --fresh",
             )
         faults = await catalog.faults_of(control, spec, cdc)
         if faults:
@@ -331,7 +330,7 @@ class PostgresCdcLane:
                 await catalog.create_slot(control, cdc)
                 slot = await catalog.slot_of(control, cdc.slot)
             elif slot.active_pid is not None:
-                what = f"{self._where}: the slot {cdc.slot} is read by another process ({slot.active_pid})"
+                what = f"{self._where}: another process ({slot.active_pid}) is reading the slot {cdc.slot}"
                 raise RetryLaterError(codes.TARGET_AWAY, what)
         self._check_slot(slot)
         assert slot is not None, "it was checked"
@@ -343,31 +342,30 @@ class PostgresCdcLane:
         """Whether it still has everything behind the lane."""
         lsn = self._changes.lsn
         if slot is None:
-            raise self._lost(f"the slot {self._cdc.slot} is gone")
+            raise self._lost(f"the slot {self._cdc.slot} no longer exists")
         if slot.status == "lost":
-            raise self._lost(f"the slot {self._cdc.slot} is lost: the server has removed the log that it needs")
+            raise self._lost(f"the slot {self._cdc.slot} is lost: the server has removed the WAL that it needs")
         if self._given and slot.confirmed_lsn > lsn:
             raise self._lost(
-                f"the slot {self._cdc.slot} stands at {lsn_text(slot.confirmed_lsn)}, and the lane at {lsn_text(lsn)}: "
-                "another reader has moved it"
+                f"the slot {self._cdc.slot} is at {lsn_text(slot.confirmed_lsn)}, but the lane is at "
+                f"{lsn_text(lsn)}: another reader has advanced the slot"
             )
 
     def _lost(self, what: str) -> DamageError:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {what}. Changes behind {lsn_text(self._changes.lsn)} cannot be read any more. Nothing was "
-            "skipped. Drop the slot if it is there (`SELECT pg_drop_replication_slot('"
-            f"{self._cdc.slot}')`), and start over with --fresh, which reads the tables again; let "
-            "max_slot_wal_keep_size have room for as long as the pipeline may stand still, and give each source a slot "
-            "of its own",
+            f"{self._where}: {what}. Changes after {lsn_text(self._changes.lsn)} can no longer be read. Nothing was "
+            f"skipped. Drop the slot if it exists (`SELECT pg_drop_replication_slot('{self._cdc.slot}')`), and "
+            "start over with --fresh, which reads the tables again. Let max_slot_wal_keep_size cover the longest "
+            "time for which the pipeline may be stopped, and give each source its own slot",
         )
 
     def _warn_of_limit(self, keeps: str) -> None:
         if keeps == "-1" and not self._warned_of_limit:
             self._warned_of_limit = True
             _log.warning(
-                "%s: max_slot_wal_keep_size is not set at %s: while this source stands still, its slot %s lets the "
-                "server's log grow until the disk is full",
+                "%s: max_slot_wal_keep_size is not set at %s: while this source is stopped, its slot %s makes the "
+                "server's WAL grow until the disk is full",
                 self._where,
                 self._spec.host,
                 self._cdc.slot,
@@ -411,11 +409,11 @@ class PostgresCdcLane:
             return
         if slot is None:
             return
-        left = "" if slot.left is None else f"; {max(0, slot.left) >> 20} MiB more, and the slot is lost"
+        left = "" if slot.left is None else f"; the slot is lost after {max(0, slot.left) >> 20} MiB more"
         if slot.status == "unreserved" or slot.held >= self._reported_bytes:
             self._reported_bytes = max(self._reported_bytes, 2 * slot.held)
             _log.warning(
-                "%s: the slot %s holds %d MiB of the server's log%s: this source is behind",
+                "%s: the slot %s holds %d MiB of the server's WAL%s: this source is behind",
                 self._where,
                 self._cdc.slot,
                 slot.held >> 20,
@@ -457,9 +455,10 @@ class PostgresCdcLane:
             if end is None or end < self._changes.lsn:
                 raise DamageError(
                     codes.SOURCE_PAST_REPLACED,
-                    f"{self._where}: PostgreSQL at {self._spec.host} has been restored, or a standby has taken over, "
-                    f"from before {lsn_text(self._changes.lsn)}, which was read: what followed is not what it has now. "
-                    "Put the former server back; or start over with --fresh",
+                    f"{self._where}: PostgreSQL at {self._spec.host} was restored from a backup, or a standby took "
+                    f"over, at a point before {lsn_text(self._changes.lsn)}, up to which this lane has read. The "
+                    "changes that it read after that point are not those of the server. Bring the former server "
+                    "back, or start over with --fresh",
                 )
         self._timeline = now
 
@@ -499,7 +498,7 @@ class PostgresCdcLane:
         if self._reading is None or self._reading.is_closed():
             self._reading = await self._begin_part(snapshot)
         at = self._read_upto
-        assert at is not None, "it is not at the end"
+        assert at is not None, "reading has not reached the end"
         page = self._pages[at.table]
         found = await page.read(self._reading, at.key, self._page_rows)
         size = sum(len(text) for texts in found for text in texts if isinstance(text, bytes))
@@ -534,8 +533,8 @@ class PostgresCdcLane:
                 if now is None or now.keys != table.keys:
                     raise UserError(
                         codes.SOURCE_CHANGED,
-                        f"{self._where}: {table.schema}.{table.name} is not published any more, or has another primary "
-                        "key, while its rows are being read; put it back, or start over with --fresh",
+                        f"{self._where}: {table.schema}.{table.name} is no longer published, or its primary key has "
+                        "changed, while its rows are being read. Change it back, or start over with --fresh",
                     )
                 self._pages[number] = await catalog.page_of(reading, now)
             for number, page in self._pages.items():
@@ -623,7 +622,7 @@ class PostgresCdcLane:
     async def _ask(self, table: int, key: Key) -> None:
         """Which part of the snapshot has a key, and those of changes that follow."""
         snapshot = self._changes.snapshot
-        assert snapshot is not None, "it was looked into"
+        assert snapshot is not None, "the change is in a snapshot"
         wanted = dict.fromkeys([key])
         for item in list(self._waiting)[: 2 * _ASKED_AT_ONCE]:
             message = parse(item) if isinstance(item, bytes) else None
@@ -649,8 +648,8 @@ class PostgresCdcLane:
         except TruncatedError as table:
             raise DamageError(
                 codes.SOURCE_PAST_REPLACED,
-                f"{self._where}: {table} was truncated while its snapshot was interrupted, so which of its rows were "
-                "read before that is not known. Start over with --fresh",
+                f"{self._where}: {table} was truncated while its snapshot was interrupted, so it is unknown which "
+                "of its rows had been read before. Start over with --fresh",
             ) from None
 
     def _now_s(self) -> float:

@@ -125,7 +125,7 @@ class Table:
     def _row(self, texts: Texts, only: Sequence[int] | None) -> tuple[bytes, list[bytes]]:
         if len(texts) != len(self._members):
             what = f"a row of {self.relation.schema}.{self.relation.name} has {len(texts)} values"
-            raise NotPgoutputError(f"{what}, and its table {len(self._members)} columns")
+            raise NotPgoutputError(f"{what}, but its table has {len(self._members)} columns")
         parts: list[bytes] = []
         unchanged: list[bytes] = []
         places = range(len(texts)) if only is None else only
@@ -319,12 +319,12 @@ class Changes:
     @property
     def _tail(self) -> Tail:
         if self.tail is None:
-            raise NotPgoutputError("a change came outside of a transaction")
+            raise NotPgoutputError("a change arrived outside a transaction")
         return self.tail
 
     def _table(self, relation: int) -> Table | None:
         if self.tail is None or relation not in self.tables:
-            raise NotPgoutputError(f"a change of relation {relation}, which was not described")
+            raise NotPgoutputError(f"a change of relation {relation}, which the server has not described")
         return self.tables[relation]
 
     def _is_kept(self, table: Table, key: tuple[bytes, ...]) -> bool:

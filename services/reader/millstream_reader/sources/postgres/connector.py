@@ -62,7 +62,7 @@ class PostgresCdc(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """What to create a publication for."""
         if self.create_publication and not self.tables:
-            what = "`createPublication` does not say for which tables"
+            what = "`createPublication` needs to know the tables"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("createPublication",), what, "`tables: [name]`")
 
 
@@ -92,7 +92,7 @@ class PostgresSource(PostgresServer):
         """A query with a cursor, each of its columns once; or changes."""
         yield from super().relation_problems()
         if (self.query is None) == (self.cdc is None):
-            what = "a postgres source reads one thing"
+            what = "a postgres source reads either a query or changes"
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`query` with `cursor`, or `cdc`")
         elif self.query is not None and not self.cursor:
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor",), "`query` has no `cursor`", "`cursor: [id]`")
@@ -109,12 +109,12 @@ class PostgresSource(PostgresServer):
 
 class _Postgres(SourceConnector[PostgresSource]):
     model = PostgresSource
-    meaning = "Rows of a query of PostgreSQL, or changes of its tables."
+    meaning = "Rows of a PostgreSQL query, or changes to its tables."
     packages: ClassVar[Mapping[str, str]] = {"asyncpg": "millstream[postgres]"}
     promise = Guarantee(
         GuaranteeId.POSITION,
         "exactly once: it continues after the cursor in its last commit, and waits for transactions that may still "
-        "write in front of it; or after the change in its last commit, which its slot follows",
+        "write rows before it; or after the change in its last commit, which its slot follows",
     )
     ends = "never, without `stopAtEnd`"
     has_headers = False

@@ -23,14 +23,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from millstream import codes
-from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.errors import RetryLaterError, UserError
 from millstream.frame import build_frame
 from millstream.limits import POSTGRES_OPEN_REPORTED_EVERY_S, RECORD_BYTES_MAX
 from millstream.pauses import Pauses
 from millstream.postgres.connecting import FAILURES, Connection, connect, error_of
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.postgres.connector import PostgresSource
 from millstream_reader.sources.postgres.query import BLIND, Cursor, Query, Row, is_blind, prepare, set_up
 from millstream_reader.sources.reaching import Reaching
@@ -122,15 +122,12 @@ class PostgresQueryLane:
             if any(found and len(found) != len(names) for found in (self._at, self._end)):
                 raise ValueError(names)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamageError(
-                codes.POSITION_UNREADABLE,
-                f"{self._where}: the stored position {owner.position[:80]!r} is not one of a query",
-            ) from error
+            raise unreadable_position(self._where, owner.position, "a postgres source with `query`") from error
         if names != spec.cursor:
             raise UserError(
                 codes.SOURCE_CHANGED,
-                f"{self._where}: the cursor is now ({', '.join(spec.cursor)}), and was ({', '.join(names)}) in earlier "
-                "runs; put it back, or start over with --fresh",
+                f"{self._where}: the cursor is now ({', '.join(spec.cursor)}), and was ({', '.join(names)}) in "
+                "earlier runs. Change it back, or start over with --fresh",
             )
         if not spec.stop_at_end:
             self._end = None
@@ -150,7 +147,7 @@ class PostgresQueryLane:
                 raise UserError(
                     codes.SOURCE_CHANGED,
                     f"{self._where}: the cursor's column `{name}` is now of type {now}, and was of type {before} in "
-                    "earlier runs, so the stored position says nothing about it; put it back, or start over with "
+                    "earlier runs, so the stored position does not apply to it. Change it back, or start over with "
                     "--fresh",
                 )
 
@@ -244,10 +241,10 @@ class PostgresQueryLane:
             await asyncio.sleep(min(self._look.take(), until_s - now_s))
         if self._open and now_s >= self._reported_s + POSTGRES_OPEN_REPORTED_EVERY_S:
             self._reported_s = now_s
-            named = ", ".join(name if pid is None else f"that of process {pid}" for name, pid in self._open.items())
+            named = ", ".join(name if pid is None else f"process {pid}" for name, pid in self._open.items())
             _log.warning(
-                "%s: waits for %.0f s for transactions of %s that may still write rows in front of those that are "
-                "there: %s. pg_stat_activity has who they are; end those that are forgotten",
+                "%s: has waited %.0f s for open transactions of %s that may still write rows before the newest "
+                "ones: %s. pg_stat_activity shows them; end any that were forgotten",
                 self._where,
                 now_s - self._waits_since_s,
                 self._spec.database,
@@ -263,8 +260,9 @@ class PostgresQueryLane:
                 names, texts = ", ".join(self._spec.cursor), ", ".join(row.cursor)
                 raise UserError(
                     codes.TARGET_UNFIT,
-                    f"{self._where}: several rows have the cursor ({names}) = ({texts}), so a position between them "
-                    "would be lost. Name columns that identify a row together, such as the primary key as the last",
+                    f"{self._where}: several rows have the cursor ({names}) = ({texts}), so a position cannot "
+                    "separate them. Name columns that together identify a row, for example with the primary key "
+                    "last",
                 )
             before = row.cursor
 

@@ -135,11 +135,11 @@ def _change(data: bytes, kind: int) -> Change:
     new: Texts | None = None
     if kind != _DELETE:
         if part != _NEW:
-            raise NotPgoutputError(f"{data[:40]!r}: a row was expected, and {bytes((part,))!r} found")
+            raise NotPgoutputError(f"{data[:40]!r}: expected a row, found {bytes((part,))!r}")
         new, at = _row(data, at)
     # A slice that reaches past the end is short, and shows here.
     if at != len(data) or (kind == _DELETE) != (new is None and old is not None):
-        raise NotPgoutputError(f"{data[:40]!r} has {len(data)} bytes, and {at} were expected")
+        raise NotPgoutputError(f"{data[:40]!r} has {len(data)} bytes, expected {at}")
     return Change("c" if kind == _INSERT else "u" if kind == _UPDATE else "d", relation, old, is_whole, new)
 
 
@@ -179,7 +179,7 @@ def _relation(data: bytes) -> Relation:
         at += 8
         columns.append(Column(column, type_oid, bool(flags & 1)))
     if at != len(data):
-        raise NotPgoutputError(f"{data[:40]!r} has {len(data)} bytes, and {at} were expected")
+        raise NotPgoutputError(f"{data[:40]!r} has {len(data)} bytes, expected {at}")
     # The server's own catalog has an empty name here.
     return Relation(int.from_bytes(data[1:5], "big"), schema or "pg_catalog", name, identity, tuple(columns))
 

@@ -28,7 +28,7 @@ _SHOWN = 1024
 _FIRST_STEP, _LAST_STEP = 16, 4096
 """Rows that are fetched at once: few, until it is known how large they are."""
 _TRANSACTION_ID = "xid8"
-BLIND = "the server is a standby, which does not show the transactions that are in progress at its primary"
+BLIND = "the server is a standby, which does not show the transactions that are in progress on its primary"
 
 _OPEN = """
 SELECT l.virtualtransaction AS name, l.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid

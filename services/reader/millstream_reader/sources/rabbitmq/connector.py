@@ -46,8 +46,8 @@ class _Rabbit(SourceConnector[RabbitSource]):
     packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}
     promise = Guarantee(
         GuaranteeId.RECORD_IDS,
-        "exactly once for messages with a `message_id` of their own, as long as `idTtl` remembers it; at least once "
-        "without",
+        "exactly once for messages with a unique `message_id`, as long as `idTtl` remembers it; at least once without "
+        "one",
     )
     strangers = True
 
@@ -59,8 +59,8 @@ class _Rabbit(SourceConnector[RabbitSource]):
 
     def guarantee(self, settings: RabbitSource) -> Guarantee:
         sentence = (
-            "exactly once for messages with a `message_id` of their own, which is remembered for "
-            f"{as_duration(settings.id_ttl_s)}; at least once without"
+            "exactly once for messages with a unique `message_id`, which is remembered for "
+            f"{as_duration(settings.id_ttl_s)}; at least once without one"
         )
         return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 

@@ -195,6 +195,6 @@ async def look(spec: RabbitSource, base_dir: Path) -> list[tuple[str, str]]:
             await link.channel.queue_declare(spec.queue, passive=True, timeout=spec.timeout_s)
     except UserError as error:
         if "NOT_FOUND" in str(error):
-            return [(f"there is no queue {spec.queue} in the virtual host {spec.virtual_host}", "one that is there")]
+            return [(f"there is no queue {spec.queue} in the virtual host {spec.virtual_host}", "an existing queue")]
         raise
     return []

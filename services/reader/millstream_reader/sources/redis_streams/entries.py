@@ -87,7 +87,7 @@ def _members(entry: Entry) -> Read:
     except UnicodeDecodeError:
         value = b" ".join(entry.fields)
         raise NotReadableError(
-            value, "a field is not text in UTF-8, which JSON needs; `format: record` takes any bytes"
+            value, "a field is not UTF-8 text, which JSON requires; `format: record` accepts any bytes"
         ) from None
     members = dict(zip(texts[::2], texts[1::2], strict=True))
     value = json.dumps(members, separators=(",", ":"), ensure_ascii=False).encode()
@@ -99,7 +99,8 @@ def _whole(entry: Entry) -> Read:
     if b"value" not in fields:
         value = b" ".join(entry.fields)
         raise NotReadableError(
-            value, "the entry has no field `value`, which `format: record` needs; `fields` takes any"
+            value,
+            "the entry has no field `value`, which `format: record` requires; `format: fields` accepts any fields",
         )
     value = fields[b"value"]
     try:

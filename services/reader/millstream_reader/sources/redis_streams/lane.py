@@ -43,7 +43,7 @@ from millstream.redis.link import (
 )
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
-from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.reaching import Reaching
 from millstream_reader.sources.redis_streams.connector import RedisSource
 from millstream_reader.sources.redis_streams.entries import (
@@ -201,15 +201,12 @@ class RedisSourceLane:
                         stream.end, stream.end_count = parse_id(end), int(end_count)
                     stream.known = True
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamageError(
-                codes.POSITION_UNREADABLE,
-                f"{self._where}: the stored position {owner.position[:80]!r} is not one of a redisStreams source",
-            ) from error
+            raise unreadable_position(self._where, owner.position, "a redisStreams source") from error
         if gone:
             raise UserError(
                 codes.SOURCE_CHANGED,
-                f"{self._where}: {', '.join(sorted(gone))} was read in earlier runs, and is not named any more; put it "
-                "back, or start over with --fresh",
+                f"{self._where}: earlier runs read {', '.join(sorted(gone))}, which the pipeline no longer names. "
+                "Change it back, or start over with --fresh",
             )
 
     def _position(self) -> bytes:
@@ -279,7 +276,7 @@ class RedisSourceLane:
         if self._spec.stop_at_end and stream.end is None:
             stream.end, stream.end_count = told.last, told.added
         if told.last < stream.at:
-            what = f"the lane is at entry {stream.at}, and the last that the stream ever had is {told.last}"
+            what = f"the lane is at entry {stream.at}, but the last entry that the stream ever had is {told.last}"
             raise self._replaced(stream, what)
         if stream.digest:
             for entry in _entries(await link.ask("XRANGE", stream.name, str(stream.at), str(stream.at))):
@@ -290,15 +287,17 @@ class RedisSourceLane:
         if missing > 0:
             raise self._removed(stream, missing)
         if missing < 0:
-            raise self._replaced(stream, f"{-missing} entries behind {stream.at} stand where others were read")
+            raise self._replaced(
+                stream, f"{-missing} more entries follow {stream.at} than were added since it was read"
+            )
 
     def _check(self, stream: _Stream, told: _Told) -> None:
         """Raises where entries are gone that were not read, as far as that shows at once."""
         if told.kind not in ("stream", "none"):
-            what = f"{self._where}: the key {stream.name!r} is a {told.kind}, and not a stream"
+            what = f"{self._where}: the key {stream.name!r} is a {told.kind}, not a stream"
             raise UserError(codes.TARGET_UNFIT, f"{what}. Name a stream")
         if told.added < stream.count:
-            what = f"it has had {told.added} entries so far, and {stream.count} were read"
+            what = f"only {told.added} entries were ever added to it, but {stream.count} were read"
             raise self._replaced(stream, what)
         if told.first is None or told.first > stream.at:
             missing = told.added - stream.count - told.length
@@ -308,17 +307,17 @@ class RedisSourceLane:
     def _removed(self, stream: _Stream, count: int) -> DamageError:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {stream.name}: {count} entries behind {stream.at} were removed before they were read "
-            "(MAXLEN or MINID of a writer, XTRIM, XDEL). Nothing else was skipped. Read what is left with a source of "
-            "another name, or start over with --fresh; and let the stream keep more",
+            f"{self._where}: {stream.name}: {count} entries after {stream.at} were removed before they were read "
+            "(MAXLEN or MINID of a writer, XTRIM, XDEL). Nothing else was skipped. Read the remaining entries with "
+            "a source of another name, or start over with --fresh; and let the stream keep more",
         )
 
     def _replaced(self, stream: _Stream, what: str) -> DamageError:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
-            f"{self._where}: {stream.name}: {what}: the stream was recreated, or the server has lost its end or was "
-            "set back (appendfsync always keeps all that it confirms). Put its data back; or read what is there with "
-            "a source of another name, or start over with --fresh",
+            f"{self._where}: {stream.name}: {what}: the stream was recreated, or the server lost its latest data or "
+            "was rolled back (with `appendfsync always` it keeps everything that it confirms). Restore its data, "
+            "read what it has now with a source of another name, or start over with --fresh",
         )
 
     # What is read
@@ -443,8 +442,8 @@ async def _faults(spec: RedisSource, link: Link) -> list[tuple[str, str]]:
     if len({hash_tag(name) for name in spec.streams}) > 1 and await in_cluster(link):
         faults.append(
             (
-                "in a cluster these streams may be on several servers",
-                "a source for each stream, or a hash tag, `{orders}:a`",
+                "in a cluster these streams may be on different servers",
+                "one source for each stream, or a hash tag, `{orders}:a`",
             )
         )
     return faults

@@ -34,13 +34,12 @@ class UserSource(Program):
 
 class _Udsource(SourceConnector[UserSource]):
     model = UserSource
-    meaning = "Records from a program of the user's."
+    meaning = "Records from a user-defined function."
     promise = Guarantee(
         GuaranteeId.POSITION,
-        "exactly once if reading from a position gives the same records, or if each record has an id that is the same "
-        "whenever it is read",
+        "exactly once if reading from a position gives the same records, or if each record always has the same id",
     )
-    ends = "when it says so"
+    ends = "when its function says so"
     strangers = True
 
     def id_bounds(self, settings: UserSource) -> IdBounds | None:

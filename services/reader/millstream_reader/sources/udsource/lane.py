@@ -97,11 +97,11 @@ class UserDefinedLane:
             raise UdfError(
                 codes.SOURCE_FUNCTION_FAILED,
                 f"lane {self._lane}: the source function failed {self._failed_reads} reads in a row: {short}\n"
-                "Correct the function, or what it reads from; nothing was lost.",
+                "Fix the function or the system that it reads from; nothing was lost.",
                 detail=reason if short != reason else "",
             )
         _log.warning(
-            "lane %s: the source function failed a read, next try in %.1f s: %s",
+            "lane %s: the source function failed to read; next attempt in %.1f s: %s",
             self._lane,
             self._pauses.next_s,
             # Where it was raised is shown when it is tried no more.
