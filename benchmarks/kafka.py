@@ -1,12 +1,13 @@
 """From Kafka through a function to Kafka, exactly once: Millstream, the client library alone, and Quix Streams.
 
-    python benchmarks/kafka.py [--records N] [--rounds N] [--only client quix millstream chained]
+    python benchmarks/kafka.py [--records N] [--rounds N] [--only NAME ...]
 
 All read the same records of 100 bytes from four partitions of one broker, and write them into four partitions of a new
 topic, in transactions. `client` is a loop of the client library alone: it reads, writes and commits every second, and
 calls no function. `quix` is Quix Streams with exactly-once, in an environment of its own; its function is the one that
-`millstream` and `chained` run: `millstream` with a buffer on each edge, `chained` with the function in the source's
-lane. They take turns. Records are counted as readers of committed records find them.
+`millstream`, `chained` and `unbuffered` run: `millstream` with a buffer on each edge, `chained` with the function in the
+source's lane, `unbuffered` with the sink there, too. They take turns. Records are counted as readers of committed records
+find them.
 
 A rate is that of the records between a tenth of them and all, by the times at which the broker stored them, so that
 starting counts for none. Processor seconds are those of all processes of a contestant from start to end, and those of
@@ -65,7 +66,7 @@ spec:
       sink: {{kafka: {{brokers: ["{brokers}"], topic: "{target}"}}}}
   edges:
     - {{from: in, to: map{chain}}}
-    - {{from: map, to: out}}
+    - {{from: map, to: out{whole}}}
 """
 FUNCTION = """\
 def process(value: bytes) -> bytes:
@@ -164,7 +165,7 @@ def run_quix(given: Round, target: str) -> None:
     run(given, [str(given.quix), "app.py", given.server.brokers, given.topic, target, str(given.records), target])
 
 
-def run_pipeline(given: Round, target: str, chain: str = "") -> None:
+def run_pipeline(given: Round, target: str, chain: str = "", whole: str = "") -> None:
     directory = given.directory / target
     directory.mkdir()
     text = PIPELINE.format(
@@ -174,6 +175,7 @@ def run_pipeline(given: Round, target: str, chain: str = "") -> None:
         topic=given.topic,
         target=target,
         chain=chain,
+        whole=whole,
     )
     (directory / "pipeline.yaml").write_text(text)
     (directory / "upper.py").write_text(FUNCTION)
@@ -185,11 +187,16 @@ def run_chained(given: Round, target: str) -> None:
     run_pipeline(given, target, ", chain: true")
 
 
+def run_unbuffered(given: Round, target: str) -> None:
+    run_pipeline(given, target, ", chain: true", ", chain: true")
+
+
 CONTESTANTS: dict[str, Callable[[Round, str], None]] = {
     "client": run_alone,
     "quix": run_quix,
     "millstream": run_pipeline,
     "chained": run_chained,
+    "unbuffered": run_unbuffered,
 }
 
 
@@ -257,7 +264,7 @@ def compete(names: Sequence[str], records: int, rounds: int, directory: Path) ->
 def shares(found: dict[str, list[Took]]) -> list[str]:
     """How each of ours stands to the others."""
     lines = []
-    for name in ("millstream", "chained"):
+    for name in ("millstream", "chained", "unbuffered"):
         for other in ("client", "quix"):
             pairs = list(zip(found.get(name, ()), found.get(other, ()), strict=False))
             if pairs:
