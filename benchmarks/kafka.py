@@ -4,10 +4,9 @@
 
 All read the same records of 100 bytes from four partitions of one broker, and write them into four partitions of a new
 topic, in transactions. `client` is a loop of the client library alone: it reads, writes and commits every second, and
-calls no function. `quix` is Quix Streams with exactly-once, in an environment of its own; its function is the one that
-`millstream`, `chained` and `unbuffered` run: `millstream` with a buffer on each edge, `chained` with the function in the
-source's lane, `unbuffered` with the sink there, too. They take turns. Records are counted as readers of committed records
-find them.
+calls no function. `quix` is Quix Streams with exactly-once, in an environment of its own. Its function is that of the
+pipelines: `millstream` with a buffer on each edge, `chained` with the function in the source's lane, `unbuffered` with
+the sink there, too. They take turns. Records are counted as readers of committed records find them.
 
 A rate is that of the records between a tenth of them and all, by the times at which the broker stored them, so that
 starting counts for none. Processor seconds are those of all processes of a contestant from start to end, and those of
