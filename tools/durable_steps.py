@@ -39,7 +39,7 @@ PRIMITIVES = re.compile(
         r"files\.(create|write|sync|publish|reserve|remove|sync_directory)",
         r"write_all|_sync_directory|write_private|create_private|make_private_directories",
         r".*connection\.(publish|change|remove)",
-        r"self\._source\.committed",
+        r"self\._source\.committed|self\._stream\.confirm",
         r"lane\.write",
         r".*(init_transactions|commit_transaction)",
         r"self\._jobs\.compute",

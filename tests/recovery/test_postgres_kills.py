@@ -14,6 +14,7 @@ import pytest
 
 from millstream.postgres.connecting import FAILURES
 from tests.mesh.running import start
+from tests.recovery import killed_cdc
 from tests.recovery.killed_sinks import EXPECTED, kill_at
 from tests.support.postgres_server import Database, PostgresServer, open_postgres, why_missing
 
@@ -210,3 +211,25 @@ async def _kill_at(database: Database, point: str) -> None:
     columns = [{"name": "n"}, {"name": "text"}]
     await kill_at({"postgres": {**database.settings, "table": "numbers", "columns": columns}}, point)
     assert await database.column("SELECT n FROM numbers ORDER BY place") == EXPECTED, point
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_lane_of_changes_is_killed_at_every_durable_step(tmp_path: Path) -> None:
+    points = [f"postgres_cdc.{step}:{side}" for step in ("publish", "slot", "confirm") for side in ("before", "after")]
+    # The server asks for a confirmation after half of the time-out.
+    with open_postgres(wal_level="logical", wal_sender_timeout="1s") as server:
+        for number, point in enumerate(points):
+            database = await server.database()
+            await database.execute(
+                "CREATE TABLE rows (n bigserial PRIMARY KEY)", "INSERT INTO rows SELECT FROM generate_series(1, 30)"
+            )
+            slot = f"slot_{number}"
+            cdc = {"publication": "ours", "slot": slot, "tables": ["rows"], "createPublication": True}
+            spec = {"postgres": {**database.settings, "cdc": cdc}}
+            ledger = tmp_path / slot
+            await killed_cdc.kill_at(spec, ledger, point)
+            await database.execute("INSERT INTO rows SELECT FROM generate_series(1, 10)")
+            await killed_cdc.read_on(spec, ledger, 40)
+            _, changes = killed_cdc.committed(ledger)
+            assert [change["after"]["n"] for change in changes] == [*range(1, 41)], point
+            await database.execute(f"SELECT pg_drop_replication_slot('{slot}')")

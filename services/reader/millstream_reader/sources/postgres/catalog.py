@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from millstream.durable import step
 from millstream.limits import POSTGRES_PAGE_BYTES
 from millstream.postgres.connecting import Connection, connected
 from millstream.postgres.replication import lsn_of
@@ -198,12 +199,14 @@ async def create_publication(connection: Connection, cdc: PostgresCdc) -> None:
     """For the source's tables, if there is none."""
     if not await connection.fetchval("SELECT count(*) FROM pg_publication WHERE pubname = $1", cdc.publication):
         tables = ", ".join(quoted_table(table) for table in cdc.table_paths)
-        await connection.execute(f"CREATE PUBLICATION {quoted(cdc.publication)} FOR TABLE {tables}")
+        with step("postgres_cdc.publish"):
+            await connection.execute(f"CREATE PUBLICATION {quoted(cdc.publication)} FOR TABLE {tables}")
 
 
 async def create_slot(connection: Connection, cdc: PostgresCdc) -> None:
     """From now on the server keeps its log. Waits for transactions that are in progress."""
-    await connection.execute("SELECT pg_create_logical_replication_slot($1, $2)", cdc.slot, PLUGIN)
+    with step("postgres_cdc.slot"):
+        await connection.execute("SELECT pg_create_logical_replication_slot($1, $2)", cdc.slot, PLUGIN)
 
 
 async def running(connection: Connection) -> set[str]:

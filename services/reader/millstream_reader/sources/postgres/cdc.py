@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from millstream import codes
 from millstream.background import open_tasks
+from millstream.durable import step
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.limits import (
     POSTGRES_FEEDBACK_EVERY_S,
@@ -278,7 +279,8 @@ class PostgresCdcLane:
     def _confirm(self, *, asks: bool = False) -> None:
         if self._stream is not None:
             self._told_lsn, self._told_s = self._committed_lsn, self._now_s()
-            self._stream.confirm(self._committed_lsn, asks=asks)
+            with step("postgres_cdc.confirm", self._owner.lane.vertex):
+                self._stream.confirm(self._committed_lsn, asks=asks)
 
     # The server
 
