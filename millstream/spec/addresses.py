@@ -15,10 +15,10 @@ from millstream.spec.values import problem
 def address_check(
     noun: str, schemes: Collection[str], expected: str, *, path: Callable[[str], bool]
 ) -> Callable[[str], str]:
-    """A check that returns a URL as it was written, and raises a problem for what is not the address of `noun`.
+    """A check that returns a URL as it was written, and raises a problem if it is not the address of `noun`.
 
-    `path`: whether a path fits. Credentials in a URL would be printed with it, so they are refused, and left out of the
-    message.
+    `path`: whether a path is valid. Credentials in a URL would be printed with it, so they are refused, and omitted
+    from the message.
     """
 
     def checked(written: str) -> str:

@@ -1,6 +1,6 @@
-"""Which technology keeps a pipeline's records between its steps. Owns `spec.interStepBuffer`; names alone.
+"""The technology that keeps a pipeline's records between its steps. Owns `spec.interStepBuffer`, only its names.
 
-Above it: the spec, and the registry that opens what they stand for.
+Above it: the spec, and the registry that opens the technologies.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ GROUP = "millstream.buffers"
 
 
 def known() -> list[str]:
-    """The key of each."""
+    """The name of each technology."""
     from importlib.metadata import entry_points
 
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})

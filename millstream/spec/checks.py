@@ -1,4 +1,4 @@
-"""Whether this machine has what a pipeline refers to: programs, functions, files, directories.
+"""Checks that this machine has everything a pipeline refers to: programs, functions, files, directories.
 
 Above: `validate` and `run`. User code is never imported; functions are looked up in the syntax tree.
 """
@@ -24,7 +24,7 @@ from millstream.spec.values import SpecModel
 
 
 def local_problems(loaded: Loaded | Partial) -> list[Problem]:
-    """Everything that a run of the pipeline on this machine would lack, as far as the file can be understood."""
+    """Everything that this machine lacks for a run of the pipeline, as far as the file can be understood."""
     findings: list[Finding] = []
     taken: dict[Hashable, Path] = {}
     if isinstance(loaded, Loaded) and loaded.pipeline.spec.spark is not None:
@@ -53,7 +53,7 @@ def local_problems(loaded: Loaded | Partial) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """A user's program at its place, with the directory it would run in."""
+    """A user's program at its place, with the directory that it would run in."""
 
     settings: Program
     path: Path
@@ -86,7 +86,7 @@ def _program_findings(program: _Program) -> Iterator[Finding]:
 
 
 def _held_findings(program: _Program) -> Iterator[Finding]:
-    """Problems where this machine cannot hold the program as it should be held; this is tried."""
+    """Problems if this machine cannot apply the program's limits or sandbox; this is tried."""
     settings = program.settings
     strict = settings.sandbox is not None
     for index, name in enumerate(settings.readable):
@@ -134,7 +134,7 @@ def _command_findings(program: _Program, command: str) -> Iterator[Finding]:
 
 
 def _variable(program: _Program, name: str, default: str) -> str:
-    """What the program's environment has under a name, as far as it can be looked up."""
+    """The value of a variable in the program's environment, as far as it can be looked up."""
     value = next((variable.value for variable in program.settings.env if variable.name == name), default)
     return resolve(value, program.base_dir, name) if missing(value, program.base_dir) is None else default
 
@@ -224,7 +224,7 @@ def top_level_names(tree: ast.Module) -> set[str] | None:
 
 
 def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    """A problem for every value, however deep, that stands elsewhere and is not available."""
+    """A problem for every unavailable reference in a value, at any depth."""
     if isinstance(value, Reference | SecretKey):
         why = missing(value, base_dir)
         if why is not None:

@@ -21,7 +21,7 @@ class Column(SpecModel):
 
 
 def repeated_columns(columns: tuple[Column, ...]) -> Iterator[ShapeProblem]:
-    """A problem for each column name that was there before."""
+    """A problem for each repeated column name."""
     seen: set[str] = set()
     for index, column in enumerate(columns):
         if column.name in seen:

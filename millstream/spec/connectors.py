@@ -1,11 +1,11 @@
-"""What the pipeline file needs to know of each kind of source and sink; how one is opened is added above.
+"""The description of each kind of source and sink for the pipeline file; the code that opens one is added above.
 
     SOURCES, SINKS ─► SourceKind, SinkKind: the model of its settings, checks, notes, what it promises
 
-A connector is one object, and lives in a folder of its own: `millstream_reader.sources.<name>`,
-`millstream_writer.sinks.<name>`, or a package of a third party (docs/extending.md). Modules with such an
-object are imported by `millstream validate` and by every vertex of a pipeline that names it, so they import nothing
-but what this page offers; what a connector works with is imported when it is opened.
+A connector is one object in its own folder: `millstream_reader.sources.<name>`, `millstream_writer.sinks.<name>`, or a
+package of a third party (docs/extending.md). `millstream validate` and every vertex of a pipeline that names the
+connector import the module with that object, so the module imports nothing but what this page offers. The modules that
+a connector works with are imported when it is opened.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -27,21 +27,21 @@ S = TypeVar("S", bound=SpecModel)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a pipeline uses a connector, and what this machine has there."""
+    """A use of a connector in a pipeline, and what this machine has there."""
 
     path: Path
     """Of its settings, in the file."""
     vertex_path: Path
     """Of its vertex, in the file."""
     base_dir: FilePath
-    """Where relative paths start."""
+    """The directory of relative paths."""
     replicas: int
-    """Processes that open it."""
+    """Number of processes that open it."""
     taken: dict[Hashable, Path] = field(default_factory=dict)
-    """What connectors of this pipeline have for themselves alone, and the places in the file that say so."""
+    """Resources that connectors of this pipeline claim exclusively, and where in the file."""
 
     def takes(self, what: Hashable, path: Path) -> bool:
-        """Whether it can have that for itself alone: another connector has not taken it."""
+        """Claims a resource; false if another connector has claimed it."""
         return self.taken.setdefault(what, path) == path
 
 
@@ -58,7 +58,7 @@ class GuaranteeId(Enum):
 
 
 Demand = Literal["exactlyOnce", "atLeastOnce"]
-"""What a pipeline may ask of a source or a sink."""
+"""The guarantees that a pipeline may require of a source or a sink."""
 
 _HOLDS: Mapping[Demand, frozenset[GuaranteeId]] = {
     "exactlyOnce": frozenset(
@@ -70,19 +70,19 @@ _HOLDS: Mapping[Demand, frozenset[GuaranteeId]] = {
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """The promise of a source or a sink."""
+    """The guarantee of a source or a sink."""
 
     id: GuaranteeId
-    """Which promise."""
+    """Its id."""
     sentence: str
-    """The promise and how it is kept, for people."""
+    """The guarantee and how it is achieved, for people."""
 
     def holds(self, demand: Demand) -> bool:
-        """Whether it is at least what is demanded."""
+        """Whether it is at least the required one."""
         return self.id in _HOLDS[demand]
 
     def demand_problems(self, demand: Demand | None, loc: tuple[str, ...], holding: str) -> Iterator[ShapeProblem]:
-        """A problem where it is less than what is demanded at `loc`. `holding`: what would be enough."""
+        """A problem if it is less than the guarantee required at `loc`. `holding`: what would be sufficient."""
         if demand is None or self.holds(demand):
             return
         what = f"`{demand}` is demanded, and cannot be held: {self.sentence}"
@@ -93,42 +93,42 @@ class Connector(Generic[S]):
     """A kind of source or of sink."""
 
     model: type[S]
-    """Of its settings: what stands under its name in the pipeline file. One that is a `Program` runs a program of the
+    """The model of its settings, which are under its name in the pipeline file. A `Program` runs a program of the
     user's."""
     meaning: str
     """A line for the reference of the pipeline file."""
     promise: Guarantee
-    """What it guarantees in general, for lists; `guarantee` says it of settings."""
+    """Its general guarantee, for lists; `guarantee` returns the one for given settings."""
     packages: ClassVar[Mapping[str, str]] = {}
-    """Modules that it imports when it is opened and that may be absent, each with what `pip install` takes."""
+    """Modules that it imports when it is opened and that may be missing, each with the argument of `pip install`."""
 
     def local_findings(self, settings: S, place: Place) -> Iterator[Finding]:
-        """What this machine lacks for it: files, directories, ports. Nothing is changed, and no other machine is
-        asked."""
+        """What this machine lacks for it: files, directories, ports. Changes nothing, and connects to no other
+        machine."""
         yield from ()
 
     async def online_findings(self, settings: S, place: Place) -> Sequence[Finding]:
-        """What is wrong with what it talks to: address, credentials, rights, topics and tables. `validate --online`
-        asks; nothing is changed there. It is given a time, and raises errors of ours as its `open` does."""
+        """Problems with the external system: address, credentials, rights, topics and tables, for `validate --online`.
+        Changes nothing. It has limited time, and raises the same errors as `open`."""
         return ()
 
     def notes(self, settings: S, path: Path) -> Iterator[tuple[Path, str]]:
-        """What to know about valid settings, each with its place; `path` is that of the settings."""
+        """Notes on valid settings, each with its place; `path` is that of the settings."""
         yield from ()
 
 
 IdsCount = Annotated[int, Strict(ge=FRAME_RECORDS_MAX)]
-"""One read of a source has ids for at most that many records."""
+"""One read of a source returns ids for at most that many records."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdBounds:
-    """What of the ids of a source's records is remembered."""
+    """How many ids of a source's records are remembered, and for how long."""
 
     ttl_s: float
     """For how long."""
     ids_max: int
-    """How many at most, all partitions together."""
+    """Maximum number, all partitions together."""
 
 
 class SourceKind(Connector[S]):
@@ -137,26 +137,27 @@ class SourceKind(Connector[S]):
     has_headers = True
     """Whether its records may have headers."""
     encoded = False
-    """Whether values are bytes in an encoding that others chose, so that `format` can name it."""
+    """Whether values are bytes in an external encoding, which `format` can name."""
     strangers = False
-    """Whether event times are chosen outside: one far ahead of the clock is then held back."""
+    """Whether others set the event times: one far ahead of the clock is then held back."""
     ends: ClassVar[str] = "never"
-    """When it ends by itself, for lists; `bounded` says it of settings."""
+    """When it ends by itself, for lists; `bounded` returns it for given settings."""
 
     def guarantee(self, settings: S) -> Guarantee:
-        """How often a record of it counts, whatever dies."""
+        """How often a record takes effect, whatever fails."""
         return self.promise
 
     def bounded(self, settings: S) -> bool | None:
-        """Whether it ends by itself; None where that shows only while it runs."""
+        """Whether it ends by itself; None if that is known only at run time."""
         return None
 
     def id_bounds(self, settings: S) -> IdBounds | None:
-        """Of a source that may give a record again, and tells so by its id; None of one that gives no ids."""
+        """How many ids are remembered, for a source that may repeat records with the same ids; None if records have no
+        ids."""
         return None
 
     def address(self, settings: S, partition: int) -> tuple[str, int] | None:
-        """Host and port on which the lane of a partition listens, where that is fixed."""
+        """Host and port on which the lane of a partition listens, if they are fixed."""
         return None
 
 
@@ -165,7 +166,7 @@ class SinkUse:
     """How a pipeline uses a sink."""
 
     buffer_records: int
-    """Records at which the buffer before it is full: it can have no more of them in hand."""
+    """Number of records at which the buffer before it is full: it never holds more of them."""
     envelope: bool
     """Whether it gets the envelope of each record instead of its value."""
 
@@ -174,19 +175,19 @@ class SinkKind(Connector[S]):
     """A kind of sink."""
 
     asks_for_fallback = False
-    """Whether it may send a record to the fallback by itself."""
+    """Whether it can itself send a record to the fallback."""
 
     whole: ClassVar[bool] = False
-    """Whether what it promises holds at the end of a chain, too, where records and their ids may be others when they
-    are sent again: it takes whole deliveries, or keeps no position and promises nothing that needs one."""
+    """Whether its guarantee also holds at the end of a chain, where records and their ids may differ when they are sent
+    again: it accepts whole deliveries, or keeps no position and guarantees nothing that needs one."""
 
     def guarantee(self, settings: S, *, fallback: bool) -> Guarantee:
-        """What it promises about records that have to be sent again. `fallback`: to a lane of which it gets some
-        records only, maybe others when they are sent again."""
+        """Its guarantee for records that are sent again. `fallback`: as a fallback, which gets only some records of a
+        lane, possibly others when they are sent again."""
         return self.promise
 
     def use_problems(self, settings: S, use: SinkUse) -> Iterator[ShapeProblem]:
-        """What is wrong with settings, each valid by itself, where the sink is used like that."""
+        """Problems with settings, each valid by itself, for this use of the sink."""
         yield from ()
 
 

@@ -1,4 +1,4 @@
-"""What an edge is called that has no name of its own. Imports nothing, so that a shell's completion may use it."""
+"""The default name of an edge. Imports nothing, so that shell completion can use it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _SUFFIXES = {"deadLetter": "-dead-letter", "late": "-late"}
 
 
 def default_edge_name(edge: Mapping[str, Any]) -> str:
-    """The name of an edge (as written) that gives none itself."""
+    """The name of an edge (as written) without a `name`."""
     suffix = _SUFFIXES.get(str(edge.get("kind")), "")
     return f"{edge.get('from')}-{edge.get('to')}{suffix}"

@@ -1,7 +1,7 @@
-"""What the fields of a model mean: the strings below them, as their source has them.
+"""The meanings of a model's fields: the strings below them in the source.
 
-Above it: the JSON schema of the pipeline file. Reading the source of every model at its definition would be a quarter
-of what a process does at its start, so it is read on demand.
+Above it: the JSON schema of the pipeline file. Reading the source of every model at its definition would take a quarter
+of a process's start-up, so it is read on demand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WITHOUT = frozenset(("abc", "builtins", "pydantic", "typing"))
 
 @cache
 def field_docs_of(model: type) -> dict[str, str]:
-    """By field; those of base classes too."""
+    """By field, including those of base classes."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if owner.__module__.partition(".")[0] not in _WITHOUT:
@@ -28,7 +28,7 @@ def field_docs_of(model: type) -> dict[str, str]:
 
 @cache
 def _of_module(name: str) -> Mapping[str, dict[str, str]]:
-    """Of each class, by its qualified name. A module is parsed once for all the models in it."""
+    """For each class, by its qualified name. A module is parsed once for all its models."""
     module = sys.modules.get(name)
     try:
         tree = ast.parse(inspect.getsource(module)) if module is not None else None

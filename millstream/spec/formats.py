@@ -16,7 +16,7 @@ from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
 
 _PACKAGES: Mapping[str, Mapping[str, str]] = {"avro": {"fastavro": "millstream[avro]"}}
-"""By encoding, the modules that it needs, each with what `pip install` takes."""
+"""For each encoding, the modules that it needs, each with the argument of `pip install`."""
 
 
 _check = address_check(
@@ -28,7 +28,7 @@ _check = address_check(
 
 
 def _checked_url(written: str) -> str:
-    """Without a `/` at its end, which paths bring."""
+    """Without a trailing `/`: paths are appended to it."""
     return _check(written).rstrip("/")
 
 
@@ -38,15 +38,16 @@ class SchemaRegistry(SpecModel):
     noun = "a schema registry"
 
     url: Annotated[Text, After(_checked_url)]
-    """Its address, `http://host:port` or `https://host:port`, with the path in front of `/schemas` if there is one."""
+    """Address of the registry, `http://host:port` or `https://host:port`, with the path before `/schemas` if there is
+    one."""
     user: TextOrReference | None = None
     """User for basic authentication, or the key of an API key. Default: no authentication."""
     password: TextOrReference | None = None
     """The user's password, as `{env: NAME}` or `{file: PATH}`."""
     tls: ServerTls | None = None
-    """Which certificates are trusted, if `url` is `https://`. Default: those of the authorities of the system."""
+    """Which certificates are trusted if `url` is `https://`. Default: those of the system's authorities."""
     timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
-    """How long a request waits for its answer before it is tried again. Duration, default 10s."""
+    """Maximum time to wait for a response before a request is repeated. Duration, default 10s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Certificates only where they are used; a user with a password."""
@@ -58,23 +59,23 @@ class SchemaRegistry(SpecModel):
 
     @property
     def encrypted(self) -> bool:
-        """Whether requests are."""
+        """Whether requests are encrypted."""
         return urlsplit(self.url).scheme == "https"
 
 
 class Format(SpecModel):
-    """The encoding of values outside. Records in the pipeline have JSON values."""
+    """The external encoding of values. Records in the pipeline have JSON values."""
 
     noun = "a format"
 
     encoding: Literal["avro", "json"]
-    """`avro`, or `json` with a JSON Schema. Both in Confluent's wire format: a zero byte, the id of the schema in four
+    """`avro`, or `json` with a JSON Schema, both in Confluent's wire format: a zero byte, the id of the schema in four
     bytes, and the value."""
     registry: SchemaRegistry
-    """Where the schemas are."""
+    """The registry of the schemas."""
     reader_schema: Annotated[int, Strict(ge=1)] | None = None
-    """Id of the Avro schema to which values are resolved, whichever schema they were written with. Default: each value
-    is read with the schema that it was written with."""
+    """Id of the Avro schema to which all values are resolved, whatever schema they were written with. Default: each
+    value is read with the schema it was written with."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Only Avro resolves one schema to another."""
@@ -84,7 +85,7 @@ class Format(SpecModel):
 
     @property
     def packages(self) -> Mapping[str, str]:
-        """The modules that it needs, each with what `pip install` takes."""
+        """The modules that it needs, each with the argument of `pip install`."""
         return _PACKAGES.get(self.encoding, {})
 
     def lacks(self) -> Iterator[tuple[str, str]]:
@@ -94,7 +95,7 @@ class Format(SpecModel):
                 yield f"needs the package {module}, which is not installed", f"`pip install '{package}'`"
 
     def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
-        """What to know about a valid format, with its place."""
+        """Notes on a valid format, each with its place."""
         registry = self.registry
         if isinstance(registry.password, str):
             what = "`password` is in the file; `{env: NAME}` or `{file: PATH}` keeps it out"

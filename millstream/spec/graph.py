@@ -1,7 +1,7 @@
-"""The pipeline as a graph: who reads whom, in which order, with which policies. Pure.
+"""The pipeline as a graph: which vertices read which, in which order, with which policies. Pure.
 
-A `Graph` is only ever made of a pipeline whose shape is sound, so what it answers needs no further
-checking. Above: lanes, the runner, the vertex processes. It knows no files and no brokers.
+A `Graph` is only created from a pipeline with a valid shape, so its answers need no further checks. Above: lanes, the
+runner, the vertex processes. It knows no files and no brokers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ from millstream.spec.shape_checks import outline_of, shape_findings
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A sound pipeline, indexed."""
+    """A valid pipeline, indexed."""
 
     pipeline: Pipeline
-    """What it was made of."""
+    """The pipeline it was created from."""
     order: tuple[str, ...]
-    """Vertex names in topological order, back edges left out; a cycle's vertices stand together."""
+    """Vertex names in topological order without back edges; the vertices of a cycle are adjacent."""
     sccs: tuple[tuple[str, ...], ...]
     """Strongly connected components in topological order; most have one vertex."""
     back_edges: frozenset[str]
@@ -34,7 +34,7 @@ class Graph:
     edges_out: Mapping[str, tuple[Edge, ...]]
     """For each vertex the edges it writes, of every kind, in file order."""
     chains: tuple[tuple[str, ...], ...]
-    """Vertices that run as one lane, each chain in its order, by the order of their first vertices."""
+    """Vertices that run as one lane: each chain in its order, sorted by first vertex."""
     _vertices: Mapping[str, Vertex]
     _edges: Mapping[str, Edge]
     _heads: Mapping[str, str]
@@ -42,7 +42,7 @@ class Graph:
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Self:
-        """The graph of a pipeline. Errors: SpecError (without line numbers) when it is not sound."""
+        """The graph of a pipeline. Errors: SpecError (without line numbers) if it is not valid."""
         outline = outline_of(pipeline.as_written())
         findings = list(shape_findings(outline)) if outline is not None else []
         if findings:
@@ -86,9 +86,9 @@ class Graph:
 
     @property
     def stages(self) -> "Graph":
-        """What runs, and what is stored: each chain is one vertex, called as its first, with all edges out of the
-        chain. The edges inside are left out. Lanes, ledgers, buffers and workers are those of this graph; policies and
-        accounts those of every vertex. Without chains it is the graph itself."""
+        """The graph as it runs and is stored: each chain is one vertex, with the name of its first vertex and all edges
+        out of the chain. Edges inside a chain are omitted. Lanes, ledgers, buffers and workers are those of this graph;
+        policies and accounts are those of every vertex. Without chains, it is the graph itself."""
         return self._stages or self
 
     def head(self, vertex: str) -> str:
@@ -96,7 +96,7 @@ class Graph:
         return self._heads.get(vertex, vertex)
 
     def chain(self, vertex: str) -> tuple[str, ...]:
-        """The vertices that run in the lanes of one, itself first; without a chain it is the only one."""
+        """The vertices that run in the lanes of one, itself first; without a chain, only itself."""
         return next((chain for chain in self.chains if chain[0] == vertex), (vertex,))
 
     def chained_into(self, vertex: str) -> Edge | None:
@@ -141,11 +141,11 @@ class Graph:
         return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "data")
 
     def dead_letter_edges(self, vertex: str) -> tuple[Edge, ...]:
-        """The edges that take the records a vertex gives up on."""
+        """The edges for records that a vertex gives up on."""
         return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "deadLetter")
 
     def late_edges(self, vertex: str) -> tuple[Edge, ...]:
-        """The edges that take the records that come to a reduce after all their windows were closed."""
+        """The edges for records that reach a reduce after all their windows have closed."""
         return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "late")
 
     def writes_envelopes(self, edge: str, sink: FallbackSink) -> bool:
@@ -153,7 +153,7 @@ class Graph:
         return sink.envelope if sink.envelope is not None else self._edges[edge].kind == "deadLetter"
 
     def limits_of(self, vertex: str) -> Limits:
-        """The limits that hold for a vertex and for the buffers of the edges into it."""
+        """The limits of a vertex and of the buffers of the edges into it."""
         return self.pipeline.limits_of(self._vertices[vertex])
 
     def in_cycle(self, vertex: str) -> bool:
@@ -162,8 +162,8 @@ class Graph:
         return len(group) > 1 or any(edge.to == vertex for edge in self.edges_out[vertex])
 
     def retry_policy(self, vertex: str) -> retry.RetryPolicy | None:
-        """What happens to a record that a vertex's UDF, transformer or sink fails on, or to a window that a reduce
-        fails on; None for a vertex that cannot fail on one, such as a source without a transformer."""
+        """What happens to a record on which a vertex's UDF, transformer or sink fails, or to a window on which a reduce
+        fails; None for a vertex that cannot fail on one, such as a source without a transformer."""
         step = self._vertices[vertex]
         strategy = step.definition.retry(step.settings)
         if strategy is None:
@@ -179,7 +179,7 @@ class Graph:
         return retry.OnFailure(written) if written else self._default_on_failure(vertex)
 
     def max_future_s(self, vertex: str) -> float | None:
-        """How far ahead of the clock the event times of a source's records may be; None: no bound."""
+        """How far ahead of the clock the event times of a source's records may be; None: no limit."""
         spec, step = self.pipeline.spec.watermark, self._vertices[vertex]
         if step.definition.has_input:
             return None
@@ -200,7 +200,7 @@ class Graph:
 
 
 def _chains(vertices: Sequence[Vertex], edges: Sequence[Edge]) -> Iterator[tuple[str, ...]]:
-    """In a sound pipeline each vertex has one chained edge in at most, and one out, and none of them closes a cycle."""
+    """In a valid pipeline each vertex has at most one chained edge in and one out, and none of them closes a cycle."""
     following = {edge.from_: edge.to for edge in edges if edge.chain}
     for vertex in vertices:
         if vertex.name in following and vertex.name not in following.values():

@@ -1,4 +1,4 @@
-"""What vertices promise about records that have to be sent again. Pure."""
+"""What vertices guarantee for records that are sent again. Pure."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from millstream.spec.models import Vertex
 
 
 def promises(graph: Graph) -> Iterator[tuple[Vertex, str, Guarantee]]:
-    """The vertices that promise something, such as sinks, in topological order, each with what is promised and of what:
+    """The vertices with a guarantee, such as sinks, in topological order, each with its guarantee and what it is for:
     its name, or `<name> (fallback)` for the fallback of a sink."""
     for vertex in graph.vertices:
         kind = vertex.definition
@@ -18,5 +18,5 @@ def promises(graph: Graph) -> Iterator[tuple[Vertex, str, Guarantee]]:
 
 
 def guarantees_of(graph: Graph) -> dict[str, Guarantee]:
-    """The promises by what they are about."""
+    """The guarantees by what they are for."""
     return {name: guarantee for _, name, guarantee in promises(graph)}

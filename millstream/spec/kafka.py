@@ -1,4 +1,4 @@
-"""What Kafka sources and sinks have in common: where a cluster is, and how it knows the pipeline. Pure."""
+"""The common settings of Kafka sources and sinks: the address of a cluster, and credentials. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millstream.spec.rules import After, NotEmpty
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 
 PATTERN = "^"
-"""What a regular expression in place of a topic begins with."""
+"""First character of a regular expression in place of a topic."""
 _BROKER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _OURS = re.compile(
     r"(sasl|ssl)\..*|security\.protocol|bootstrap\.servers|metadata\.broker\.list|.*_cb|plugin\..*|opaque|"
@@ -21,7 +21,7 @@ _OURS = re.compile(
     r"message\.max\.bytes|delivery\.report\.only\.error|"
     r"group\..*|isolation\.level|auto\.offset\.reset|enable\.auto\..*|enable\.partition\.eof|client\.rack"
 )
-"""Settings of librdkafka that Millstream decides about itself: exactly-once rests on them, or a field has them."""
+"""Settings of librdkafka that Millstream sets itself: exactly-once depends on them, or a field has them."""
 
 
 def _checked_broker(written: str) -> str:
@@ -43,12 +43,12 @@ class KafkaTls(SpecModel):
     noun = "tls"
 
     ca: Secret | None = None
-    """Where the certificates of the authorities stand that the brokers' may come from: `{file: PATH}`, `{env: NAME}`,
-    or a key of a Kubernetes Secret. Default: those of the system."""
+    """Certificates of the authorities that are trusted to sign the brokers': `{file: PATH}`, `{env: NAME}`, or a key of
+    a Kubernetes Secret. Default: those of the system."""
     certificate: Secret | None = None
-    """Where the vertex's own certificate stands, for brokers that ask for one."""
+    """The vertex's own certificate, for brokers that require one."""
     key: Secret | None = None
-    """Where its private key stands, without a passphrase."""
+    """Its private key, without a passphrase."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -60,16 +60,16 @@ class KafkaTls(SpecModel):
 
 
 class KafkaSasl(SpecModel):
-    """How the brokers know the pipeline."""
+    """Credentials for the brokers."""
 
     noun = "sasl"
 
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
-    """As the brokers are set up."""
+    """The mechanism that the brokers are configured for."""
     user: TextOrReference
-    """The user's name, or where it stands."""
+    """The user's name, as text or as `{env: NAME}` or `{file: PATH}`."""
     password: Secret
-    """Where the password stands: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
+    """The password: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
 
 
 class KafkaCluster(SpecModel):
@@ -78,19 +78,19 @@ class KafkaCluster(SpecModel):
     noun = "a Kafka cluster"
 
     brokers: Annotated[tuple[Annotated[Text, After(_checked_broker)], ...], NotEmpty()]
-    """Addresses (`host:port`) of some brokers, by which all are found."""
+    """Addresses (`host:port`) of some brokers, from which the others are found."""
     tls: KafkaTls | None = None
-    """TLS; `{}` for the authorities of the system. Default: connections are not encrypted."""
+    """TLS; `{}` trusts the authorities of the system. Default: connections are not encrypted."""
     sasl: KafkaSasl | None = None
-    """Who connects. Default: the brokers ask for no password."""
+    """Credentials. Default: none."""
     timeout_s: PositiveDuration = field(default=60.0, alias="timeout")
-    """How long a vertex waits for the cluster when it starts, before it ends and is started again. Later it waits as
-    long as it takes. Duration, default 1m."""
+    """How long a vertex waits for the cluster when it starts. After that it ends and is restarted. Later it waits
+    without limit. Duration, default 1m."""
     config: dict[Annotated[Text, After(_checked_setting)], Text] = field(default_factory=dict)
-    """More settings of librdkafka, by their names there, values as text."""
+    """Additional settings of librdkafka, with librdkafka's names and text values."""
 
 
 def clear_password(cluster: KafkaCluster, path: Path) -> Iterator[tuple[Path, str]]:
-    """A note, where a password goes over the network in the clear."""
+    """A note if a password is sent unencrypted."""
     if cluster.sasl is not None and cluster.tls is None and cluster.sasl.mechanism == "PLAIN":
         yield (*path, "sasl"), "the password goes to the brokers in the clear; `tls` beside it encrypts it"

@@ -1,11 +1,12 @@
-"""What the pipeline file and the graph need to know of each kind of vertex; how its lanes are opened is added above.
+"""The description of each kind of vertex for the pipeline file and the graph; the code that opens its lanes is added
+above.
 
     KINDS ─► VertexKind: the model of its settings, its ends, its lanes, its programs, its checks, its drawing
 
-A kind is one object in a module of its own: `millstream_worker.kinds.<name>`, or in a package that others have
-written (docs/extending.md). Modules with such an object are imported by `millstream validate` and by every worker of a
-pipeline that names it, so they import nothing but what this page offers; what lanes work with is imported when one is
-opened.
+A kind is one object in its own module: `millstream_worker.kinds.<name>`, or in a package of a third party
+(docs/extending.md). `millstream validate` and every worker of a pipeline that names the kind import the module with
+that object, so the module imports nothing but what this page offers. The modules that lanes work with are imported when
+one is opened.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -27,10 +28,10 @@ S = TypeVar("S", bound=SpecModel)
 
 @dataclass(frozen=True, slots=True)
 class PlacedProgram:
-    """A program of the user's, and where the settings of its vertex name it."""
+    """A program of the user's, and its place in the settings of its vertex."""
 
     role: str
-    """What it is to the vertex: udf, transformer, source, sink or fallback."""
+    """Its role in the vertex: udf, transformer, source, sink or fallback."""
     path: Path
     """In the settings."""
     program: Program
@@ -40,7 +41,7 @@ class PlacedProgram:
 
 @dataclass(frozen=True, slots=True)
 class PlacedEnd:
-    """A source or a sink, and where the settings of its vertex name it."""
+    """A source or a sink, and its place in the settings of its vertex."""
 
     path: Path
     """In the settings."""
@@ -49,10 +50,10 @@ class PlacedEnd:
 
 @dataclass(frozen=True, slots=True)
 class VertexUse:
-    """How a pipeline uses a vertex."""
+    """A use of a vertex in a pipeline."""
 
     buffer_records: int
-    """Records at which a buffer before it is full."""
+    """Number of records at which a buffer before it is full."""
     dead_letters: bool
     """Whether an edge with dead letters leads to it."""
     chained: bool = False
@@ -60,40 +61,40 @@ class VertexUse:
 
 
 class VertexKind(Generic[S]):
-    """A kind of vertex. Methods that take `written` are given settings as they are in the file, which may be wrong."""
+    """A kind of vertex. Methods with `written` get settings as they are in the file, which may contain errors."""
 
     name: str
-    """What people read: in displays, metrics and messages."""
+    """Its name in displays, metrics and messages."""
     model: type[S]
-    """Of its settings: what stands under its key in the pipeline file."""
+    """The model of its settings, which are under its key in the pipeline file."""
     meaning: str
     """A line for the reference of the pipeline file."""
     has_input: ClassVar[bool] = True
-    """Whether it reads edges. One that reads none is a source: it gives way to other work and reads ahead of it."""
+    """Whether it reads edges. One that reads none is a source: it yields to other work and reads ahead of it."""
     has_output: ClassVar[bool] = True
     """Whether it writes data edges. One that writes none is a sink."""
     has_windows: ClassVar[bool] = False
-    """Whether it keeps records until watermarks pass: it needs an engine, and a place for the records."""
+    """Whether it keeps records until watermarks pass: it needs an engine, and storage for the records."""
     lane_input: ClassVar[str | None] = None
-    """What the one lane of a partition reads: `SOURCE_INPUT` for no edge, `WINDOW_INPUT` for all of them. None: each
-    edge into the vertex has lanes of its own."""
+    """The input of the one lane of a partition: `SOURCE_INPUT` for no edge, `WINDOW_INPUT` for all of them. None: each
+    edge into the vertex has its own lanes."""
     may_lead_chain: ClassVar[bool] = False
-    """Whether a vertex behind it may run in its lanes, without a buffer between them."""
+    """Whether the vertex after it may run in its lanes, without a buffer between them."""
     may_follow_in_chain: ClassVar[bool] = False
     """Whether it may run in the lanes of the vertex before it."""
     is_paced: ClassVar[bool] = False
-    """Whether its lanes commit often without output: then no more often than watermarks are published."""
+    """Whether its lanes often commit without output. They then commit no more often than watermarks are published."""
     reports: ClassVar[frozenset[LaneReport]] = frozenset()
-    """What metrics of its lanes say beside what those of all lanes say."""
+    """Which metrics its lanes have beside those of all lanes."""
     drawn: ClassVar[tuple[str, str]] = ("[", "]")
     """The brackets of its shape in Mermaid."""
 
     def of(self, given: Collection[str]) -> "VertexKind[Any]":
-        """The kind that settings of this model make it, by the names of the members that have a value."""
+        """The kind for settings of this model, by the names of the members that have a value."""
         return self
 
     def contents(self, settings: S) -> str:
-        """What it does, for drawings."""
+        """A short description for drawings."""
         return ""
 
     def programs(self, settings: S) -> Iterator[PlacedProgram]:
@@ -106,53 +107,52 @@ class VertexKind(Generic[S]):
         yield from ()
 
     def bounded(self, settings: S) -> bool | None:
-        """Whether it ends when its inputs have ended; None where that shows only while it runs."""
+        """Whether it ends when its inputs have ended; None if that is known only at run time."""
         return True
 
     def id_bounds(self, settings: S) -> IdBounds | None:
-        """What its lanes remember of ids, which are committed with what they belong to; None: nothing."""
+        """How many ids its lanes remember, committed with their records; None: none."""
         return None
 
     def strangers(self, settings: S) -> bool:
-        """Whether its records get their event times from outside: one far ahead of the clock is held back."""
+        """Whether others set the event times of its records: one far ahead of the clock is held back."""
         return False
 
     def on_invalid(self, settings: S) -> OnInvalid | None:
-        """What becomes of input that cannot be read; None: as there is a dead-letter edge or not."""
+        """What happens to input that cannot be read; None: that depends on whether there is a dead-letter edge."""
         return None
 
     def concurrency(self, settings: S) -> int | None:
-        """Records of one lane that its program works on at once, where the settings say so."""
+        """Number of records of one lane that its program processes concurrently, if the settings contain it."""
         return None
 
     def retry(self, settings: S) -> RetryStrategy | SinkRetryStrategy | None:
-        """What happens to a record that it fails on; None where it cannot fail on one."""
+        """What happens to a record on which it fails; None if it cannot fail on one."""
         return None
 
     def group_by(self, settings: S) -> GroupBy | None:
-        """How it groups records into windows; None where it has none."""
+        """How it groups records into windows; None if it has no windows."""
         return None
 
     def sql(self, settings: S) -> Sql | None:
-        """The query that computes its windows; None where it has none."""
+        """The query that computes its windows; None if there is none."""
         return None
 
     def guarantees(self, settings: S) -> Iterator[tuple[str, Guarantee]]:
-        """What it promises about records that have to be sent again, each with what of the vertex it speaks of: empty
-        for the vertex itself."""
+        """Its guarantees for records that are sent again, each with the part of the vertex that it is for: empty for
+        the vertex itself."""
         yield from ()
 
     def guarantees_in_chain(self, settings: S) -> Iterator[tuple[str, Guarantee]]:
-        """What it promises where it follows in a chain."""
+        """Its guarantees if it follows in a chain."""
         return self.guarantees(settings)
 
     def chain_problem(self, settings: S) -> str | None:
-        """Why a vertex with valid settings cannot follow in a chain; None where it can."""
+        """Why a vertex with valid settings cannot follow in a chain; None if it can."""
         return None
 
     def dead_letters(self, written: Mapping[str, Any], watermark: Mapping[str, Any]) -> bool:
-        """Whether it may give up on a record, where it has an edge for those. `watermark`: the pipeline's, as it is
-        written."""
+        """Whether it may give up on a record, if it has an edge for that. `watermark`: the pipeline's, as written."""
         return False
 
     def dead_letters_asked(self, written: Mapping[str, Any]) -> Iterator[Path]:
@@ -160,16 +160,16 @@ class VertexKind(Generic[S]):
         yield from ()
 
     def late_asked(self, written: Mapping[str, Any]) -> Path | None:
-        """Where the settings ask for an edge for late records; None where they do not."""
+        """Where the settings ask for an edge for late records; None if they do not."""
         return None
 
     def sharing_problems(self, settings: S, partitions: int, replicas: int) -> Iterator[ShapeProblem]:
-        """What is wrong with valid settings of a vertex with so many partitions and replicas. Places are those in the
-        vertex."""
+        """Problems with valid settings of a vertex with this number of partitions and replicas. Places are relative to
+        the vertex."""
         yield from ()
 
     def use_problems(self, settings: S, use: VertexUse) -> Iterator[ShapeProblem]:
-        """What is wrong with valid settings where the vertex is used like that. Places are those in the vertex."""
+        """Problems with valid settings for this use of the vertex. Places are relative to the vertex."""
         yield from ()
 
     def local_findings(self, settings: S, path: Path) -> Iterator[Finding]:
@@ -177,7 +177,7 @@ class VertexKind(Generic[S]):
         yield from ()
 
     def notes(self, settings: S, path: Path) -> Iterator[tuple[Path, str]]:
-        """What to know about valid settings, each with its place. `path`: of the settings."""
+        """Notes on valid settings, each with its place. `path`: of the settings."""
         yield from ()
 
 
@@ -194,7 +194,7 @@ KINDS: Registry[VertexKind[SpecModel]] = Registry(
 
 
 def on_failure_of(written: Any, member: str = "") -> Any:
-    """`onFailure` of settings with a program, or of a member that is one, as it is written; "" when it is not given."""
+    """`onFailure` of settings with a program, or of a member with one, as written; "" if it is not given."""
     settings = written.get(member) if member and isinstance(written, Mapping) else written
     strategy = settings.get("retryStrategy") if isinstance(settings, Mapping) else None
     on_failure = strategy.get("onFailure") if isinstance(strategy, Mapping) else None
@@ -202,7 +202,7 @@ def on_failure_of(written: Any, member: str = "") -> Any:
 
 
 def program_text(program: Program) -> str:
-    """Which program it is, for drawings."""
+    """A short description of a program, for drawings."""
     if program.container is not None:
         return program.container.image
     return program.python or program.address or " ".join(program.command or ())

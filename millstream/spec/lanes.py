@@ -1,7 +1,7 @@
-"""The lanes of a pipeline: which there are, who owns them, what they read. Pure.
+"""The lanes of a pipeline: their ids, owners and inputs. Pure.
 
-Lanes follow from the graph alone, so every process computes the same ones. Who opens lanes, or looks at what they have
-stored, asks about `Graph.stages`, in which a chain is one vertex.
+Lanes follow from the graph alone, so every process computes the same ones. Code that opens lanes, or reads what they
+have stored, uses `Graph.stages`, in which a chain is one vertex.
 """
 
 from millstream.record import BufferId, LaneId
@@ -29,7 +29,7 @@ def replica_of(graph: Graph, lane: LaneId) -> int:
 
 
 def owned_lanes(graph: Graph, vertex: str, replica: int) -> tuple[LaneId, ...]:
-    """The lanes that one replica of a vertex owns. Errors: ValueError for a replica there is not."""
+    """The lanes that one replica of a vertex owns. Errors: ValueError if there is no such replica."""
     replicas = graph.vertex(vertex).replicas
     if not 0 <= replica < replicas:
         raise ValueError(f"vertex {vertex} has replicas 0 to {replicas - 1}, not {replica}")

@@ -1,11 +1,10 @@
-"""A pipeline file into a pipeline, or into everything that is wrong with it.
+"""A pipeline file into a pipeline, or into a list of all problems.
 
     bytes ─► text ─► YAML with places ─► sift Numaflow's own fields ─► models
                                                    └─► outline ─► graph checks
     all findings together ─► problems with file, line and column
 
-What the user sees of a problem is made here. It does not look at anything but the one file; what the
-pipeline refers to is looked at in `checks`.
+Creates the problems that users see. It reads only the one file; `checks` examines what the pipeline refers to.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from millstream.spec.references import placeholders
 from millstream.spec.shape_checks import outline_of, shape_findings
 
 FILE_BYTES_MAX = 4 << 20
-"""Largest pipeline file."""
+"""Maximum size of a pipeline file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +33,15 @@ class Loaded:
     """A valid pipeline file."""
 
     path: FilePath
-    """The file, as it was named."""
+    """The path of the file, as given."""
     pipeline: Pipeline
     """Its contents."""
     graph: Graph
     """Its graph."""
     notes: tuple[Note, ...]
-    """What is accepted without effect, or worth knowing."""
+    """Fields without effect, and other notes."""
     document: yaml_text.Document
-    """The file's values with their places, for problems that are found later."""
+    """The values of the file with their places, for problems that are found later."""
 
     @property
     def sound(self) -> Mapping[int, Vertex]:
@@ -51,7 +50,7 @@ class Loaded:
 
     @property
     def base_dir(self) -> FilePath:
-        """Absolute directory of the file: where relative paths in it start from."""
+        """Absolute directory of the file, to which its paths are relative."""
         return self.path.absolute().parent
 
     def problem(self, finding: Finding) -> Problem:
@@ -59,13 +58,13 @@ class Loaded:
         return _problem(str(self.path), self.document, finding)
 
     def note(self, path: Path, what: str) -> Note:
-        """Something to know about a place in this file."""
+        """A note on a place in this file."""
         return _note(str(self.path), self.document, path, what)
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What of a file with problems is sound by itself, so that one problem does not hide others."""
+    """The valid parts of a file with problems, so that one problem does not hide others."""
 
     path: FilePath
     """As in `Loaded`."""
@@ -94,7 +93,7 @@ class FileError(SpecError):
     def __init__(self, problems: Sequence[Problem], partial: Partial | None = None) -> None:
         super().__init__(problems)
         self.partial = partial
-        """What can be looked at anyway; None where the file cannot be read at all."""
+        """The parts that can be checked anyway; None if the file cannot be read at all."""
 
 
 def load(path: FilePath | str) -> Loaded:
@@ -171,7 +170,7 @@ def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]
 
 
 def _vertices(value: Any) -> list[Any]:
-    """The vertices as they are written, whatever else is wrong."""
+    """The vertices as written, whatever else is wrong."""
     spec = value.get("spec") if isinstance(value, dict) else None
     vertices = spec.get("vertices") if isinstance(spec, dict) else None
     return vertices if isinstance(vertices, list) else []
@@ -186,7 +185,7 @@ def _sound_vertices(value: Any) -> dict[int, Vertex]:
 
 
 def _empty_groups(value: Any) -> Iterator[Finding]:
-    """A `groupBy` with nothing in it would leave a map where a reduce was meant."""
+    """An empty `groupBy` would leave a map where a reduce was intended."""
     for index, vertex in enumerate(_vertices(value)):
         udf = vertex.get("udf") if isinstance(vertex, dict) else None
         if isinstance(udf, dict) and "groupBy" in udf and udf["groupBy"] is None:

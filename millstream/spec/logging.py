@@ -1,13 +1,13 @@
-"""What messages about records may show."""
+"""What log messages may show of records."""
 
 from millstream.spec.values import Flag, SpecModel
 
 
 class Logging(SpecModel):
-    """What the messages of Millstream may show."""
+    """What Millstream's messages may show."""
 
     noun = "logging"
 
     values: Flag = True
-    """Whether a message about a record shows the beginning of its value. What a function says in its own errors and
-    logs is not touched. Default true."""
+    """Whether a message about a record shows the beginning of its value. The function's own errors and logs are not
+    changed. Default true."""

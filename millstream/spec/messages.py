@@ -1,7 +1,7 @@
-"""What users read instead of pydantic's errors. Pure.
+"""The messages that users read instead of pydantic's errors. Pure.
 
-Turns each error into a place in the file, what is wrong and what was expected; pydantic's union and
-type names never reach a user.
+Turns each error into a place in the file, a description and the expected value. Pydantic's union and type names never
+reach a user.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -37,10 +37,10 @@ _BOUNDS = {
 
 
 def findings_of(failure: ValueError, value: Mapping[str, Any], explained: Collection[Path]) -> list[Finding]:
-    """The errors of one validation, pydantic's, in the users' words.
+    """The pydantic errors of one validation, as findings.
 
-    `explained` are places of which something unsupported was taken out; that nothing is left there
-    needs no saying.
+    `explained` are places from which something unsupported was removed, so it need not be reported that nothing is left
+    there.
     """
     if not isinstance(failure, ValidationError):
         raise failure
@@ -65,7 +65,7 @@ def findings_of(failure: ValueError, value: Mapping[str, Any], explained: Collec
 
 
 def _misspelt(errors: Sequence[ErrorDetails], value: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Where a field is unknown, and which one was probably meant: that one is not missing besides."""
+    """Where a field is unknown, and which one was probably meant. That one is not also missing."""
     for error in errors:
         if error["type"] == "extra_forbidden":
             path = _path_in(error["loc"], value, is_missing=False)
@@ -139,7 +139,7 @@ def _shown(written: Any) -> str:
 
 
 def _names(quoted: str) -> list[str]:
-    """Those of pydantic's "'a', 'b' or 'c'"."""
+    """The names in pydantic's "'a', 'b' or 'c'"."""
     return quoted.replace(" or ", ", ").replace("'", "").split(", ")
 
 
@@ -152,7 +152,7 @@ def _meaning(path: Path, value: Mapping[str, Any]) -> str:
 
 
 def _near(path: Path, value: Mapping[str, Any]) -> str | None:
-    """The field whose name is like that of an unknown one."""
+    """The field with a name similar to that of an unknown one."""
     names = [*_properties(path[:-1], value), *numaflow.field_names(path[:-1])]
     return nearest(to_camel(str(path[-1]).replace("-", "_")), names)
 
@@ -166,7 +166,7 @@ def _nearest(path: Path, value: Mapping[str, Any]) -> str:
 
 
 def _properties(path: Path, value: Any) -> Mapping[str, Any]:
-    """The schemas of the fields at a path; empty where there are none."""
+    """The schemas of the fields at a path; empty if there are none."""
     node: Any = _schema()
     for step in path:
         value = _member(value, step)
@@ -185,7 +185,7 @@ def _member(value: Any, step: str | int) -> Any:
 
 
 def _resolved(node: Any, value: Any) -> Any:
-    """A schema behind its reference, without null, and of a union the member that is meant."""
+    """A schema with its reference resolved and without null; of a union, the member that is meant."""
     while True:
         if "$ref" in node:
             node = _schema()["$defs"][node["$ref"].rsplit("/", 1)[1]]

@@ -62,7 +62,7 @@ class ShapeProblem(NamedTuple):
 
 
 class NotReadError(ValueError):
-    """What is written is wrong, or may be. It says nothing to users: pydantic explains it."""
+    """The value is wrong, or may be. Contains no message for users: pydantic explains the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class SpecModel:
     __slots__ = ("__dict__", "__weakref__", "model_fields_set")
 
     noun: ClassVar[str] = "value"
-    """What messages call this model."""
+    """The noun for this model in messages."""
     model_fields: ClassVar[Mapping[str, SpecField]] = {}
     """Its fields, by attribute."""
 
@@ -179,7 +179,7 @@ class SpecModel:
 
     @classmethod
     def completed(cls, data: Any) -> Any:
-        """What is written with what follows from it, such as the name that something has without one."""
+        """The written value with derived members, such as a default name."""
         return data
 
     @classmethod
@@ -229,11 +229,11 @@ class SpecModel:
 
     @classmethod
     def more_members(cls) -> Mapping[str, tuple[type[SpecModel], str]]:
-        """What may be written beside its fields: names with their models and meanings."""
+        """Members that may be written beside its fields: names with their models and meanings."""
         return {}
 
     def members(self) -> Iterator[tuple[str, Any]]:
-        """What it holds, by the names in the file."""
+        """Its members, by their names in the file."""
         for name, field in self.model_fields.items():
             yield field.alias, getattr(self, name)
 
@@ -254,7 +254,7 @@ class SpecModel:
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]:
-        """What may be written, as JSON Schema."""
+        """The allowed contents, as JSON Schema."""
         from millstream.spec.validation import json_schema
 
         return json_schema(cls)

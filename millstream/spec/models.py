@@ -1,8 +1,8 @@
 """The pipeline as users write it: `Pipeline`, its vertices and its edges.
 
-Owns the names, types, units and defaults of the file; the parts of a vertex are in `programs`,
-`sources` and `sinks` and are handed on from here. Fields have Numaflow's v1alpha1 names wherever
-Numaflow has the concept. It does not know files, graphs or processes.
+Owns the names, types, units and defaults of the file. The parts of a vertex are in `programs`, `sources` and `sinks`
+and are re-exported here. Fields have Numaflow's v1alpha1 names wherever Numaflow has the concept. It does not know
+files, graphs or processes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -73,7 +73,7 @@ NUMAFLOW_API_VERSION = numaflow.API_VERSION
 KIND = "Pipeline"
 
 PARTITIONS_MAX = 1024
-"""Most partitions of a vertex."""
+"""Maximum number of partitions of a vertex."""
 
 EdgeKind = Literal["data", "deadLetter", "late"]
 OnFull = Literal["retryUntilSuccess", "discardLatest"]
@@ -82,39 +82,39 @@ Percent = Annotated[int, Strict(ge=1, le=100)]
 
 
 class Limits(SpecModel):
-    """How much is in flight and in the buffers; for every vertex of the pipeline."""
+    """Limits on records in flight and in buffers, for every vertex of the pipeline."""
 
     noun = "limits"
 
     read_batch_size: PositiveCount = 500
-    """Records handed to a UDF at a time, at most."""
+    """Maximum number of records in one batch for a UDF."""
     read_timeout_s: PositiveDuration = field(default=1.0, alias="readTimeout")
-    """Longest wait for a batch to fill. Duration, default 1s."""
+    """Maximum time to wait for a batch to fill. Duration, default 1s."""
     buffer_max_length: PositiveCount = BUFFER_RECORDS_MAX
-    """Records in one input buffer (one edge and partition into the vertex). Frames are cut so that each is at most a
-    quarter of what may be used of it; each writer may pass the bound by one of them."""
+    """Maximum number of records in one input buffer (one edge and partition into the vertex). No frame is larger than a
+    quarter of the usable part of the buffer. Each writer may exceed the limit by one frame."""
     buffer_max_bytes: Quantity = BUFFER_BYTES_MAX
-    """Bytes in one input buffer. Default 128 MiB."""
+    """Maximum number of bytes in one input buffer. Default 128 MiB."""
     buffer_usage_limit: Percent = round(BUFFER_USAGE_LIMIT * 100)
-    """Percentage of `bufferMaxLength` and `bufferMaxBytes` at which writing into the buffer waits,
-    or drops, as the edge's `onFull` says."""
+    """Percentage of `bufferMaxLength` and `bufferMaxBytes` at which the buffer counts as full. The edge's `onFull` says
+    what happens then."""
     concurrency: PositiveCount | None = None
-    """Records of one lane that a UDF works on at once. Default: what the function says itself (the
-    Python SDK: 1,000 for an async function)."""
+    """Number of records of one lane that a UDF processes concurrently. Default: the function's own setting (in the
+    Python SDK, 1,000 for an async function)."""
 
     @property
     def usable_length(self) -> int:
-        """Records at which a writer waits."""
+        """The number of records at which a writer waits."""
         return max(1, self.buffer_max_length * self.buffer_usage_limit // 100)
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes at which a writer waits."""
+        """The number of bytes at which a writer waits."""
         return max(1, self.buffer_max_bytes * self.buffer_usage_limit // 100)
 
 
 class VertexLimits(SpecModel):
-    """Limits of one vertex; what is absent is taken from the pipeline's `limits`."""
+    """Limits of one vertex. A limit that is not set is the one in the pipeline's `limits`."""
 
     noun = "limits"
 
@@ -132,29 +132,29 @@ class VertexLimits(SpecModel):
     """As in `spec.limits`."""
 
     def over(self, base: Limits) -> Limits:
-        """The pipeline's limits with what this vertex sets."""
+        """The pipeline's limits, overridden by those that this vertex sets."""
         changes = {name: value for name in self.model_fields if (value := getattr(self, name)) is not None}
         return base.model_copy(update=changes)
 
 
 class TagConditions(SpecModel):
-    """Which tags of a message let it pass."""
+    """The tags that let a message pass."""
 
     noun = "tags"
 
     operator: Literal["or", "and", "not"] = "or"
-    """`or`: any of the values; `and`: all of them; `not`: none of them."""
+    """`or`: at least one of the values; `and`: all of them; `not`: none of them."""
     values: Annotated[tuple[Text, ...], NotEmpty()]
-    """Tags."""
+    """The tags."""
 
 
 class Conditions(SpecModel):
-    """What a message must fulfil to take an edge."""
+    """The conditions for a message to take an edge."""
 
     noun = "conditions"
 
     tags: TagConditions | None = None
-    """Conditions on the tags that the UDF gave the message. Absent: every message passes."""
+    """Conditions on the tags that the UDF attached to the message. Default: every message passes."""
 
 
 class Edge(SpecModel):
@@ -163,27 +163,27 @@ class Edge(SpecModel):
     noun = "an edge"
 
     from_: Name = field(alias="from")
-    """Vertex that writes."""
+    """The vertex that writes."""
     to: Name
-    """Vertex that reads; a map vertex may be its own or an earlier vertex's reader (a cycle)."""
+    """The vertex that reads. An edge to the map vertex that writes, or to one before it, makes a cycle."""
     name: EdgeName = ""
-    """Name of the edge, part of its buffers' names. Default: `<from>-<to>`, for a dead-letter edge
-    `<from>-<to>-dead-letter`, for a late edge `<from>-<to>-late`."""
+    """Name of the edge, part of the names of its buffers. Default: `<from>-<to>`; for a dead-letter edge
+    `<from>-<to>-dead-letter`; for a late edge `<from>-<to>-late`."""
     kind: EdgeKind = "data"
-    """`data`: the output of the vertex. `deadLetter`: records it gave up on, with the reason. `late`: records that
-    came to a reduce after all their windows were closed, as they were."""
+    """`data`: the output of the vertex. `deadLetter`: records that it gave up on, with the reason. `late`: unchanged
+    records that reached a reduce after all their windows had closed."""
     conditions: Conditions | None = None
-    """Which messages take this edge; only of kind `data`. Default: all."""
+    """Which messages take this edge; only for `kind: data`. Default: all."""
     on_full: OnFull = "retryUntilSuccess"
-    """When the buffer is full: `retryUntilSuccess` makes the writer wait; `discardLatest` drops the
-    message and counts it."""
+    """What happens when the buffer is full: with `retryUntilSuccess` the writer waits; with `discardLatest` the message
+    is dropped and counted."""
     chain: bool = False
-    """`true`: the edge has no buffer. The vertices at its ends run as one lane that commits once, behind the last of
-    them; only between a source or a map and a map or a sink (docs/explanation/chains.md)."""
+    """`true`: the edge has no buffer. Its two vertices run as one lane, which commits once, after the last vertex of
+    the chain. Only from a source or a map to a map or a sink (docs/explanation/chains.md)."""
 
     @classmethod
     def completed(cls, data: Any) -> Any:
-        """Its name follows from its ends."""
+        """The name follows from its ends."""
         if not isinstance(data, Mapping) or data.get("name") is not None:
             return data
         if not all(isinstance(end := data.get(key), str) and is_name(end) for key in ("from", "to")):
@@ -210,8 +210,8 @@ class Placement(SpecModel):
     noun = "a placement"
 
     process: Literal["shared", "own"] = "shared"
-    """`shared`: `millstream run` has replicas of any vertices share its workers. `own`: each replica has a worker to
-    itself."""
+    """`shared`: under `millstream run`, the replica shares a worker with replicas of other vertices. `own`: each
+    replica has a worker to itself."""
 
 
 class Vertex(Choice):
@@ -222,22 +222,22 @@ class Vertex(Choice):
     kinds_after = "name"
 
     name: Name
-    """Name of the vertex, part of its stream's name."""
+    """Name of the vertex, part of the name of its stream."""
     partitions: Partitions = 1
-    """Lanes per input; for a source and for a reduce, its lanes. Records with the same keys go to the same
-    partition."""
+    """Number of lanes per input; for a source or a reduce, the number of its lanes. Records with the same keys go to
+    the same partition."""
     replicas: PositiveCount = 1
-    """Shares of the vertex's work, at most `partitions`; each owns the lanes whose partition modulo
-    `replicas` is its number, and may run in a process of its own."""
+    """Number of shares of the vertex's work, at most `partitions`. Each replica owns the lanes whose partition modulo
+    `replicas` is its number, and may run in its own process."""
     placement: Placement = Placement()
-    """Where they run."""
+    """Where the replicas run."""
     limits: VertexLimits | None = None
-    """Limits that differ from the pipeline's."""
+    """Limits that differ from those of the pipeline."""
 
     _definition: VertexKind[SpecModel] | None = field(default=None, init=False)
 
     def with_settings(self, key: str, settings: SpecModel) -> Self:
-        """Finds its kind."""
+        """Finds the kind of the vertex."""
         given = [name for name, value in settings.members() if value is not None]
         self.__dict__["_definition"] = KINDS.load(key).of(given)
         return super().with_settings(key, settings)
@@ -251,13 +251,13 @@ class Vertex(Choice):
 
     @property
     def definition(self) -> VertexKind[SpecModel]:
-        """All that is to be known of its kind."""
+        """The object of its kind."""
         assert self._definition is not None, "a valid vertex is of a kind"
         return self._definition
 
     @property
     def kind(self) -> str:
-        """What people call its kind: source, map, reduce, sink, or as another package says."""
+        """The name of its kind: source, map, reduce, sink, or the name that another package gives."""
         return self.definition.name
 
     @property
@@ -282,27 +282,27 @@ class Vertex(Choice):
 
     @property
     def source(self) -> Source | None:
-        """Its settings, for code that is about sources alone."""
+        """Its settings, for code that handles only sources."""
         return self.settings if isinstance(self.settings, Source) else None
 
     @property
     def udf(self) -> Udf | None:
-        """Its settings, for code that is about maps and reduces alone."""
+        """Its settings, for code that handles only maps and reduces."""
         return self.settings if isinstance(self.settings, Udf) else None
 
     @property
     def sink(self) -> Sink | None:
-        """Its settings, for code that is about sinks alone."""
+        """Its settings, for code that handles only sinks."""
         return self.settings if isinstance(self.settings, Sink) else None
 
 
 class Metadata(SpecModel):
-    """What the pipeline is called."""
+    """Name and labels of the pipeline."""
 
     noun = "metadata"
 
     name: Name
-    """Name of the pipeline, first part of its streams' names."""
+    """Name of the pipeline, the first part of the names of its streams."""
     namespace: Name | None = None
     """Kubernetes namespace."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -312,32 +312,32 @@ class Metadata(SpecModel):
 
 
 class PipelineSpec(SpecModel):
-    """The vertices, the edges and what holds for all of them."""
+    """The vertices, the edges, and settings for all of them."""
 
     noun = "spec"
 
     vertices: Annotated[tuple[Vertex, ...], NotEmpty()]
-    """The steps."""
+    """The steps of the pipeline."""
     edges: tuple[Edge, ...] = ()
-    """The connections."""
+    """The connections between vertices."""
     limits: Limits = Limits()
-    """Limits of every vertex."""
+    """Limits for every vertex."""
     watermark: Watermark = Watermark()
     """How event time advances."""
     inter_step_buffer: InterStepBuffer | None = None
-    """What keeps records between the steps: `jetstream: {}` (the default) or `redis: {}`."""
+    """The technology of the buffers between vertices: `jetstream: {}` (the default) or `redis: {}`."""
     spark: Spark | None = None
-    """The Spark that computes windows. Default: one of the pipeline's own, on this machine."""
+    """The Spark that computes windows. Default: a driver that the pipeline starts on this machine."""
     logging: Logging = Logging()
-    """What messages may show."""
+    """What log messages may show."""
 
     @property
     def buffer_technology(self) -> str:
-        """Key of what keeps records between the steps."""
+        """The name of the buffer technology."""
         return next(iter(self.inter_step_buffer or {DEFAULT: {}}))
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """What could never happen: a window that closes without watermarks, a file larger than its buffer."""
+        """Combinations that cannot work, such as windows without watermarks or a file larger than its buffer."""
         if self.watermark.disabled and any(vertex.definition.has_windows for vertex in self.vertices):
             what = "without watermarks the windows of a reduce never close"
             yield ShapeProblem(
@@ -367,9 +367,9 @@ class Pipeline(SpecModel):
     kind: Literal["Pipeline"]
     """`Pipeline`."""
     metadata: Metadata
-    """What the pipeline is called."""
+    """Name and labels of the pipeline."""
     spec: PipelineSpec
-    """What it does."""
+    """Vertices, edges and settings."""
 
     @property
     def name(self) -> str:
@@ -384,12 +384,12 @@ class Pipeline(SpecModel):
         raise KeyError(name)
 
     def limits_of(self, vertex: Vertex) -> Limits:
-        """The limits that hold for a vertex and for the buffers of the edges into it."""
+        """The limits of a vertex and of the buffers of the edges into it."""
         base = self.spec.limits
         return base if vertex.limits is None else vertex.limits.over(base)
 
     def concurrency_of(self, vertex: Vertex) -> int | None:
-        """Records of one lane that the vertex's UDF works on at once; None leaves it to the function."""
+        """Number of records of one lane that the vertex's UDF processes concurrently; None if the function decides."""
         own = vertex.definition.concurrency(vertex.settings)
         return own or self.limits_of(vertex).concurrency
 

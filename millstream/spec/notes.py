@@ -1,4 +1,4 @@
-"""What to know about a valid pipeline: settings that decide nothing beside others, and what some cost. Pure."""
+"""Notes on a valid pipeline: settings without effect beside others, and what some cost. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from millstream.spec.topology import reachable
 
 
 def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str]]:
-    """Places of the file and what to know about them; `value` is the file as it was written."""
+    """Places in the file, each with a note; `value` is the file as written."""
     spec = value["spec"]
     for index, vertex in enumerate(graph.pipeline.spec.vertices):
         here: Path = ("spec", "vertices", index)
@@ -34,7 +34,7 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
 
 
 def _in_the_clear(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
-    """Records that everybody reads who is between two machines."""
+    """Records that can be read on the network between two machines."""
     for placed in vertex.programs:
         program = placed.program
         address = program.address if program.tls is None else None

@@ -1,7 +1,7 @@
 """Fields of Numaflow's v1alpha1 Pipeline that our models do not have, and what they mean here.
 
-Two kinds. Fields that only say how Kubernetes runs things are taken out and reported as notes.
-Fields that would change results are problems until they are supported. Nothing is passed over.
+There are two types. Fields that only control how Kubernetes runs things are removed and reported as notes. Fields that
+would change results are problems until they are supported. No field is ignored silently.
 """
 
 from collections.abc import Mapping
@@ -113,15 +113,15 @@ class Sifted:
     """A pipeline without the fields that only Numaflow has."""
 
     value: Any = None
-    """The rest, for the models; the input itself is left as it was."""
+    """The rest, for the models; the input itself is not changed."""
     notes: list[tuple[Path, str]] = field(default_factory=list)
-    """Fields without effect, with what to tell the user."""
+    """Fields without effect, each with its note."""
     problems: list[Finding] = field(default_factory=list)
     """Fields that would change results and are not supported."""
 
 
 def sift(value: Any) -> Sifted:
-    """Part Numaflow's own fields from the rest."""
+    """Separates Numaflow's own fields from the rest."""
     sifted = Sifted()
     sifted.value = _sift(value, (), sifted)
     _narrow_reduces(sifted)
@@ -129,13 +129,13 @@ def sift(value: Any) -> Sifted:
 
 
 def field_names(path: Path) -> tuple[str, ...]:
-    """Names of the fields that are known at a place beyond those of the models."""
+    """Names of the known fields at a place that the models do not have."""
     place = place_name(path)
     return (*_WITHOUT_EFFECT.get(place, {}), *_UNSUPPORTED.get(place, {}), *_CONNECTORS.get(place, ()))
 
 
 def place_name(path: Path) -> str:
-    """What stands at a path, in the words of the tables above; empty for anything else."""
+    """The kind of object at a path, as named in the tables above; empty for anything else."""
     match path:
         case ():
             return "pipeline"
@@ -189,7 +189,7 @@ def _sift(value: Any, path: Path, sifted: Sifted) -> Any:
 
 
 def _narrow_reduces(sifted: Sifted) -> None:
-    """Numaflow gives a reduce that is not keyed one partition, whatever its file says."""
+    """In Numaflow, a reduce that is not keyed has one partition, whatever its file says."""
     pipeline = sifted.value
     if not isinstance(pipeline, dict) or pipeline.get("apiVersion") != API_VERSION:
         return

@@ -1,4 +1,4 @@
-"""The fields of a model as people read them: name, type, default, meaning. Made from the JSON schema of the model.
+"""The fields of a model for people: name, type, default, meaning. Created from the JSON schema of the model.
 
 Above it: the reference of the pipeline file, and `millstream connectors`. Below it: the schema.
 """
@@ -14,7 +14,7 @@ from millstream.spec.schema import schema_of
 from millstream.spec.values import SpecModel
 
 _DEPTH_MAX = 4
-"""Members of members are listed so far; deeper ones stand in docs/spec.md."""
+"""Depth to which nested members are listed; docs/spec.md has the deeper ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,15 @@ class Option:
     """One field, or one of a model below it."""
 
     name: str
-    """As it is written, with the fields it lies in: `batch.maxRecords`."""
+    """As written, with the fields that contain it: `batch.maxRecords`."""
     type: str
     default: str
-    """Empty where there is none; `required` where it has to be given."""
+    """Empty if there is none; `required` if it has to be given."""
     meaning: str
 
 
 def options_of(model: type[SpecModel]) -> list[Option]:
-    """All that may be set, those of nested models behind the field that holds them."""
+    """All fields, those of nested models after the field that holds them."""
     body = schema_of(model)
     return list(_options(body, body.get("$defs", {}), "", _DEPTH_MAX))
 
@@ -54,7 +54,7 @@ def _shown(model: str) -> str:
 
 
 def _model_of(contents: Mapping[str, Any], models: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The one model that a field is, or may be; None of a text that may be a reference, and of lists."""
+    """The one model of a field; None for a text that may be a reference, and for lists."""
     parts = contents.get("anyOf", contents.get("oneOf", [contents]))
     references = [part["$ref"] for part in parts if "$ref" in part]
     others = [part for part in parts if "$ref" not in part and part.get("type") != "null"]
@@ -75,7 +75,7 @@ def flat(text: str) -> str:
 
 
 def default_of(field: str, contents: Mapping[str, Any], model: Mapping[str, Any]) -> str:
-    """What holds where a field is not given, as it would be written."""
+    """The default of a field, as it would be written."""
     if field in model.get("required", ()):
         return "required"
     value = contents.get("default")
@@ -89,7 +89,7 @@ def default_of(field: str, contents: Mapping[str, Any], model: Mapping[str, Any]
 
 
 def type_of(node: Mapping[str, Any], named: Callable[[str], str], choice: str = "{}") -> str:
-    """What may be written, in words. `named` says how a model of that name is shown, `choice` how a fixed text is."""
+    """The type of a field in words. `named` formats the name of a model, `choice` a fixed text."""
     if "$ref" in node:
         return named(name_of(node["$ref"]))
     for union in ("anyOf", "oneOf"):

@@ -1,8 +1,8 @@
 """Which replicas share a process: the workers of a pipeline on one machine. Pure.
 
-Sources share with sources, because a worker of theirs gives way to all others (docs/decisions/0015). The rest is dealt
-out kind by kind, so that no worker has all that is heavy; within a kind neighbours lie in different workers, so that a
-vertex and the one it writes to have a processor each, as far as there are processors.
+Sources share with sources, because a worker with sources yields to all others (docs/decisions/0015). The rest is
+distributed kind by kind, so that no worker has all heavy vertices. Within a kind, neighbours are in different workers,
+so that a vertex and the next one each have a processor, as long as there are enough.
 
 The same graph and number of workers always give the same placement.
 """
@@ -15,7 +15,7 @@ from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
 
 _HEAVIEST_FIRST = {"reduce": 0, "map": 1}
-"""Kinds that are dealt out before the rest."""
+"""Kinds that are distributed before the rest."""
 
 
 def replicas_of(graph: Graph) -> tuple[ReplicaId, ...]:
@@ -26,8 +26,8 @@ def replicas_of(graph: Graph) -> tuple[ReplicaId, ...]:
 
 
 def place(graph: Graph, workers: int) -> tuple[tuple[ReplicaId, ...], ...]:
-    """The replicas of each worker. At most `workers` share; with as many as there are replicas each has its own. A
-    replica of a vertex that asks for a process of its own has one besides."""
+    """The replicas of each worker. At most `workers` workers are shared; if there are as many as replicas, each replica
+    has its own. A replica of a vertex with `process: own` has an additional worker."""
     replicas = replicas_of(graph)
     alone = [one for one in replicas if graph.vertex(one.vertex).placement.process == "own"]
     shared = [one for one in replicas if one not in alone]
@@ -45,5 +45,5 @@ def place(graph: Graph, workers: int) -> tuple[tuple[ReplicaId, ...], ...]:
 
 
 def _dealt(replicas: Sequence[ReplicaId], workers: int) -> Sequence[tuple[ReplicaId, ...]]:
-    """Dealt out one after another; no worker is without."""
+    """Distributed in turn; no worker is empty."""
     return [tuple(replicas[first::workers]) for first in range(min(workers, len(replicas)))]

@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline file, or worth knowing about it."""
+"""Problems of a pipeline file, and notes on it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ Path = tuple[str | int, ...]
 
 
 PROBLEMS_SHOWN_MAX = 50
-"""Problems that are printed at once: who has more has one cause, or reads `validate -o json`."""
+"""Number of problems that are printed at once: more of them have one cause, or are read with `validate -o json`."""
 _TOLD = ("file", "line", "column", "path", "what", "expected")
 _STEPS_SHOWN_MAX = 16
-"""Deeper than any field; an alias that contains itself goes on without end."""
+"""Deeper than any field. An alias that contains itself is infinitely deep."""
 
 
 def path_text(path: Path) -> str:
-    """A path as users read it: `spec.vertices[2].udf`; of a very long one the beginning."""
+    """A path as users read it: `spec.vertices[2].udf`; of a very long path, its beginning."""
     text = ""
     for step in path[:_STEPS_SHOWN_MAX]:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"
@@ -29,12 +29,12 @@ def path_text(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong."""
+    """One problem."""
 
     code: Code
-    """What is wrong, as one can look it up."""
+    """The code, which users can look up."""
     file: str
-    """The pipeline file, as the user named it; empty for a pipeline that has none."""
+    """The pipeline file, as named by the user; empty for a pipeline without one."""
     line: int
     """Line in the file, from 1; 0 when the problem is not at a place in it."""
     column: int
@@ -42,11 +42,11 @@ class Problem:
     path: str
     """The place in the pipeline, such as `spec.vertices[2].udf`; empty for the whole file."""
     what: str
-    """What is wrong."""
+    """A description of the problem."""
     expected: str
-    """What was expected, or what to do."""
+    """The expected value, or what to do."""
     detail: str = ""
-    """More of it in lines of their own, such as a traceback of the user's code."""
+    """Additional lines, such as a traceback of the user's code."""
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
@@ -73,7 +73,7 @@ class Note:
     path: str
     """As in `Problem`."""
     what: str
-    """What the user should know."""
+    """The text of the note."""
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
@@ -82,22 +82,22 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem before it has a file and a line."""
+    """A problem without file and line."""
 
     code: Code
-    """What is wrong, as one can look it up."""
+    """The code, which users can look up."""
     path: Path
     """The place in the pipeline."""
     what: str
-    """What is wrong."""
+    """A description of the problem."""
     expected: str
-    """What was expected."""
+    """The expected value."""
     detail: str = ""
     """As in `Problem`."""
 
 
 def problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
-    """What is printed of them."""
+    """The lines to print."""
     for problem in problems[:PROBLEMS_SHOWN_MAX]:
         yield str(problem)
         yield from (f"    {line}" for line in problem.detail.splitlines())
@@ -106,7 +106,7 @@ def problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
 
 
 class SpecError(UserError):
-    """A pipeline that cannot be run as written; carries every problem that was found."""
+    """A pipeline that cannot be run as written, with all its problems."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

@@ -1,7 +1,7 @@
-"""What users run: UDFs, source transformers and user-defined sources and sinks.
+"""The programs of users: UDFs, source transformers, and user-defined sources and sinks.
 
-Owns how a program is named (command, Python function, built-in, container, SQL, address) and what happens to a
-record, or for a reduce to a window, that it fails on.
+Owns how a program is specified (command, Python function, built-in, container, SQL, address) and what happens to a
+record, or to a window of a reduce, on which it fails.
 """
 
 import json
@@ -33,14 +33,14 @@ from millstream.spec.values import (
 from millstream.spec.windows import GroupBy
 
 OnFailure = Literal["retry", "drop", "deadLetter", "stop"]
-"""What becomes of a record (for a reduce: a window) that a program still fails on after its last attempt."""
+"""What happens to a record (for a reduce: a window) on which a program still fails after the last attempt."""
 
 TIME_FORMATS = ("rfc3339", "epoch", "epoch_ms", "epoch_us")
-"""The named formats of event times; anything else is a strptime pattern."""
+"""The named formats of event times. Any other format is a strptime pattern."""
 
 
 def _is_strptime(pattern: str) -> bool:
-    """Whether a pattern has directives, and only such as there are."""
+    """Whether a pattern has directives, and only known ones."""
     if "%" not in pattern:
         return False
     try:
@@ -93,11 +93,11 @@ class EnvVar(SpecModel):
     name: Text
     """Name of the variable."""
     value: TextOrReference = ""
-    """Its value, as text, or where it stands: `{env: NAME}` or `{file: PATH}`."""
+    """Its value, as text or as `{env: NAME}` or `{file: PATH}`."""
 
 
 class EventTime(SpecModel):
-    """Where a record's event time is found."""
+    """Where the event time of a record is found."""
 
     noun = "an event time"
 
@@ -106,8 +106,7 @@ class EventTime(SpecModel):
     header: Text | None = None
     """Name of a header of the record."""
     format: TimeFormat = "rfc3339"
-    """`rfc3339`, `epoch` (seconds), `epoch_ms`, `epoch_us`, or a strptime pattern; a time without
-    an offset is UTC."""
+    """`rfc3339`, `epoch` (seconds), `epoch_ms`, `epoch_us`, or a strptime pattern. A time without an offset is UTC."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -116,7 +115,7 @@ class EventTime(SpecModel):
 
 
 class NoArguments(SpecModel):
-    """The arguments of a built-in that takes none."""
+    """No arguments."""
 
 
 class FilterArguments(SpecModel):
@@ -125,14 +124,14 @@ class FilterArguments(SpecModel):
     noun = "a filter"
 
     field: Text
-    """Dotted path of a member of the record's JSON value. A record without that member, or whose
-    value is not JSON, does not fulfil `equals` or `matches`."""
+    """Dotted path of a member of the record's JSON value. A record without that member, or whose value is not JSON,
+    does not satisfy `equals` or `matches`."""
     equals: Annotated[Any, After(_checked_scalar)] = None
-    """Keep records whose member equals this text, number, true or false."""
+    """Keeps the records whose member equals this text, number, true or false."""
     matches: Text | None = None
-    """Keep records whose member, a text, contains a match of this regular expression."""
+    """Keeps the records whose member is a text that contains a match of this regular expression."""
     exists: Flag | None = None
-    """Keep records that have the member (true) or that do not (false)."""
+    """`true` keeps the records that have the member; `false` keeps the others."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -149,7 +148,7 @@ class FilterArguments(SpecModel):
 
 
 class CatBuiltin(SpecModel):
-    """The built-in `cat`: hands every record on as it is."""
+    """The built-in `cat`: passes every record on unchanged."""
 
     name: Literal["cat"]
     """`cat`."""
@@ -158,7 +157,7 @@ class CatBuiltin(SpecModel):
 
 
 class FilterBuiltin(SpecModel):
-    """The built-in `filter`: keeps the records that fulfil a condition."""
+    """The built-in `filter`: keeps the records that satisfy a condition."""
 
     name: Literal["filter"]
     """`filter`."""
@@ -185,31 +184,31 @@ class Container(SpecModel):
     noun = "a container"
 
     image: Text
-    """Image reference."""
+    """Reference of the image."""
     command: tuple[str, ...] = ()
-    """Entry point; empty takes the image's."""
+    """Entry point. Default: that of the image."""
     args: tuple[str, ...] = ()
-    """Arguments; empty takes the image's."""
+    """Arguments. Default: those of the image."""
     env: tuple[EnvVar, ...] = ()
     """Environment variables."""
 
 
 class Backoff(SpecModel):
-    """The pauses between attempts: interval x factor^n, at most cap, spread by jitter."""
+    """The pauses between attempts: interval x factor^n, at most cap, plus random jitter."""
 
     noun = "a backoff"
 
     interval_s: PositiveDuration = field(default=0.1, alias="interval")
     """Pause before the first retry. Duration, default 100ms."""
     steps: PositiveCount = 3
-    """Attempts in all, the first one included, before `onFailure` decides; not used by
-    `onFailure: retry`, which goes on forever."""
+    """Total number of attempts, the first one included, before `onFailure` decides. Not used by `onFailure: retry`,
+    which never stops retrying."""
     factor: Annotated[float, Strict(ge=1)] = 2.0
-    """What each pause is multiplied by to give the next."""
+    """Factor by which each pause is longer than the one before."""
     cap_s: PositiveDuration = field(default=10.0, alias="cap")
-    """Longest pause. Duration, default 10s."""
+    """Maximum pause. Duration, default 10s."""
     jitter: Share = 0.2
-    """Up to this share of each pause is added by chance, so that lanes do not try in step."""
+    """Maximum share of each pause that is added at random, so that lanes do not retry at the same time."""
 
 
 class RetryStrategy(SpecModel):
@@ -220,12 +219,12 @@ class RetryStrategy(SpecModel):
     backoff: Backoff = Backoff()
     """Pauses and number of attempts."""
     max_retries: PositiveCount = ASKED_MAX
-    """How often a function may ask by `Retry` to see a record again before `onFailure` decides. Not used by `onFailure:
-    retry`, nor for a reduce."""
+    """How often a function may ask for the same record again with `Retry` before `onFailure` decides. Not used by
+    `onFailure: retry`, nor by a reduce."""
     on_failure: OnFailure | None = None
-    """After the last attempt: `retry` forever, `drop` (counted), `deadLetter` (to the vertex's
-    dead-letter edges; for a window, a description of it) or `stop` the lane. Default: `deadLetter` if the vertex has
-    a dead-letter edge, else `stop`."""
+    """What happens after the last attempt: `retry` forever, `drop` (counted), `deadLetter` (to the vertex's dead-letter
+    edges; for a window, a description of it) or `stop` the lane. Default: `deadLetter` if the vertex has a dead-letter
+    edge, else `stop`."""
 
 
 def _checked_address(written: str) -> str:
@@ -239,84 +238,84 @@ _ADDRESS = re.compile(r"unix:/\S+|(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{
 
 
 class ProgramLimits(SpecModel):
-    """What the processes of a program may use, on Linux. The kernel holds them to it."""
+    """Resource limits of a program's processes, enforced by the Linux kernel."""
 
     noun = "limits"
 
     memory: Quantity | None = None
-    """Data that one process may have (RLIMIT_DATA: heap, stacks and private mappings, whether touched or not; more than
-    what `top` shows as resident). What it asks for beyond that fails, in Python with MemoryError: the record goes the
-    way of `retryStrategy`. Of each process: the sum is bounded only by `processes` times this. Size."""
+    """Memory for data of each process (RLIMIT_DATA: heap, stacks and private mappings, whether touched or not, so more
+    than `top` shows as resident). A request beyond the limit fails, in Python with MemoryError, and `retryStrategy`
+    applies to the record. All processes together may use `processes` times as much. Size."""
     processes: PositiveCount | None = None
-    """Processes and threads together, of this program alone. Needs Linux 5.14, user namespaces, and another user than
+    """Total number of processes and threads of this program. Needs Linux 5.14, user namespaces, and a user other than
     root."""
     files: PositiveCount | None = None
-    """Open files and sockets of one process."""
+    """Open files and sockets of each process."""
     cpu: PositiveCount | None = None
-    """Processors that it runs on."""
+    """Number of processors that it may use."""
 
     @property
     def given(self) -> dict[str, int]:
-        """Those that are set, by name."""
+        """The limits that are set, by name."""
         return {name: value for name in self.model_fields if (value := getattr(self, name)) is not None}
 
 
 class Program(SpecModel):
-    """A program of the user's: exactly one of the ways to name it."""
+    """A program of the user's, specified in exactly one way."""
 
     noun = "a user-defined program"
     kinds: ClassVar[tuple[str, ...]] = ("command", "python", "container", "address")
     function: ClassVar[FunctionKind] = FunctionKind.MAP
-    """What it is for."""
+    """Its purpose."""
 
     command: Annotated[tuple[Text, ...], NotEmpty()] | None = None
-    """Program and arguments, started once per replica without a shell."""
+    """Program and arguments, started once per replica, without a shell."""
     python: PythonFunction | None = None
-    """A Python function: `package.module:function`, or `path/file.py:function` relative to the
-    working directory. It runs in a process of its own."""
+    """A Python function: `package.module:function`, or `path/file.py:function` relative to the working directory. It
+    runs in its own process."""
     container: Container | None = None
-    """A container image. `millstream run` does not start containers; start it yourself and name its `address`."""
+    """A container image. `millstream run` does not start containers: start it yourself and set `address`."""
     address: Annotated[str, After(_checked_address)] | None = None
-    """Address of a program that is running already, `host:port` or `unix:/path`, as the vertex reaches it; with
-    `groupBy`, as the Spark tasks reach it."""
+    """Address of a running program, `host:port` or `unix:/path`, as seen from the vertex; with `groupBy`, as seen from
+    the Spark tasks."""
     tls: ProgramTls | None = None
-    """Encrypts the connection to an `address` of the form `host:port`. Default: it is in the clear."""
+    """Encrypts the connection to an `address` of the form `host:port`. Default: no encryption."""
     protocol: ProtocolName = NATIVE
-    """How the vertex talks with the program of a `command` or at an `address`: `millstream` (docs/udf-protocol.md), or
-    the name of a protocol of an installed package (docs/extending.md)."""
+    """The protocol between the vertex and the program of a `command` or at an `address`: `millstream`
+    (docs/udf-protocol.md), or the name of a protocol of an installed package (docs/extending.md)."""
     env: tuple[EnvVar, ...] = ()
-    """Environment variables added for `command` and `python`."""
+    """Additional environment variables for `command` and `python`."""
     working_dir: Text | None = None
     """Working directory of `command` and `python`, relative to the pipeline file. Default: the
     directory of the pipeline file."""
     limits: ProgramLimits | None = None
-    """What its processes may use. Default: what the system gives the runner."""
+    """Resource limits of its processes. Default: those of the runner."""
     sandbox: Literal["strict"] | None = None
-    """`strict`: it sees programs and libraries, its working directory and what is `readable`, all read-only, a scratch
-    directory (`/tmp`, 256 MiB, in memory, gone with it) and its own socket; it has no network, no capabilities, and
-    sees no other process. Needs Linux with user namespaces; where they are missing the pipeline is refused. Default:
-    everything that the runner's user may do."""
+    """`strict`: the program sees programs and libraries, its working directory and the `readable` paths, all read-only;
+    a scratch directory (`/tmp`, 256 MiB, in memory, deleted when the program ends); and its own socket. It has no
+    network and no capabilities, and sees no other process. Needs Linux with user namespaces; without them the pipeline
+    is refused. Default: all rights of the runner's user."""
     network: Flag = False
-    """In a sandbox: the network of this machine, loopback included. Needs Linux 6.12."""
+    """In a sandbox: gives access to the network of this machine, including loopback. Needs Linux 6.12."""
     readable: tuple[Text, ...] = ()
-    """In a sandbox: more files and directories that it may read, relative to the pipeline file."""
+    """In a sandbox: additional files and directories that the program may read, relative to the pipeline file."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One way to name the program; process settings only where we start the process."""
+        """One way to specify the program; process settings only for a process that we start."""
         yield from exactly_one(data, cls.kinds, cls.noun)
         yield from _idle_process_settings(data)
         yield from _idle_tls(data)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Environment variables have one value each."""
+        """Each environment variable has one value."""
         yield from _repeated_names(self.env, ("env",))
         yield from self._protocol_problems()
         if self.container is not None:
             yield from _repeated_names(self.container.env, ("container", "env"))
 
     def _protocol_problems(self) -> Iterator[ShapeProblem]:
-        """The protocol has what the program is for."""
+        """The protocol has this type of function."""
         protocol, name = PROTOCOLS.load(self.protocol), self.protocol
         kind = self.function_kind
         if name != NATIVE and not (self.command or self.container or self.address):
@@ -335,12 +334,12 @@ class Program(SpecModel):
 
     @property
     def function_kind(self) -> FunctionKind:
-        """What it is for, with what stands beside it."""
+        """Its purpose, and the settings beside it."""
         return self.function
 
 
 _HELD = ("limits", "sandbox", "network", "readable")
-"""Settings of a process that is held."""
+"""Settings of a process with limits or a sandbox."""
 
 
 def _idle_tls(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -391,19 +390,19 @@ class ValueFormat(SpecModel):
     noun = "a value format"
 
     format: Literal["json", "csv", "avro", "raw"] = "json"
-    """`json` (an object per record), `csv` (a line per record), `avro` (binary, without a file's head) or `raw` (the
-    bytes)."""
+    """`json` (an object per record), `csv` (a line per record), `avro` (binary, without the header of a file) or `raw`
+    (the bytes)."""
     fields: Text | None = None
-    """The members or columns to read, as Spark writes a table's: `delay DOUBLE, origin STRING`. For `csv` all columns
-    of a line, in order. What a record lacks or has otherwise is NULL. Only for `json` and `csv`."""
+    """The members or columns to read, in the syntax of a Spark table schema: `delay DOUBLE, origin STRING`. For `csv`,
+    all columns of a line, in order. A missing value, or one of another type, is NULL. Only for `json` and `csv`."""
     delimiter: Annotated[str, After(_checked_delimiter)] | None = None
-    """Between two columns of `csv`, one character. Default: a comma."""
+    """Separator of `csv` columns, one character. Default: a comma."""
     avro_schema: Text | None = None
-    """Schema that `avro` values were written with, a record's, JSON; its fields are the columns."""
+    """JSON schema of a record with which `avro` values were written. Its fields become the columns."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Each format has the settings it needs and no others."""
+        """Each format has the settings that it needs, and no others."""
         format_ = data.get("format", "json")
         settings = _VALUE_SETTINGS.get(format_) if isinstance(format_, str) else None
         if settings is None:
@@ -439,7 +438,7 @@ _VALUE_SETTINGS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "avro": (("avroSchema",), ()),
     "raw": ((), ()),
 }
-"""For each format the settings it needs and those it may have."""
+"""For each format, the settings that it needs and those that it may have."""
 _VALUE_EXAMPLES = {
     "fields": "columns such as 'delay DOUBLE, origin STRING'",
     "avroSchema": """a record such as '{"type": "record", "name": "r", "fields": [...]}'""",
@@ -452,12 +451,12 @@ class Sql(SpecModel):
     noun = "sql"
 
     query: Text
-    """A query in Spark's SQL over the table `window`, whose rows are the records of one window."""
+    """A query in Spark SQL over the table `window`, whose rows are the records of one window."""
     value: ValueFormat | None = None
-    """How `value` is decoded. Absent: `value` is the bytes."""
+    """How `value` is decoded. Default: `value` is the bytes."""
     unsafe: bool = False
-    """Whether the query may do all that Spark can with the rights of the runner: call Java, read files and other
-    tables. Otherwise it may read the records of its window and compute, and `validate` refuses anything else."""
+    """Allows the query to do everything that Spark can do with the rights of the runner: call Java, and read files and
+    other tables. Otherwise `validate` accepts only queries that compute over the records of their window."""
 
 
 class Udf(Program):
@@ -471,27 +470,28 @@ class Udf(Program):
     builtin: MapBuiltin | None = None
     """A built-in: `cat` or `filter`. Not with `groupBy`."""
     group_by: GroupBy | None = None
-    """Makes it a reduce: how records are grouped into windows. With it, `python` names a function or class that runs
-    inside Spark's Python workers, once for each group."""
+    """Makes the vertex a reduce: how records are grouped into windows. With `groupBy`, `python` names a function or
+    class that runs inside Spark's Python workers, once for each group."""
     sql: Sql | None = None
     """A query over each window; only with `groupBy`."""
     concurrency: PositiveCount | None = None
-    """Records of one lane that the UDF works on at once; not with `groupBy`. Default: `limits.concurrency`. A function
-    that cannot (in Python, one that is neither async nor for threads) does not start with more than 1."""
+    """Number of records of one lane that the UDF processes concurrently; not with `groupBy`. Default:
+    `limits.concurrency`. A function that cannot run concurrently (in Python, one that is neither async nor uses
+    threads) does not start with more than 1."""
     outputs_max: OutputsMax | None = None
-    """The most outputs that one call may give, 1 to 3,964,928; a call that gives more has failed. Default: 500,000.
-    Only for functions that make very many records of one; not with `groupBy`."""
+    """Maximum number of outputs of one call, 1 to 3,964,928. A call with more outputs fails. Default: 500,000. Only for
+    functions with very many outputs per record; not with `groupBy`."""
     retry_strategy: RetryStrategy = RetryStrategy()
-    """What happens when it fails on a record, or for a reduce on a window."""
+    """What happens when it fails on a record, or in a reduce on a window."""
 
     @property
     def function_kind(self) -> FunctionKind:
-        """What it is for, with what stands beside it."""
+        """Its purpose, and the settings beside it."""
         return FunctionKind.MAP if self.group_by is None else FunctionKind.REDUCE
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """A program that can do what is asked: work on records, or on windows."""
+        """A program that can process what it gets: records or windows."""
         if data.get("groupBy") is None:
             misplaced = [name for name in ("sql",) if data.get(name) is not None]
             for name in misplaced:
@@ -540,8 +540,8 @@ class Udf(Program):
 
 
 class Transformer(Program):
-    """A program that sets keys, event time or headers of a source's records, or drops them, before
-    the watermark is taken."""
+    """A program that sets the keys, event time or headers of a source's records, or drops them, before the watermark is
+    computed."""
 
     noun = "a transformer"
     kinds: ClassVar[tuple[str, ...]] = ("command", "python", "builtin", "container", "address")
@@ -550,6 +550,6 @@ class Transformer(Program):
     builtin: TransformBuiltin | None = None
     """A built-in: `eventTime`, `filter` or `cat`."""
     outputs_max: OutputsMax | None = None
-    """The most outputs that one call may give, 1 to 3,964,928; a call that gives more has failed. Default: 500,000."""
+    """Maximum number of outputs of one call, 1 to 3,964,928. A call with more outputs fails. Default: 500,000."""
     retry_strategy: RetryStrategy = RetryStrategy()
     """What happens when it fails on a record."""

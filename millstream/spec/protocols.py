@@ -1,10 +1,10 @@
-"""Protocols between a vertex and its user's programs, found by name; what speaks one is added above.
+"""Protocols between a vertex and its user's programs, found by name; their implementation is added above.
 
     PROTOCOLS ─► ProtocolKind: what kinds of functions it has, whether it is encrypted
 
-A protocol is one object, and lives in a folder of its own: `millstream.udf.native`, or a package that others have
-written (docs/extending.md). Reading a pipeline imports the module with the object, so that module imports no client
-library; what a protocol works with is imported when it is opened (`millstream.udf.protocol`).
+A protocol is one object in its own folder: `millstream.udf.native`, or a package of a third party (docs/extending.md).
+Reading a pipeline imports the module with the object, so that module imports no client library; the modules that a
+protocol works with are imported when it is opened (`millstream.udf.protocol`).
 """
 
 from enum import Enum
@@ -22,7 +22,7 @@ NATIVE = "millstream"
 
 
 class FunctionKind(Enum):
-    """What a function is for; the value is its name in messages."""
+    """The purpose of a function; the value is its name in messages."""
 
     MAP = "map"
     SOURCE_TRANSFORM = "source transform"
@@ -32,10 +32,10 @@ class FunctionKind(Enum):
 
 
 class ProtocolKind:
-    """What the pipeline file needs to know of a protocol."""
+    """The description of a protocol for the pipeline file."""
 
     serves: frozenset[FunctionKind] = frozenset()
-    """The kinds of functions that it has."""
+    """The kinds of functions that it supports."""
 
     encrypts = False
     """Whether a connection can be encrypted (`tls`)."""

@@ -1,9 +1,9 @@
-"""Values that a pipeline file refers to instead of holding them: tokens, passwords, addresses with secrets in them.
+"""Values that a pipeline file refers to instead of containing them: tokens, passwords, addresses with secrets in them.
 
     headers: {Authorization: {env: TOKEN, prefix: "Bearer "}}
 
-A reference stays a reference in everything that is stored or shown; the process that needs the value looks it up when
-it opens what needs it. Above it: whatever uses such a value. Below it: the environment and files.
+A reference remains a reference in everything that is stored or shown. The process that needs the value looks it up when
+it opens the connector or program. Above it: the users of such values. Below it: the environment and files.
 """
 
 import os
@@ -19,24 +19,24 @@ from millstream.spec.rules import Chosen, Tag
 from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one
 
 VALUE_BYTES_MAX = 64 * 1024
-"""Longest value that a file may hold; a wrong path to a large file is noticed by it."""
+"""Maximum size of a value in a file. It catches a wrong path to a large file."""
 
 PLACEHOLDER = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
-"""What other tools expand. Nothing in a pipeline file is, so it would be taken literally."""
+"""Syntax that other tools expand. A pipeline file expands nothing, so it would be used literally."""
 
 
 class Reference(SpecModel):
-    """A value that stands in an environment variable or in a file."""
+    """A value in an environment variable or a file."""
 
     noun = "a reference"
 
     env: Text | None = None
-    """Name of an environment variable of the process that needs the value (`millstream run` hands its own
-    environment on to its vertices)."""
+    """Name of an environment variable of the process that needs the value (`millstream run` passes its own environment
+    to its vertices)."""
     file: Text | None = None
-    """File that holds the value, relative to the pipeline file; one line break at its end does not count."""
+    """File that contains the value, relative to the pipeline file. One line break at its end is ignored."""
     prefix: str = ""
-    """Text in front of the value, such as `"Bearer "`."""
+    """Text before the value, such as `"Bearer "`."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -45,7 +45,7 @@ class Reference(SpecModel):
 
 
 class SecretKey(SpecModel):
-    """A key of a Kubernetes Secret, as in Numaflow; used on Kubernetes only."""
+    """A key of a Kubernetes Secret, as in Numaflow. Only used on Kubernetes."""
 
     name: Text
     """Name of the Secret."""
@@ -69,23 +69,23 @@ TextOrReference = Annotated[
     Annotated[str, Tag("text")] | Annotated[Reference, Tag("reference")],
     Chosen(lambda written: "text" if _kind(written) == "text" else "reference"),
 ]
-"""A text, or where it stands: `{env: NAME}` or `{file: PATH}`."""
+"""A text, or a reference to one: `{env: NAME}` or `{file: PATH}`."""
 
 Secret = Annotated[
     Annotated[Reference, Tag("reference")] | Annotated[SecretKey, Tag(_SECRET_KEY)],
     Chosen(lambda written: _SECRET_KEY if _kind(written) == _SECRET_KEY else "reference"),
 ]
-"""A value that never stands in the file itself: `{env: NAME}`, `{file: PATH}` or a Kubernetes Secret's key."""
+"""A value that is never in the file itself: `{env: NAME}`, `{file: PATH}` or a key of a Kubernetes Secret."""
 
 
 _WRITTEN_FOR_OTHERS = frozenset(
     ("command", "args", "query", "matches", "conf", "avroSchema", "fields", "description", "metadata")
 )
-"""Fields whose texts other programs read, in which such a thing has a meaning of theirs."""
+"""Fields whose text other programs read, where this syntax has its own meaning."""
 
 
 def placeholders(value: object, path: Path = ()) -> Iterator[Finding]:
-    """A problem for every text of a pipeline file that looks as if something in it were expanded."""
+    """A problem for every text of a pipeline file that looks as if part of it should be expanded."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             if key not in _WRITTEN_FOR_OTHERS:
@@ -101,7 +101,7 @@ def placeholders(value: object, path: Path = ()) -> Iterator[Finding]:
 
 
 def referenced_files(value: object, base_dir: FilePath) -> Iterator[FilePath]:
-    """The files that references in a value name, however deep."""
+    """The files of all references in a value, at any depth."""
     if isinstance(value, Reference):
         if value.file is not None:
             yield base_dir / value.file
@@ -114,7 +114,7 @@ def referenced_files(value: object, base_dir: FilePath) -> Iterator[FilePath]:
 
 
 def missing(value: object, base_dir: FilePath) -> str | None:
-    """Why a value cannot be looked up on this machine; None when it can, or is a text."""
+    """Why a value cannot be looked up on this machine; None if it can, or if it is a text."""
     try:
         resolve(value, base_dir, "")
     except UserError as error:
@@ -123,10 +123,10 @@ def missing(value: object, base_dir: FilePath) -> str | None:
 
 
 def resolve(value: object, base_dir: FilePath, what: str) -> str:
-    """The text that a value of the pipeline file stands for.
+    """The text of a value of the pipeline file.
 
-    `what` names the setting in messages. Raises `UserError` when it cannot be looked up or is empty; no message
-    holds the value.
+    `what` names the setting in messages. Raises `UserError` if it cannot be looked up or is empty. No message contains
+    the value.
     """
     if isinstance(value, str):
         return value

@@ -1,4 +1,4 @@
-"""Kinds of sources, sinks and vertices, found by the names that pipeline files give them.
+"""Kinds of sources, sinks and vertices, found by their names in pipeline files.
 
     name ─► one of Millstream's own, or an entry point of an installed package ─► its object
 
@@ -27,20 +27,21 @@ K = TypeVar("K")
 
 
 class Registry(Generic[K]):
-    """The kinds of one thing, by name. Millstream's own have precedence over those of other packages."""
+    """The kinds of sources, sinks or vertices, by name. Millstream's own have precedence over those of other
+    packages."""
 
     def __init__(self, group: str, noun: str, of: type[K], own: Mapping[str, str]) -> None:
         """`group` of entry points; `noun` for messages; `own` maps names to `module:object`, as entry points do."""
         self._group = group
         self.noun = noun
-        """What its kinds are, for messages."""
+        """The noun for its kinds, for messages."""
         self._of = of
         self._own = own
         self._loaded: dict[str, K] = {}
 
     @cached_property
     def _installed(self) -> Mapping[str, Mapping[str, EntryPoint]]:
-        """By name and by what they refer to: a package that is found in two places is still one."""
+        """By name and target: a package that is found in two places counts once."""
         # It takes longer to import than a worker's other modules of the standard library.
         from importlib.metadata import entry_points
 
@@ -62,7 +63,7 @@ class Registry(Generic[K]):
     def load(self, name: str) -> K:
         """The object of a name.
 
-        Errors: `KeyError` for a name there is not; `UserError` when its package does not work.
+        Errors: `KeyError` for an unknown name; `UserError` if its package does not work.
         """
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
@@ -93,7 +94,7 @@ class Registry(Generic[K]):
         return entry.value, _package(entry)
 
     def package_of(self, name: str) -> str:
-        """The package that has a kind, with its version where it is not Millstream. Errors: those of `load`."""
+        """The package that has a kind, with its version unless it is Millstream. Errors: those of `load`."""
         return self._place(name)[1]
 
     def all(self) -> Iterator[tuple[str, K]]:
@@ -106,7 +107,7 @@ class Registry(Generic[K]):
 
 
 OURS = "Millstream"
-"""The package of the project's own kinds, in messages."""
+"""The name of the project's own package in messages."""
 
 
 def _package(entry: EntryPoint) -> str:
@@ -114,7 +115,7 @@ def _package(entry: EntryPoint) -> str:
 
 
 class Choice(SpecModel):
-    """What has one kind of several: the settings of that kind under its name, beside fields of its own.
+    """A model with one kind of several: the settings of that kind under its name, beside its own fields.
 
     source:
       generator: {rpu: 100}     kind: generator, settings: a model that belongs to the kind
@@ -124,14 +125,14 @@ class Choice(SpecModel):
     registry: ClassVar[Registry[Any]]
     """Of its kinds. Each has a `model` of its settings and a `meaning`, for the reference."""
     kinds_after: ClassVar[str] = ""
-    """The field behind which the reference has the kinds; empty: before all fields."""
+    """The field after which the reference lists the kinds; empty: before all fields."""
 
     _key: str = field(default="", init=False)
     _settings: SpecModel | None = field(default=None, init=False)
 
     @property
     def key(self) -> str:
-        """The name under which its settings stand."""
+        """The name of its kind, under which its settings are."""
         return self._key
 
     @property
@@ -141,13 +142,13 @@ class Choice(SpecModel):
 
     @property
     def settings(self) -> SpecModel:
-        """What stands under that name."""
+        """The settings of its kind."""
         assert self._settings is not None, "a valid choice has settings"
         return self._settings
 
     @classmethod
     def is_kind(cls, name: str) -> bool:
-        """Whether a member of that name is a kind, and no field."""
+        """Whether a member of that name is a kind and not a field."""
         return name not in cls.field_names() and name in cls.registry
 
     @classmethod
@@ -181,7 +182,7 @@ class Choice(SpecModel):
 
     @classmethod
     def validated(cls, data: Any, handler: Callable[[Any], Self], details: list[InitErrorDetails]) -> Self | None:
-        """Sees to the settings of each kind that is named; the rest are fields."""
+        """Handles the settings of each named kind; the rest are fields."""
         from pydantic import ValidationError
 
         from millstream.spec import validation

@@ -90,7 +90,7 @@ def _grouping(group_by: GroupBy) -> str:
 
 
 def edge_labels(graph: Graph, edge: Edge) -> list[str]:
-    """What is special about an edge: which records it takes, and where it leads."""
+    """Properties of an edge: which records it takes, and where it leads."""
     labels = []
     if edge.kind != "data":
         labels.append({"deadLetter": "dead letters", "late": "late records"}[edge.kind])

@@ -1,7 +1,7 @@
 """A valid pipeline as JSON, for the processes of its vertices.
 
-The runner writes it once; every process reads the same text, so none of them reads the user's file
-again, which may have changed since.
+The runner writes it once, and every process reads the same text. No process reads the user's file again, which may have
+changed.
 """
 
 import json
@@ -14,19 +14,19 @@ from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
 
 FORMAT = 1
-"""Number of the format; a text of another number is refused."""
+"""Number of the format; text with another number is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A valid pipeline and where its relative paths start."""
+    """A valid pipeline and the directory of its relative paths."""
 
     pipeline: Pipeline
     """The pipeline."""
     graph: Graph
     """Its graph."""
     base_dir: Path
-    """Absolute directory that relative paths in the pipeline start from."""
+    """Absolute directory of the relative paths in the pipeline."""
 
 
 def dump(pipeline: Pipeline, base_dir: Path) -> str:
@@ -41,7 +41,7 @@ def dump(pipeline: Pipeline, base_dir: Path) -> str:
 
 
 def load(text: str) -> Resolved:
-    """What `dump` wrote. Errors: UserError when it is anything else."""
+    """The result of `dump`. Errors: UserError for anything else."""
     try:
         contents = json.loads(text)
         if contents["format"] != FORMAT:

@@ -1,7 +1,7 @@
-"""The JSON schema of the pipeline file: made from the models, with their docstrings as descriptions.
+"""The JSON schema of the pipeline file, created from the models, with their docstrings as descriptions.
 
 Above it: the reference page, `millstream schema`, and through it editors, which complete fields and show the
-descriptions as hover texts. Below it: the models, those of installed packages included.
+descriptions as hover texts. Below it: the models, including those of installed packages.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 
 @cache
 def schema() -> dict[str, Any]:
-    """The schema, with the fields as they are written in YAML. Reads the source of every model: about a second,
-    once. It is for reading: others get the same object."""
+    """The schema, with the fields as they are written in YAML. Reads the source of every model, which takes about a
+    second, once. Callers get the same object and must not change it."""
     return {"$schema": DRAFT, **schema_of(Pipeline)}
 
 
 def schema_of(model: type[SpecModel]) -> dict[str, Any]:
-    """That of one model, with those it refers to in `$defs`."""
+    """The schema of one model, with those it refers to in `$defs`."""
     body: dict[str, Any] = _for_editors(model.model_json_schema())
     return body
 

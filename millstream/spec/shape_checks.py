@@ -1,8 +1,8 @@
-"""The shape of a pipeline as far as it can be read, and everything wrong with that shape.
+"""The shape of a pipeline as far as it can be read, and all problems with it.
 
-An outline is taken from the file's plain values, before or after the models have seen them, so that
-the problems of the graph are reported together with the problems of the fields. What cannot be read is
-left out, and the checks that would mistake it for something absent are not made.
+An outline is taken from the file's plain values, before or after the models have seen them, so that the problems of the
+graph are reported together with the problems of the fields. Parts that cannot be read are left out, and checks that
+would mistake them for missing parts are skipped.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,18 +23,18 @@ _EDGE_KINDS: Mapping[str, EdgeKind] = {"deadLetter": "deadLetter", "late": "late
 
 @dataclass(frozen=True, slots=True)
 class VertexOutline:
-    """What the checks need to know of a vertex."""
+    """The part of a vertex that the checks need."""
 
     index: int
     name: str
     kind: VertexKind[SpecModel] | None
-    """None when it is none or several of them."""
+    """None if it has no kind or several."""
     key: str
-    """Under which its settings stand; empty when it is of no kind."""
+    """The key of its settings; empty if it has no kind."""
     settings: Mapping[str, Any]
-    """As they are written."""
+    """As written."""
     shares: Mapping[str, Any]
-    """How its work is divided, and where it runs: what vertices of a chain have in common."""
+    """Its partitions, replicas and placement, which the vertices of a chain share."""
 
     @property
     def path(self) -> Path:
@@ -59,7 +59,7 @@ class VertexOutline:
 
 @dataclass(frozen=True, slots=True)
 class EdgeOutline:
-    """What the checks need to know of an edge."""
+    """The part of an edge that the checks need."""
 
     index: int
     name: str
@@ -67,9 +67,9 @@ class EdgeOutline:
     target: str
     kind: EdgeKind
     chained: bool = False
-    """Its ends run as one lane."""
+    """Whether its ends run as one lane."""
     picks: str = ""
-    """The field by which not every record takes it, or is sure to; empty without one."""
+    """The field because of which some records may not take it; empty if all do."""
 
     @property
     def path(self) -> Path:
@@ -91,7 +91,7 @@ class Outline:
 
 
 def outline_of(pipeline: Any) -> Outline | None:
-    """The outline of a pipeline's plain values; None when there are no vertices to speak of."""
+    """The outline of a pipeline's plain values; None if they contain no vertices."""
     spec = pipeline.get("spec") if isinstance(pipeline, Mapping) else None
     written = spec.get("vertices") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(written, list) or not written:
@@ -152,7 +152,7 @@ def _edges_of(written: list[Any]) -> Iterator[EdgeOutline]:
 
 
 def shape_findings(outline: Outline) -> Iterator[Finding]:
-    """Everything wrong with the graph."""
+    """All problems with the graph."""
     yield from _repeated(outline)
     yield from _unknown_ends(outline)
     yield from _wrong_ends(outline)
@@ -222,7 +222,7 @@ def _missing_kinds(outline: Outline) -> Iterator[Finding]:
 
 
 def _unconnected(outline: Outline) -> Iterator[Finding]:
-    """Vertices without a way in or out. A vertex behind one that is named already is not named."""
+    """Vertices without a way in or out. A vertex after a reported one is not reported."""
     known = {vertex.name for vertex in outline.vertices}
     edges_known = outline.edges_whole and all(edge.origin in known and edge.target in known for edge in outline.edges)
     if not outline.vertices_whole or not edges_known:
@@ -285,8 +285,8 @@ def _dead_letters(outline: Outline) -> Iterator[Finding]:
 
 
 def _reduces(outline: Outline) -> Iterator[Finding]:
-    """Reduces in a cycle: the watermark of such a one would wait for itself. Dead letters that come back are named
-    elsewhere."""
+    """Reduces in a cycle: the watermark of such a reduce would wait for itself. Dead letters that come back are
+    reported elsewhere."""
     arcs = [(edge.origin, edge.target) for edge in outline.edges if edge.kind != "deadLetter"]
     for vertex in outline.vertices:
         following = [target for origin, target in arcs if origin == vertex.name]
@@ -328,7 +328,7 @@ def _late_records(outline: Outline) -> Iterator[Finding]:
 
 
 def _chains(outline: Outline) -> Iterator[Finding]:
-    """Edges that are to have no buffer, and need one."""
+    """Edges without a buffer that need one."""
     vertices = {vertex.name: vertex for vertex in outline.vertices}
     for edge in outline.edges:
         origin, target = vertices.get(edge.origin), vertices.get(edge.target)

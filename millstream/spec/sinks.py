@@ -11,7 +11,7 @@ from millstream.spec.registry import Choice
 from millstream.spec.values import Flag, PositiveCount, ShapeProblem, SpecModel
 
 OnSinkFailure = Literal["retry", "fallback", "drop", "stop"]
-"""What becomes of a record that a sink still refuses after its last attempt."""
+"""What happens to a record that a sink still refuses after the last attempt."""
 
 
 class SinkRetryStrategy(SpecModel):
@@ -22,36 +22,36 @@ class SinkRetryStrategy(SpecModel):
     backoff: Backoff = Backoff()
     """Pauses and number of attempts."""
     max_retries: PositiveCount = ASKED_MAX
-    """How often a `udsink` may ask by `Retry` to see a record again before `onFailure` decides. Not used by `onFailure:
-    retry`."""
+    """How often a `udsink` may ask for the same record again with `Retry` before `onFailure` decides. Not used by
+    `onFailure: retry`."""
     on_failure: OnSinkFailure = "retry"
-    """After the last attempt: `retry` forever (the default), to the `fallback` sink, `drop`
+    """What happens after the last attempt: `retry` forever (the default), `fallback` (to the `fallback` sink), `drop`
     (counted) or `stop` the lane."""
 
 
 class FallbackSink(Choice):
-    """The kinds of sink: exactly one of them. A fallback is tried forever."""
+    """The kinds of sink: exactly one of them. Writes to a fallback are retried forever."""
 
     noun = "a sink"
     registry = SINKS
 
     envelope: Flag | None = None
-    """Whether each record is written as an envelope: a JSON object that holds any record with its id, event time, keys,
-    headers and value, and for a dead letter the reason, the vertex and the position. Default: for records that come
-    over a dead-letter edge. A `log` always writes it."""
+    """Whether each record is written as an envelope: a JSON object with its id, event time, keys, headers and value,
+    and for a dead letter the reason, the vertex and the position. It can hold any record. Default: true for records
+    from a dead-letter edge. A `log` always writes it."""
 
     @property
     def connector(self) -> SinkKind[SpecModel]:
-        """Of its kind."""
+        """The connector of its kind."""
         return SINKS.load(self.kind)
 
     @property
     def program(self) -> Program | None:
-        """The user's program, where that is what it sends to."""
+        """The user's program, if records are sent to one."""
         return self.settings if isinstance(self.settings, Program) else None
 
     def promise(self, *, fallback: bool = False) -> Guarantee:
-        """What it promises about records that have to be sent again."""
+        """Its guarantee for records that are sent again."""
         return self.connector.guarantee(self.settings, fallback=fallback)
 
 
@@ -59,23 +59,22 @@ IN_CHAIN = (
     "at least once: at the end of a chain there is no buffer from which the same records, with the same ids, could be "
     "sent again; a buffer before it gives: "
 )
-"""Of a sink that needs them."""
+"""The guarantee of a sink that depends on the same records and ids."""
 
 
 class Sink(FallbackSink):
     """Where the records of a sink vertex go."""
 
     guarantee: Demand | None = None
-    """The least that must hold, also of the `fallback`: `exactlyOnce` or `atLeastOnce`. `validate` and `run` refuse the
-    pipeline where the sink promises less. Default: nothing is demanded."""
+    """The guarantee that is required, also of the `fallback`: `exactlyOnce` or `atLeastOnce`. `validate` and `run`
+    refuse the pipeline if the sink guarantees less. Default: no requirement."""
     fallback: FallbackSink | None = None
-    """Where records go that the sink refused, with `onFailure: fallback` or when a `udsink` says
-    so."""
+    """Where records go that the sink refused, with `onFailure: fallback` or at the request of a `udsink`."""
     retry_strategy: SinkRetryStrategy = SinkRetryStrategy()
     """What happens when the sink refuses a record."""
 
     def in_chain(self, promise: Guarantee) -> Guarantee:
-        """What is left of its promise at the end of a chain."""
+        """Its guarantee at the end of a chain."""
         if promise.id is not GuaranteeId.IDEMPOTENT or self.connector.whole:
             return promise
         return Guarantee(GuaranteeId.AT_LEAST_ONCE, f"{IN_CHAIN}{promise.sentence}")
@@ -96,7 +95,8 @@ class Sink(FallbackSink):
             yield from self.fallback.promise(fallback=True).demand_problems(self.guarantee, ("fallback",), aside)
 
     def use_problems(self, buffer_records: int, *, dead_letters: bool) -> Iterator[ShapeProblem]:
-        """What is wrong with it and its fallback behind such a buffer. `dead_letters`: an edge with them leads here."""
+        """What is wrong with it and its fallback after such a buffer. `dead_letters`: an edge with dead letters leads
+        here."""
         for place, one in (((), self), (("fallback",), self.fallback)):
             if one is not None:
                 use = SinkUse(buffer_records, dead_letters if one.envelope is None else one.envelope)

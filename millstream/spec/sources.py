@@ -16,28 +16,27 @@ OnInvalid = Literal["deadLetter", "drop", "stop"]
 
 
 class Source(Choice):
-    """Where the records of a source vertex come from: exactly one kind, and what is read off them."""
+    """Where the records of a source vertex come from: exactly one kind, and which parts of them are extracted."""
 
     noun = "a source"
     registry = SOURCES
 
     format: Format | None = None
-    """How values are encoded, in a source of messages such as `kafka`. They become JSON, before `eventTime` and `keys`
-    are read. Default: values stay as they are."""
+    """How values are encoded, for sources of messages such as `kafka`. They are decoded to JSON before `eventTime` and
+    `keys` are read. Default: values are not decoded."""
     event_time: EventTime | None = None
-    """Where event time is found. Default: what the source itself says (the generator's time, the
-    HTTP header), else the time of reading."""
+    """Where the event time is found. Default: the time that the source itself provides (the generator's time, the HTTP
+    header), else the time of reading."""
     keys: tuple[Text, ...] = ()
     """Dotted paths of members of the JSON value that become the record's keys, in this order."""
     transformer: Transformer | None = None
-    """A program for each record, after `eventTime` and `keys`."""
+    """A program that is called for each record, after `eventTime` and `keys`."""
     guarantee: Demand | None = None
-    """The least that must hold: `exactlyOnce` or `atLeastOnce`. `validate` and `run` refuse the pipeline where the
-    source promises less. Default: nothing is demanded."""
+    """The guarantee that is required: `exactlyOnce` or `atLeastOnce`. `validate` and `run` refuse the pipeline if the
+    source guarantees less. Default: no requirement."""
     on_invalid: OnInvalid | None = None
-    """What becomes of a record whose text, event time or key cannot be read: `deadLetter` (to the
-    vertex's dead-letter edges), `drop` (counted) or `stop`. Default: `deadLetter` if the vertex has
-    a dead-letter edge, else `stop`."""
+    """What happens to a record whose text, event time or key cannot be read: `deadLetter` (to the vertex's dead-letter
+    edges), `drop` (counted) or `stop`. Default: `deadLetter` if the vertex has a dead-letter edge, else `stop`."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Event time is where the source has it."""
@@ -55,31 +54,31 @@ class Source(Choice):
 
     @property
     def connector(self) -> SourceKind[SpecModel]:
-        """Of its kind."""
+        """The connector of its kind."""
         return SOURCES.load(self.kind)
 
     @property
     def program(self) -> Program | None:
-        """The user's program, where that is what gives the records."""
+        """The user's program, if that is where the records come from."""
         return self.settings if isinstance(self.settings, Program) else None
 
     def promise(self) -> Guarantee:
-        """How often a record of it counts, whatever dies."""
+        """How often a record takes effect, whatever fails."""
         return self.connector.guarantee(self.settings)
 
     @property
     def bounded(self) -> bool | None:
-        """Whether it ends by itself; None where only the user's program knows."""
+        """Whether it ends by itself; None if only the user's program knows."""
         return self.connector.bounded(self.settings)
 
     @property
     def id_bounds(self) -> IdBounds | None:
-        """How long and how many ids of its records are remembered; None where it gives none."""
+        """How long and how many ids of its records are remembered; None if they have none."""
         return self.connector.id_bounds(self.settings)
 
     @classmethod
     def is_open_to_strangers(cls, written: Mapping[str, Any]) -> bool:
-        """Whether event times are chosen outside, of a source as it is written, which may be wrong in other ways."""
+        """Whether others set the event times, for a source as written, which may have other errors."""
         named = [name for name in written if cls.is_kind(name) and written[name] is not None]
         with suppress(UserError):
             return any(SOURCES.load(name).strangers for name in named)

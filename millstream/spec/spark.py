@@ -13,7 +13,7 @@ from millstream.spec.values import Quantity, ShapeProblem, SpecModel, at_most_on
 DRIVER_MEMORY = 1024 * MIB
 """Default of `driverMemory`."""
 DRIVER_MEMORY_MIN = 512 * MIB
-"""Spark refuses a heap of less than 450 MiB, of which a collector may take some."""
+"""Spark refuses a heap of less than 450 MiB, and a garbage collector may use some of it."""
 
 _MASTER = re.compile(
     r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[\d+, *\d+, *\d+\]|yarn|(spark|k8s)://\S+",
@@ -60,17 +60,18 @@ class Spark(SpecModel):
 
     master: Annotated[str, After(_checked_master)] | None = None
     """Where jobs run: `local[N]` (in the driver, N tasks at a time), `spark://host:port`, `k8s://...` or `yarn`.
-    Default: in the driver, as many tasks as there are processors."""
+    Default: in the driver, with as many tasks as processors."""
     remote: Annotated[str, After(_checked_remote)] | None = None
-    """Address of a Spark Connect server, `sc://host:port`, instead of a driver that is started here."""
+    """Address of a Spark Connect server, `sc://host:port`, to use instead of a local driver."""
     token: TextOrReference | None = None
-    """What the Spark Connect server asks for, as `{env: NAME}` or `{file: PATH}`. The connection is encrypted then."""
+    """Token for the Spark Connect server, as `{env: NAME}` or `{file: PATH}`. The connection is then encrypted."""
     encryption: bool = False
-    """Whether Spark's processes encrypt what they send each other, and what they write to disk of windows."""
+    """Whether Spark's processes encrypt the data that they send each other, and the window data that they write to
+    disk."""
     driver_memory: Quantity = DRIVER_MEMORY
     """Java heap of the driver, at least 512Mi. Default 1Gi."""
     conf: dict[str, _ConfValue] = field(default_factory=dict)
-    """Spark's own settings, `spark.name: value`; a password as `{env: NAME}` or `{file: PATH}`."""
+    """Settings of Spark, `spark.name: value`. Give a password as `{env: NAME}` or `{file: PATH}`."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -83,7 +84,7 @@ class Spark(SpecModel):
             )
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A heap that Spark takes; settings that are Spark's and have no field here."""
+        """A heap that Spark accepts; settings that are Spark's and have no field here."""
         if self.driver_memory < DRIVER_MEMORY_MIN:
             yield ShapeProblem(
                 codes.OUT_OF_RANGE, ("driverMemory",), "Spark does not start with so small a heap", "at least 512Mi"

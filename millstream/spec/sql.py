@@ -1,7 +1,7 @@
-"""A quick look at the SQL of reduces, with sqlglot where it is installed. It runs nothing and starts nothing.
+"""A quick check of the SQL of reduces, with sqlglot if it is installed. It runs nothing and starts nothing.
 
-Its word is a doubt, not a problem: sqlglot reads nearly all of Spark's SQL and some that is none. What a query is worth
-only Spark knows.
+Its findings are doubts, not problems: sqlglot reads nearly all of Spark's SQL and some text that is not SQL. Only Spark
+can tell whether a query is valid.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TABLE = "window"
 
 
 def doubts_of(pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
-    """Places of queries that may not be SQL, and where in them."""
+    """Places with queries that may not be SQL, and where in the query."""
     for index, vertex in enumerate(pipeline.spec.vertices):
         sql = vertex.sql
         if sql is None:
@@ -47,7 +47,7 @@ def doubts_of(pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
 
 
 def doubt_of(query: str) -> str | None:
-    """What seems wrong with a query; None when nothing does, or there is no engine to ask."""
+    """What seems wrong with a query; None if nothing does, or if sqlglot is not installed."""
     try:
         # Imported here because only pipelines with SQL need it, and it is not always there.
         import sqlglot
@@ -72,7 +72,7 @@ def doubt_of(query: str) -> str | None:
 
 
 def unsafe_part(query: str) -> str | None:
-    """What a query does beyond computing over its window, as far as its text tells; None when it tells nothing."""
+    """What a query does beyond computing over its window, as far as its text shows; None if nothing is found."""
     try:
         import sqlglot
         from sqlglot import exp

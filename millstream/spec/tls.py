@@ -12,17 +12,17 @@ from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 
 class ServerTls(SpecModel):
-    """TLS to a server outside. Certificates and keys are PEM, and are read when the vertex starts."""
+    """TLS to an external server. Certificates and keys are PEM, and are read when the vertex starts."""
 
     noun = "tls"
 
     ca: Secret | None = None
-    """Where the certificates of the authorities stand that the server's may come from: `{file: PATH}`, `{env: NAME}`,
-    or a key of a Kubernetes Secret. Default: those of the system."""
+    """Certificates of the authorities that are trusted to sign the server's: `{file: PATH}`, `{env: NAME}`, or a key of
+    a Kubernetes Secret. Default: those of the system."""
     certificate: Secret | None = None
-    """Where the vertex's own certificate stands, for servers that ask for one."""
+    """The vertex's own certificate, for servers that require one."""
     key: Secret | None = None
-    """Where its private key stands, without a passphrase."""
+    """Its private key, without a passphrase."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -36,14 +36,14 @@ class ProgramTls(SpecModel):
     noun = "tls"
 
     ca: Secret | None = None
-    """Where the certificates of the authorities stand that the program's may come from: `{file: PATH}`, `{env: NAME}`,
-    or a key of a Kubernetes Secret. Default: those that gRPC comes with."""
+    """Certificates of the authorities that are trusted to sign the program's: `{file: PATH}`, `{env: NAME}`, or a key
+    of a Kubernetes Secret. Default: those that gRPC includes."""
     certificate: Secret | None = None
-    """Where the vertex's own certificate stands, for a program that asks for one."""
+    """The vertex's own certificate, for a program that requires one."""
     key: Secret | None = None
-    """Where its private key stands, without a passphrase."""
+    """Its private key, without a passphrase."""
     server_name: Text | None = None
-    """The name that the program's certificate is for, where `address` has another."""
+    """The name in the program's certificate, if it differs from the host in `address`."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -59,7 +59,7 @@ def _whole_pair(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
 
 
 def stays_on_this_machine(host: str) -> bool:
-    """Whether what is sent to a host, a name or an address without brackets, leaves no machine."""
+    """Whether data for a host (a name, or an address without brackets) stays on this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

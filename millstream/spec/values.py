@@ -1,4 +1,4 @@
-"""The scalar types of the pipeline file: what models are made of, their base class with them.
+"""The scalar types of the pipeline file, of which models consist, and their base class.
 
 Owns how a duration, a quantity and a name are written. Above it: the models. It knows nothing of pipelines.
 """
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pydantic_core import PydanticCustomError
 
 NAME_LENGTH_MAX = 63
-"""Longest vertex, edge and pipeline name, in characters (a DNS label)."""
+"""Maximum length of a vertex, edge or pipeline name, in characters (a DNS label)."""
 
 EDGE_NAME_LENGTH_MAX = 2 * NAME_LENGTH_MAX + len("--dead-letter")
-"""Longest edge name, in characters: two vertex names and what the default name adds."""
+"""Maximum length of an edge name, in characters: two vertex names and the suffix of the default name."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
@@ -90,7 +90,7 @@ def _duration_s(written: object) -> float | None:
 
 
 def as_duration(seconds: float) -> str:
-    """The inverse of `parse_duration`, in the fewest words: `1h30m`, `250ms`."""
+    """The inverse of `parse_duration`, as short as possible: `1h30m`, `250ms`."""
     left = round(seconds * 1e9)
     text = ""
     for unit, size in (("h", 3600 * 10**9), ("m", 60 * 10**9), ("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1)):
@@ -191,7 +191,7 @@ Share = Annotated[float, Strict(ge=0, le=1)]
 """A share from 0 to 1."""
 
 Flag = Annotated[bool, Strict()]
-"""true or false, nothing that merely looks like it."""
+"""true or false, not a value that only looks like one."""
 
 Text = Annotated[str, After(_filled)]
 """A text that is not empty."""
@@ -209,7 +209,7 @@ EdgeName = Annotated[
     After(_checked_edge_name),
     Schema({"type": "string", "maxLength": EDGE_NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}),
 ]
-"""As a name, but long enough for the two vertex names that make its default."""
+"""As a name, but long enough for a default name with two vertex names."""
 
 
 def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:

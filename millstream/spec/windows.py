@@ -1,7 +1,7 @@
 """How a reduce vertex groups its records: windows, lateness, early results, storage.
 
 Owns `groupBy` and everything below it, under Numaflow's names where Numaflow has the concept. It does not know how
-windows are kept or computed.
+windows are stored or computed.
 """
 
 import math
@@ -28,19 +28,19 @@ from millstream.spec.values import (
 )
 
 SPAN_MIN_S = 0.001
-"""Shortest length, slide or timeout."""
+"""Minimum length, slide or timeout."""
 
 EARLY_EVERY_S = 10.0
-"""Period of early results where `streaming` is set and `early` says nothing."""
+"""Period of early results if `streaming` is set and `early` does not give one."""
 
 VOLUME_SIZE = 20 << 30
 """Default of `volumeSize`, as in Numaflow."""
 
 LOG_BYTES_MIN = 4 * LOG_SEGMENT_BYTES
-"""A log goes by whole segments: with fewer of them, one open window could fill it."""
+"""A log is removed in whole segments: with fewer segments, one open window could fill it."""
 
 OnLate = Literal["drop", "edge"]
-"""What becomes of a record that comes after all its windows were closed."""
+"""What happens to a record that arrives after all its windows have closed."""
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
 WindowKind = Literal["fixed", "sliding", "session", "global"]
 
@@ -56,31 +56,32 @@ Span = Annotated[Duration, After(_checked_span)]
 
 
 class FixedWindow(SpecModel):
-    """Windows of one length, side by side: [0, length), [length, 2 x length), ... since the epoch, UTC."""
+    """Adjacent windows of the same length: [0, length), [length, 2 x length), ... since the epoch, UTC."""
 
     noun = "a fixed window"
 
     length_s: Span = field(alias="length")
     """Length of a window. Duration of event time."""
     streaming: Flag = False
-    """Give early results before the window closes, as `early` says."""
+    """Emits early results before the window closes, as set in `early`."""
 
 
 class SlidingWindow(SpecModel):
-    """Windows of one length that begin at every multiple of `slide`; a record is in each that covers it."""
+    """Windows of the same length that start at every multiple of `slide`. A record belongs to every window that covers
+    its event time."""
 
     noun = "a sliding window"
 
     length_s: Span = field(alias="length")
     """Length of a window. Duration of event time."""
     slide_s: Span = field(alias="slide")
-    """From the begin of a window to that of the next. Duration of event time; longer than `length` leaves gaps, and
-    records in them are in no window."""
+    """Time from the start of one window to the start of the next. Duration of event time. A slide longer than `length`
+    leaves gaps; records in a gap belong to no window."""
     streaming: Flag = False
-    """Give early results before the window closes, as `early` says."""
+    """Emits early results before the window closes, as set in `early`."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A record is in a bounded number of windows, and a window made of a bounded number of panes."""
+        """The number of windows of a record is bounded, and so is the number of panes of a window."""
         length_us, slide_us = round(self.length_s * MICROSECONDS), round(self.slide_s * MICROSECONDS)
         windows = math.ceil(length_us / slide_us)
         panes = length_us // math.gcd(length_us, slide_us)
@@ -95,26 +96,26 @@ class SlidingWindow(SpecModel):
 
 
 class SessionWindow(SpecModel):
-    """A window per key for each burst of records; it ends when no record has come for `timeout`."""
+    """A window per key for each burst of records. It ends when no record has arrived for `timeout`."""
 
     noun = "a session window"
 
     timeout_s: Span = field(alias="timeout")
-    """Silence that ends a session: it reaches from its first record to its last one plus this. Duration of event
-    time."""
+    """Gap that ends a session: the window lasts from the first record until `timeout` after the last one. Duration of
+    event time."""
     streaming: Flag = False
-    """Give early results before the session ends, as `early` says."""
+    """Emits early results before the session ends, as set in `early`."""
 
 
 class Trigger(SpecModel):
-    """When a global window gives its result."""
+    """When a global window emits a result."""
 
     noun = "a trigger"
 
     count: PositiveCount | None = None
     """After this many records."""
     every_s: Span | None = field(default=None, alias="every")
-    """Whenever event time passes a multiple of this. Duration."""
+    """When event time passes a multiple of this duration. Duration."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -126,15 +127,15 @@ class Trigger(SpecModel):
 
 
 class GlobalWindow(SpecModel):
-    """One window over all event time, which gives a result whenever its trigger says, and one at the end."""
+    """One window over all of event time. It emits a result when its trigger fires, and one at the end."""
 
     noun = "a global window"
 
     trigger: Trigger | None = None
-    """When results are given before the end of time, which comes when every source has ended. Default: never."""
+    """When results are emitted before the end, which is when every source has ended. Default: never."""
     accumulate: Flag = False
-    """Each result is over everything so far (true), or over what came since the last one (false). True keeps every
-    record forever."""
+    """`true`: each result covers all records so far, and every record is kept forever. `false`: each result covers the
+    records since the previous one."""
 
 
 class Window(SpecModel):
@@ -143,13 +144,13 @@ class Window(SpecModel):
     noun = "a window"
 
     fixed: FixedWindow | None = None
-    """Windows of one length, side by side."""
+    """Adjacent windows of the same length."""
     sliding: SlidingWindow | None = None
-    """Windows of one length that overlap."""
+    """Overlapping windows of the same length."""
     session: SessionWindow | None = None
     """Bursts of records."""
     global_: GlobalWindow | None = field(default=None, alias="global")
-    """All of event time, in one window."""
+    """All of event time in one window."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -158,12 +159,12 @@ class Window(SpecModel):
 
     @property
     def counts(self) -> bool:
-        """Whether results come after so many records."""
+        """Whether results are triggered by the number of records."""
         return self.global_ is not None and self.global_.trigger is not None and self.global_.trigger.count is not None
 
     @property
     def kind(self) -> WindowKind:
-        """Which of the kinds it is."""
+        """The kind of the window."""
         if self.fixed is not None:
             return "fixed"
         if self.sliding is not None:
@@ -171,7 +172,7 @@ class Window(SpecModel):
         return "session" if self.session is not None else "global"
 
     def __str__(self) -> str:
-        """In few words: `fixed 1h`."""
+        """A short form: `fixed 1h`."""
         words: list[str] = [self.kind]
         if self.fixed is not None:
             words.append(as_duration(self.fixed.length_s))
@@ -191,15 +192,15 @@ class Window(SpecModel):
 
 
 class Early(SpecModel):
-    """When a window with `streaming` gives early results: those with new records do."""
+    """When a window with `streaming` emits early results. Only windows with new records emit one."""
 
     noun = "early"
 
     every_s: PositiveDuration | None = field(default=None, alias="every")
-    """Period by the clock of the machine. Duration."""
+    """Period in processing time. Duration."""
     count: PositiveCount | None = None
-    """Gives a result of each window with at least this many records since its last one; records that are read together
-    are counted together."""
+    """Emits a result of each window that has received at least this many records since its previous one. Records that
+    are read together are counted together."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -208,12 +209,12 @@ class Early(SpecModel):
 
 
 class PersistentVolumeClaim(SpecModel):
-    """A volume that outlives the pod; on this machine, the data directory."""
+    """A volume that survives the pod. On this machine: the data directory."""
 
     noun = "persistentVolumeClaim"
 
     volume_size: Quantity = VOLUME_SIZE
-    """Size of the volume; the log of each lane stays below its share of it. Default 20Gi."""
+    """Size of the volume. The log of each lane stays below its share of it. Default 20Gi."""
     access_mode: AccessMode = "ReadWriteOnce"
     """Kubernetes access mode."""
     storage_class_name: Text | None = None
@@ -221,22 +222,22 @@ class PersistentVolumeClaim(SpecModel):
 
 
 class EmptyDir(SpecModel):
-    """A directory that lasts as long as the pod; on this machine, the data directory."""
+    """A directory that lives as long as the pod. On this machine: the data directory."""
 
     noun = "emptyDir"
 
     size_limit: Quantity | None = None
-    """Most bytes of it; the log of each lane stays below its share of it. Default: what the disk has."""
+    """Maximum size in bytes. The log of each lane stays below its share of it. Default: the space on the disk."""
 
 
 class NoStore(SpecModel):
-    """Nothing that has to last: the log may be lost with the process's machine at any time."""
+    """No durable storage: the log may be lost with the machine of the process at any time."""
 
     noun = "no_store"
 
 
 class Storage(SpecModel):
-    """Where the log of the windows' records lies: exactly one kind."""
+    """Where the log of the windows' records is stored: exactly one kind."""
 
     noun = "storage"
 
@@ -245,7 +246,7 @@ class Storage(SpecModel):
     empty_dir: EmptyDir | None = None
     """Survives the process."""
     no_store: NoStore | None = field(default=None, alias="no_store")
-    """Survives nothing; the input stays in the ledger instead, as with `keepInput`."""
+    """Survives nothing. The input stays in the ledger instead, as with `keepInput`."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -254,30 +255,30 @@ class Storage(SpecModel):
 
 
 class GroupBy(SpecModel):
-    """Makes a udf a reduce: its records are grouped into windows of event time."""
+    """Makes a UDF a reduce: its records are grouped into windows of event time."""
 
     noun = "groupBy"
 
     window: Window
     """Which records belong together, such as `{fixed: {length: 1m}}`."""
     keyed: Flag = False
-    """One group per window and key (true), or one per window (false). Without it a vertex has one partition."""
+    """`true`: one group per window and key. `false`: one group per window; the vertex then has one partition."""
     allowed_lateness_s: Duration = field(default=0.0, alias="allowedLateness")
-    """How long after a window's end, in event time, records are still admitted to it; results come that much later.
+    """How long after its end, in event time, a window still accepts records. Results are delayed by the same time.
     Duration, default 0s."""
     on_late: OnLate = "drop"
-    """Records that come after all their windows were closed: `drop` (counted), or `edge`: to the edges of kind
-    `late`."""
+    """What happens to records that arrive after all their windows have closed: `drop` (counted), or `edge` (to the
+    edges of kind `late`)."""
     early: Early | None = None
-    """When early results are given. Needs `streaming: true` in the window; default then: every 10s."""
+    """When early results are emitted. Needs `streaming: true` in the window. Default: every 10s."""
     storage: Storage | None = None
-    """Where the log of the windows' records lies. Default: `emptyDir`."""
+    """Where the log of the windows' records is stored. Default: `emptyDir`."""
     keep_input: Flag | None = None
-    """Keep the input in the ledger until the windows it belongs to are committed, so that no record is lost with the
-    log's disk. Not for windows that a count triggers. Default: true with `no_store`, else false."""
+    """Keeps the input in the ledger until its windows are committed, so that no record is lost if the log's disk is
+    lost. Not for windows with a count trigger. Default: true with `no_store`, else false."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Early results are asked for in two places; without a log, the input must stay, and be enough."""
+        """Early results are configured in two places; without a log, the input must stay, and be sufficient."""
         if self.early is not None and not self.window.streaming:
             what = "`early` has no effect without `streaming: true`"
             expected = "no `early`: its trigger says when" if self.window.global_ else "`streaming: true` in the window"
@@ -313,15 +314,16 @@ class GroupBy(SpecModel):
         return self.early or Early.model_validate({"every": EARLY_EVERY_S})
 
     def log_bytes_max(self, partitions: int, replicas: int) -> int | None:
-        """Most bytes of the log of one lane: its share of the storage of its replica. None where nothing is said."""
+        """Maximum size in bytes of the log of one lane: its share of the storage of its replica. None if no size is
+        set."""
         claim = self.storage.persistent_volume_claim if self.storage is not None else None
         directory = self.storage.empty_dir if self.storage is not None else None
         total = claim.volume_size if claim is not None else directory.size_limit if directory is not None else None
         return None if total is None else total // _lanes_of_a_replica(partitions, replicas)
 
     def sharing_problems(self, partitions: int, replicas: int) -> Iterator[ShapeProblem]:
-        """Problems of a vertex with so many partitions and replicas: a window without keys is in one place; a log needs
-        room for a few segments."""
+        """Problems of a vertex with this number of partitions and replicas: a window without keys is in one place; a
+        log needs space for a few segments."""
         if not self.keyed and partitions > 1:
             what = "a reduce that is not keyed has one partition: a window's records meet in one place"
             yield ShapeProblem(

@@ -1,7 +1,7 @@
 """YAML text into plain values, with the place of every key and value.
 
-Works on the node graph instead of constructed objects, because only nodes know where everything
-stands, repeated keys included. It knows nothing of pipelines.
+Works on the node graph instead of constructed objects, because only nodes have the places of all values, including
+repeated keys. It knows nothing of pipelines.
 """
 
 import re
@@ -18,9 +18,9 @@ from millstream.codes.code import Code
 from millstream.spec.problems import Path
 
 NODES_MAX = 100_000
-"""Most values in a file, counting what aliases repeat; it stops files that unfold without bound."""
+"""Maximum number of values in a file, including those that aliases repeat. It stops files that expand without bound."""
 DEPTH_MAX = 64
-"""Deepest nesting; it stops aliases that contain themselves."""
+"""Maximum nesting. It stops aliases that contain themselves."""
 
 _EXPECTED = "brackets and quotes that are closed, and members of one value in one column"
 _TAG = "tag:yaml.org,2002:"
@@ -50,7 +50,7 @@ class TextProblem:
 
 
 class UnreadableError(Exception):
-    """The text is not one YAML document; nothing more can be said about its contents."""
+    """The text is not one YAML document, so nothing more is known about its contents."""
 
     def __init__(self, problem: TextProblem) -> None:
         self.problem = problem
@@ -68,11 +68,11 @@ class Document:
     values: dict[Path, Place] = field(default_factory=dict)
     """Where the value of each path begins, if it is a scalar that is not empty."""
     problems: list[TextProblem] = field(default_factory=list)
-    """Repeated keys, keys that are not texts, tags that are not known."""
+    """Repeated keys, keys that are not texts, and unknown tags."""
 
     def place_of(self, path: Path, *, key: bool = False) -> Place:
-        """Where to point for a path: a scalar itself, the key of what is larger (or, with `key`,
-        always the key); for what is not there, the nearest thing around it."""
+        """The place to report for a path: a scalar itself, the key of a larger value (or, with `key`, always the key);
+        for a missing path, the nearest value around it."""
         if not key and path in self.values:
             return self.values[path]
         for length in range(len(path), 0, -1):
