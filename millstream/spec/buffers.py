@@ -27,10 +27,10 @@ def known() -> list[str]:
 def _one_known(written: Mapping[str, Any]) -> Mapping[str, Any]:
     listed = ", ".join(f"`{key}: {{}}`" for key in known())
     if len(written) != 1:
-        raise problem(codes.FIELDS_CONFLICT, f"it names {len(written)} technologies", f"one of {listed}")
+        raise problem(codes.FIELDS_CONFLICT, f"`interStepBuffer` names {len(written)} technologies", f"one of {listed}")
     key = next(iter(written))
     if key not in known():
-        raise problem(codes.NOT_ALLOWED, f"there is no technology `{key}` for it", one_of(key, known()))
+        raise problem(codes.NOT_ALLOWED, f"there is no buffer technology `{key}`", one_of(key, known()))
     if key in BUILT_IN and written[key]:
         raise problem(codes.UNKNOWN_FIELD, f"`{key}` has no settings here", f"`{key}: {{}}`")
     return written

@@ -67,12 +67,12 @@ class _Program:
 def _program_findings(program: _Program) -> Iterator[Finding]:
     settings = program.settings
     if settings.container is not None:
-        what = "this machine's runner starts no containers"
+        what = "this machine's runner does not start containers"
         yield Finding(
             codes.FUNCTION_IN_CONTAINER,
             (*program.path, "container"),
             what,
-            "`command` or `python`; `millstream validate --file-only` takes it as it is",
+            "`command` or `python`; `millstream validate --file-only` accepts it",
         )
         return
     if not program.directory.is_dir():
@@ -96,12 +96,15 @@ def _held_findings(program: _Program) -> Iterator[Finding]:
             yield Finding(codes.NO_SUCH_FILE, path, f"there is no {shown}", "an existing file or directory")
         elif holds_home(shown):
             yield Finding(
-                codes.SANDBOX_IMPOSSIBLE, path, f"{shown} holds your home directory", "a directory that may be shown"
+                codes.SANDBOX_IMPOSSIBLE,
+                path,
+                f"{shown} contains your home directory",
+                "a directory without your home directory in it",
             )
     if strict and holds_home(program.directory):
-        what = f"the sandbox would show {program.directory}, which holds your home directory"
+        what = f"the sandbox would show {program.directory}, which contains your home directory"
         yield Finding(
-            codes.SANDBOX_IMPOSSIBLE, (*program.path, "sandbox"), what, "a `workingDir` with nothing but code in it"
+            codes.SANDBOX_IMPOSSIBLE, (*program.path, "sandbox"), what, "a `workingDir` that contains only code"
         )
         return
     limits = settings.limits.given if settings.limits is not None else {}
@@ -112,7 +115,7 @@ def _held_findings(program: _Program) -> Iterator[Finding]:
                 codes.SANDBOX_IMPOSSIBLE,
                 (*program.path, "sandbox" if strict else "limits"),
                 why,
-                "a system that can, or none of it",
+                "a system that supports it, or neither `sandbox` nor `limits`",
             )
 
 
@@ -121,16 +124,14 @@ def _command_findings(program: _Program, command: str) -> Iterator[Finding]:
     search = _variable(program, "PATH", os.environ.get("PATH", os.defpath))
     if os.sep not in command:
         if shutil.which(command, path=search) is None:
-            yield Finding(
-                codes.NO_SUCH_FILE, path, f"there is no program `{command}` on the PATH", "a program that is installed"
-            )
+            yield Finding(codes.NO_SUCH_FILE, path, f"there is no program `{command}` in PATH", "an installed program")
         return
     file = program.directory / command
     if not file.is_file():
         what = f"there is no file {file}{near_file(file)}"
         yield Finding(codes.NO_SUCH_FILE, path, what, "a program, relative to the working directory")
     elif not os.access(file, os.X_OK):
-        yield Finding(codes.FILE_UNUSABLE, path, f"{file} may not be executed", f"`chmod +x {file}`")
+        yield Finding(codes.FILE_UNUSABLE, path, f"{file} is not executable", f"`chmod +x {file}`")
 
 
 def _variable(program: _Program, name: str, default: str) -> str:
@@ -153,9 +154,7 @@ def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
         found = _module_file(module, program)
         if found is None:
             what = f"there is no Python module `{module}`"
-            yield Finding(
-                codes.FUNCTION_NOT_FOUND, path, what, f"a module that is installed or lies in {program.directory}"
-            )
+            yield Finding(codes.FUNCTION_NOT_FOUND, path, what, f"an installed module, or one in {program.directory}")
             return
         file = found if found.suffix == ".py" else None
     if file is None:
@@ -167,7 +166,9 @@ def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
             codes.FUNCTION_NOT_FOUND, path, f"{file} is not Python: {problem}", "a file that Python can compile"
         )
     except OSError as problem:
-        yield Finding(codes.FILE_UNUSABLE, path, f"{file} cannot be read: {problem.strerror}", "a file you may read")
+        yield Finding(
+            codes.FILE_UNUSABLE, path, f"{file} cannot be read: {problem.strerror}", "a file that you may read"
+        )
     else:
         names = top_level_names(tree)
         if names is not None and function not in names:
@@ -228,7 +229,7 @@ def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterat
     if isinstance(value, Reference | SecretKey):
         why = missing(value, base_dir)
         if why is not None:
-            yield Finding(codes.SECRET_MISSING, path, why, "the value there, before the pipeline is started")
+            yield Finding(codes.SECRET_MISSING, path, why, "a value there before the pipeline starts")
     elif isinstance(value, SpecModel):
         for name, member in value.members():
             yield from _reference_findings(member, (*path, name), base_dir)

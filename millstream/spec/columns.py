@@ -26,5 +26,5 @@ def repeated_columns(columns: tuple[Column, ...]) -> Iterator[ShapeProblem]:
     for index, column in enumerate(columns):
         if column.name in seen:
             what = f"column `{column.name}` appears twice"
-            yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column once")
+            yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column only once")
         seen.add(column.name)

@@ -85,7 +85,7 @@ class Guarantee:
         """A problem if it is less than the guarantee required at `loc`. `holding`: what would be sufficient."""
         if demand is None or self.holds(demand):
             return
-        what = f"`{demand}` is demanded, and cannot be held: {self.sentence}"
+        what = f"`guarantee: {demand}` is not possible here: {self.sentence}"
         yield ShapeProblem(codes.GUARANTEE_NOT_HELD, loc, what, holding)
 
 

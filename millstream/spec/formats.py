@@ -22,7 +22,7 @@ _PACKAGES: Mapping[str, Mapping[str, str]] = {"avro": {"fastavro": "millstream[a
 _check = address_check(
     "the address of a schema registry",
     ("http", "https"),
-    "https://host:port/path; `user` and `password` beside it",
+    "`https://host:port/path`, with `user` and `password` as separate fields",
     path=lambda _: True,
 )
 
@@ -98,9 +98,9 @@ class Format(SpecModel):
         """Notes on a valid format, each with its place."""
         registry = self.registry
         if isinstance(registry.password, str):
-            what = "`password` is in the file; `{env: NAME}` or `{file: PATH}` keeps it out"
+            what = "`password` is in the file; `{env: NAME}` or `{file: PATH}` keeps it out of it"
             yield (*path, "registry", "password"), what
         host = (urlsplit(registry.url).hostname or "").lower()
         if registry.password is not None and not registry.encrypted and not stays_on_this_machine(host):
-            what = "the password goes to the schema registry unencrypted; https:// encrypts it"
+            what = "the password is sent to the schema registry unencrypted; https:// encrypts it"
             yield (*path, "registry", "url"), what

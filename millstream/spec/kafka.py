@@ -32,7 +32,7 @@ def _checked_broker(written: str) -> str:
 
 def _checked_setting(written: str) -> str:
     if _OURS.fullmatch(written) is not None:
-        what = f"`{written}` is not free: Millstream sets it, or a field of its own does"
+        what = f"`{written}` cannot be set: Millstream sets it, or there is a field for it"
         raise problem(codes.NOT_ALLOWED, what, "another setting of librdkafka")
     return written
 
@@ -93,4 +93,4 @@ class KafkaCluster(SpecModel):
 def clear_password(cluster: KafkaCluster, path: Path) -> Iterator[tuple[Path, str]]:
     """A note if a password is sent unencrypted."""
     if cluster.sasl is not None and cluster.tls is None and cluster.sasl.mechanism == "PLAIN":
-        yield (*path, "sasl"), "the password goes to the brokers in the clear; `tls` beside it encrypts it"
+        yield (*path, "sasl"), "the password is sent to the brokers unencrypted; `tls` encrypts the connection"

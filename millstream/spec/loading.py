@@ -131,15 +131,17 @@ def _text_of(file: FilePath) -> str:
 
     try:
         if file.is_dir():
-            raise refusal(codes.NOT_YAML, "it is a directory", "a pipeline file in it, such as pipeline.yaml")
+            raise refusal(codes.NOT_YAML, "this is a directory", "a pipeline file in it, such as pipeline.yaml")
         with file.open("rb") as stream:
             data = stream.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
-        expected = "an existing file; `millstream init` makes a working one"
+        expected = "an existing file; `millstream init` creates a working example"
         what = f"there is no such file{near_file(file)}"
         raise refusal(codes.NO_SUCH_FILE, what, expected) from None
     except OSError as problem:
-        raise refusal(codes.FILE_UNUSABLE, f"it cannot be read: {problem.strerror}", "a file you may read") from None
+        raise refusal(
+            codes.FILE_UNUSABLE, f"the file cannot be read: {problem.strerror}", "a file that you may read"
+        ) from None
     if len(data) > FILE_BYTES_MAX:
         raise refusal(codes.FILE_TOO_LARGE, "the file is too large", f"at most {FILE_BYTES_MAX} bytes of YAML")
     try:
@@ -190,7 +192,9 @@ def _empty_groups(value: Any) -> Iterator[Finding]:
         udf = vertex.get("udf") if isinstance(vertex, dict) else None
         if isinstance(udf, dict) and "groupBy" in udf and udf["groupBy"] is None:
             path = ("spec", "vertices", index, "udf", "groupBy")
-            yield Finding(codes.FIELD_EMPTY, path, "`groupBy` is empty", "its window: `window: {fixed: {length: 60s}}`")
+            yield Finding(
+                codes.FIELD_EMPTY, path, "`groupBy` is empty", "its window, such as `window: {fixed: {length: 60s}}`"
+            )
 
 
 def _problem(file: str, document: yaml_text.Document, finding: Finding) -> Problem:

@@ -25,7 +25,7 @@ _TYPES = {
     "int_type": "a whole number",
     "model_attributes_type": "a mapping",
     "model_type": "a mapping",
-    "string_type": "a text (quote what looks like a number)",
+    "string_type": "a text (put quotes around a number)",
     "tuple_type": "a list",
 }
 _BOUNDS = {
@@ -102,7 +102,7 @@ def _finding(error: ErrorDetails, path: Path, value: Mapping[str, Any]) -> Findi
     if kind == "extra_forbidden":
         return Finding(codes.UNKNOWN_FIELD, path, f"unknown field `{path[-1]}`", _nearest(path, value))
     if written is None:
-        expected = _TYPES.get(kind, "a value, or leave the field out")
+        expected = _TYPES.get(kind, "a value, or omit the field")
         return Finding(codes.FIELD_EMPTY, path, f"`{path[-1]}` is empty", expected)
     if kind == "literal_error":
         expected = one_of(str(written), _names(context["expected"]))
@@ -114,7 +114,7 @@ def _finding(error: ErrorDetails, path: Path, value: Mapping[str, Any]) -> Findi
     if kind == "union_tag_not_found":
         return Finding(codes.FIELD_MISSING, (*path, "name"), "`name` is missing", "the name of the built-in")
     if kind in _TYPES:
-        return Finding(codes.WRONG_TYPE, path, f"{_shown(written)} is of another type", _TYPES[kind])
+        return Finding(codes.WRONG_TYPE, path, f"{_shown(written)} has the wrong type", _TYPES[kind])
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         bound = context[key]
@@ -124,7 +124,7 @@ def _finding(error: ErrorDetails, path: Path, value: Mapping[str, Any]) -> Findi
         return Finding(codes.FIELD_EMPTY, path, "the list is empty", "at least one entry")
     if kind == "finite_number":
         return Finding(codes.OUT_OF_RANGE, path, f"{_shown(written)} is out of range", "a finite number")
-    return Finding(codes.VALUE_MALFORMED, path, error["msg"], "a value as the reference describes it")
+    return Finding(codes.VALUE_MALFORMED, path, error["msg"], "a value as described in the reference")
 
 
 def _shown(written: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from millstream import codes
 from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
+from millstream.plurals import counted
 from millstream.spec import numaflow
 from millstream.spec.buffers import DEFAULT, InterStepBuffer
 from millstream.spec.edge_names import default_edge_name
@@ -199,8 +200,8 @@ class Edge(SpecModel):
 
 
 _TAKEN_WHOLE = {
-    "deadLetter": "a dead-letter edge takes every record its vertex gives up on",
-    "late": "a late edge takes every record that comes to its vertex too late",
+    "deadLetter": "a dead-letter edge takes every record that its vertex gives up on",
+    "late": "a late edge takes every late record of its vertex",
 }
 
 
@@ -245,7 +246,7 @@ class Vertex(Choice):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """A replica without a lane would do nothing."""
         if self.replicas > self.partitions:
-            what = f"{self.replicas} replicas cannot share {self.partitions} partition(s)"
+            what = f"{self.replicas} replicas cannot share {counted(self.partitions, 'partition')}"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("replicas",), what, "at most `partitions`")
         yield from self.definition.sharing_problems(self.settings, self.partitions, self.replicas)
 
@@ -339,7 +340,7 @@ class PipelineSpec(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Combinations that cannot work, such as windows without watermarks or a file larger than its buffer."""
         if self.watermark.disabled and any(vertex.definition.has_windows for vertex in self.vertices):
-            what = "without watermarks the windows of a reduce never close"
+            what = "without watermarks, the windows of a reduce never close"
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT, ("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`"
             )
@@ -352,7 +353,7 @@ class PipelineSpec(SpecModel):
             use = VertexUse(limits.usable_length, dead_letters, chained=into is not None)
             if into is not None and (why := vertex.definition.chain_problem(vertex.settings)) is not None:
                 loc = ("edges", into, "chain")
-                yield ShapeProblem(codes.EDGE_NOT_CHAINED, loc, why, "no `chain`, which gives it a buffer")
+                yield ShapeProblem(codes.EDGE_NOT_CHAINED, loc, why, "no `chain`, so that the edge has a buffer")
             for problem in vertex.definition.use_problems(vertex.settings, use):
                 yield problem._replace(loc=("vertices", index, *problem.loc))
 

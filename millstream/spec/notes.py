@@ -42,8 +42,8 @@ def _in_the_clear(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
             continue
         host = address.rpartition(":")[0].strip("[]")
         if not stays_on_this_machine(host):
-            what = f"records go to {host} in the clear, and any server that answers there is taken for the function"
-            way = "; `tls` beside it encrypts them" if vertex.group_by is None else ""
+            what = f"records are sent to {host} unencrypted, and the server's identity is not checked"
+            way = "; `tls` adds encryption and this check" if vertex.group_by is None else ""
             yield (*here, *placed.path, "address"), what + way
 
 
@@ -59,12 +59,12 @@ def _grouping(written: Mapping[str, Any], group_by: GroupBy, here: Path) -> Iter
     sliding, global_ = group_by.window.sliding, group_by.window.global_
     if sliding is not None and sliding.slide_s > sliding.length_s:
         path = (*here, "window", "sliding", "slide")
-        yield path, "`slide` is longer than `length`: records between two windows are in none and count as filtered"
+        yield path, "`slide` is longer than `length`: records between two windows belong to none and count as filtered"
     if global_ is not None and global_.accumulate:
         path = (*here, "window", "global", "accumulate")
-        yield path, "with `accumulate` every record is kept forever, and each result is computed over all of them"
+        yield path, "with `accumulate` every record is kept forever, and each result is computed from all of them"
     if global_ is not None and group_by.allowed_lateness_s and (global_.trigger is None or global_.trigger.count):
-        yield (*here, "allowedLateness"), "`allowedLateness` has no effect: nothing is late for a global window"
+        yield (*here, "allowedLateness"), "`allowedLateness` has no effect: no record is late for a global window"
     if group_by.keeps_input:
         storage = written["groupBy"].get("storage") or {}
         path = (*here, "storage", "no_store") if storage.get("no_store") is not None else (*here, "keepInput")
@@ -78,7 +78,7 @@ def _endless(graph: Graph, group_by: GroupBy, here: Path) -> Iterator[tuple[Path
     global_ = group_by.window.global_
     endless = [vertex.name for vertex in graph.sources if vertex.definition.bounded(vertex.settings) is False]
     if global_ is not None and global_.trigger is None and endless:
-        what = f"without a `trigger` a result comes when every source has ended, and `{endless[0]}` has no end"
+        what = f"without a `trigger` the result comes when every source has ended, but `{endless[0]}` never ends"
         yield (*here, "window", "global"), what
 
 
@@ -88,5 +88,5 @@ def _behind_a_cycle(graph: Graph, vertex: Vertex, here: Path) -> Iterator[tuple[
     if vertex.name in reachable(cycles, arcs):
         yield (
             here,
-            "records that go round a cycle before this reduce may be late: watermarks do not wait for them",
+            "records that go round a cycle before this reduce may be late, because watermarks do not wait for them",
         )

@@ -93,7 +93,7 @@ _UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "limits": {"rateLimit": ("rate limits are not supported yet", "no `rateLimit`")},
     "vertex": {"sideInputs": ("side inputs are not supported yet", "no `sideInputs`")},
     "window": {"accumulator": ("accumulator windows are not supported", "fixed, sliding, session or global")},
-    "builtin": {"args": ("arguments of built-ins have names here", "`kwargs`")},
+    "builtin": {"args": ("`args` is not supported: arguments of built-ins have names", "`kwargs`")},
     "sink": {"onSuccess": ("onSuccess sinks are not supported yet", "no `onSuccess`")},
     "http source": {"ports": ("HTTPS and several ports are not supported yet", "`port`")},
     "container": {"envFrom": ("whole sets of variables are not supported yet", "`env` with `value`")},
@@ -203,7 +203,7 @@ def _narrow_reduces(sifted: Sifted) -> None:
             continue
         if isinstance(partitions, int) and partitions > 1:
             vertex["partitions"] = 1
-            what = "`partitions` is taken as 1, as Numaflow does, because the reduce is not keyed"
+            what = "`partitions` counts as 1, as in Numaflow, because the reduce is not keyed"
             sifted.notes.append((("spec", "vertices", index, "partitions"), what))
 
 

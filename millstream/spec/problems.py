@@ -102,7 +102,7 @@ def problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
         yield str(problem)
         yield from (f"    {line}" for line in problem.detail.splitlines())
     if len(problems) > PROBLEMS_SHOWN_MAX:
-        yield f"... and {len(problems) - PROBLEMS_SHOWN_MAX} more problems (`millstream validate -o json` has all)"
+        yield f"... and {len(problems) - PROBLEMS_SHOWN_MAX} more problems (`millstream validate -o json` lists all)"
 
 
 class SpecError(UserError):

@@ -144,7 +144,9 @@ class FilterArguments(SpecModel):
             re.compile(self.matches or "")
         except re.error as problem:
             what = f"{self.matches!r} is not a regular expression: {problem}"
-            yield ShapeProblem(codes.VALUE_MALFORMED, ("matches",), what, "an expression as Python's `re` takes it")
+            yield ShapeProblem(
+                codes.VALUE_MALFORMED, ("matches",), what, "a regular expression in the syntax of Python's `re`"
+            )
 
 
 class CatBuiltin(SpecModel):
@@ -319,17 +321,15 @@ class Program(SpecModel):
         protocol, name = PROTOCOLS.load(self.protocol), self.protocol
         kind = self.function_kind
         if name != NATIVE and not (self.command or self.container or self.address):
-            what = "`protocol` belongs to programs that are processes of the user's own"
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT, ("protocol",), what, "a `command` or an `address`, or no `protocol`"
-            )
+            what = "`protocol` has no effect without `command` or `address`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("protocol",), what, "`command` or `address`, or no `protocol`")
         elif kind not in protocol.serves:
             yield ShapeProblem(
                 codes.NOT_ALLOWED, ("protocol",), f"the protocol `{name}` has no {kind.value} functions", "another one"
             )
         elif self.tls is not None and not protocol.encrypts:
             yield ShapeProblem(
-                codes.FIELDS_CONFLICT, ("tls",), f"the protocol `{name}` encrypts no connections", "no `tls`"
+                codes.FIELDS_CONFLICT, ("tls",), f"the protocol `{name}` does not support encryption", "no `tls`"
             )
 
     @property
@@ -348,7 +348,7 @@ def _idle_tls(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         yield ShapeProblem(
             codes.FIELDS_CONFLICT,
             ("tls",),
-            "`tls` encrypts connections to another machine",
+            "`tls` is only for a connection to a `host:port`",
             "`address: host:port`, or no `tls`",
         )
 
@@ -358,15 +358,15 @@ def _idle_process_settings(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         if data.get("sandbox") is None:
             for name in ("network", "readable"):
                 if data.get(name):
-                    what = f"`{name}` opens a sandbox, and the program has none"
-                    yield ShapeProblem(
-                        codes.FIELDS_CONFLICT, (name,), what, f"`sandbox: strict` beside it, or no `{name}`"
-                    )
+                    what = f"`{name}` has no effect without a sandbox"
+                    yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"`sandbox: strict`, or no `{name}`")
         return
     for name in ("env", "workingDir", *_HELD):
         if data.get(name):
-            what = f"`{name}` belongs to `command` and `python` programs"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "the setting in `container`, or none")
+            what = f"`{name}` is only for `command` and `python` programs"
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, (name,), what, "the corresponding setting in `container`, or none"
+            )
 
 
 def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[ShapeProblem]:
@@ -374,13 +374,13 @@ def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[S
     for index, variable in enumerate(env):
         if variable.name in seen:
             what = f"`{variable.name}` is set twice"
-            yield ShapeProblem(codes.NAME_TWICE, (*loc, index, "name"), what, "each variable once")
+            yield ShapeProblem(codes.NAME_TWICE, (*loc, index, "name"), what, "each variable only once")
         seen.add(variable.name)
 
 
 def _checked_delimiter(written: str) -> str:
     if len(written) != 1:
-        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not one character", 'a character such as ";"')
+        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not a single character", 'a character such as ";"')
     return written
 
 
@@ -495,14 +495,14 @@ class Udf(Program):
         if data.get("groupBy") is None:
             misplaced = [name for name in ("sql",) if data.get(name) is not None]
             for name in misplaced:
-                what = f"`{name}` is a way to compute windows, and the vertex has none"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`groupBy` beside it, or another program")
+                what = f"`{name}` computes windows, and the vertex has no windows"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`groupBy`, or another program")
             if not misplaced:
                 yield from exactly_one(data, cls.kinds, cls.noun)
         else:
             misplaced = ["builtin"] if data.get("builtin") is not None else []
             if misplaced:
-                what = "a built-in works on records, not on windows"
+                what = "a built-in processes records, not windows"
                 yield ShapeProblem(
                     codes.NOT_ALLOWED,
                     ("builtin",),
@@ -510,30 +510,37 @@ class Udf(Program):
                     f"one of {', '.join(f'`{name}`' for name in cls.reduce_kinds)}",
                 )
             else:
-                yield from exactly_one(data, cls.reduce_kinds, "a udf with `groupBy`")
+                yield from exactly_one(data, cls.reduce_kinds, "a UDF with `groupBy`")
             if data.get("concurrency") is not None:
-                what = "a reduce works on windows, as many at once as Spark has tasks"
+                what = "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks"
                 yield ShapeProblem(codes.FIELDS_CONFLICT, ("concurrency",), what, "no `concurrency`")
             if data.get("outputsMax") is not None:
                 yield ShapeProblem(
                     codes.FIELDS_CONFLICT,
                     ("outputsMax",),
-                    "a reduce gives its results in any number of answers",
+                    "`outputsMax` has no effect in a reduce: the number of its results is not limited",
                     "no `outputsMax`",
                 )
             if data.get("tls") is not None:
-                what = "Spark's tasks call the function of a reduce, and they do so in the clear"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), what, "a function beside them, and no `tls`")
+                what = "Spark's tasks call the function of a reduce, and they do not encrypt the connection"
+                yield ShapeProblem(
+                    codes.FIELDS_CONFLICT, ("tls",), what, "no `tls`, and a function on the same machine"
+                )
             if data.get("python") is not None and data.get("env"):
-                what = "the function runs inside Spark's Python workers"
+                what = "`env` has no effect: the function runs inside Spark's Python workers"
                 yield ShapeProblem(
                     codes.FIELDS_CONFLICT, ("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`"
                 )
             if data.get("python") is not None:
                 for name in _HELD:
                     if data.get(name):
-                        what = "the function runs inside Spark's Python workers, which are not held"
-                        yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "the function behind `command`")
+                        what = f"`{name}` has no effect: the function runs inside Spark's Python workers"
+                        yield ShapeProblem(
+                            codes.FIELDS_CONFLICT,
+                            (name,),
+                            what,
+                            "`command`, which starts the function in its own process",
+                        )
         yield from _idle_process_settings(data)
         if data.get("groupBy") is None:
             yield from _idle_tls(data)

@@ -95,8 +95,8 @@ def placeholders(value: object, path: Path = ()) -> Iterator[Finding]:
             yield from placeholders(entry, (*path, index))
     elif isinstance(value, str) and (found := PLACEHOLDER.search(value)) is not None:
         name = found[0][2:-1]
-        what = f"`{found[0]}` is not expanded: nothing in a pipeline file is"
-        expected = f"`{{env: {name}}}` where a value may be a secret (see docs/spec.md), else the value itself"
+        what = f"`{found[0]}` is not expanded: pipeline files have no variables"
+        expected = f"`{{env: {name}}}` where a value may be a secret (see docs/spec.md), otherwise the value itself"
         yield Finding(codes.VALUE_MALFORMED, path, what, expected)
 
 
@@ -155,7 +155,7 @@ def _contents(path: FilePath, what: str) -> str:
         raise UserError(codes.SECRET_MISSING, f"{what}: {path} cannot be read: {error.strerror}") from error
     if len(data) > VALUE_BYTES_MAX:
         raise UserError(
-            codes.SECRET_MISSING, f"{what}: {path} is larger than {VALUE_BYTES_MAX} bytes, which no such value is"
+            codes.SECRET_MISSING, f"{what}: {path} is larger than {VALUE_BYTES_MAX} bytes, the maximum size of a value"
         )
     try:
         text = data.decode()

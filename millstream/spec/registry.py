@@ -78,7 +78,7 @@ class Registry(Generic[K]):
         except Exception as error:
             raise UserError(codes.EXTENSION, f"{of_package} cannot be loaded: {error!r}") from error
         if not isinstance(found, self._of):
-            raise UserError(codes.EXTENSION, f"{of_package} does not fit: {place} is not a {self._of.__name__}")
+            raise UserError(codes.EXTENSION, f"{of_package} is not usable: {place} is not a {self._of.__name__}")
         return found
 
     def _place(self, name: str) -> tuple[str, str]:
@@ -89,7 +89,7 @@ class Registry(Generic[K]):
         if others:
             packages = ", ".join(sorted(_package(one) for one in (entry, *others)))
             raise UserError(
-                codes.EXTENSION, f"several packages have a {self.noun} called {name}: {packages}; remove all but one"
+                codes.EXTENSION, f"several packages have a {self.noun} named {name}: {packages}; remove all but one"
             )
         return entry.value, _package(entry)
 

@@ -47,13 +47,13 @@ def load(text: str) -> Resolved:
         if contents["format"] != FORMAT:
             raise UserError(
                 codes.RESOLVED_PIPELINE,
-                f"the resolved pipeline has format {contents['format']}, this program reads "
-                f"{FORMAT}: start the pipeline again with one version of Millstream",
+                f"the resolved pipeline has format {contents['format']}, but this program reads format {FORMAT}: "
+                "restart the pipeline with one version of Millstream for all its processes",
             )
         pipeline = Pipeline.model_validate(contents["pipeline"])
         return Resolved(pipeline, Graph.of(pipeline), Path(contents["baseDir"]))
     except (ValueError, KeyError, TypeError) as problem:
         raise UserError(
             codes.RESOLVED_PIPELINE,
-            f"this is not a resolved pipeline: {problem}. `millstream compile pipeline.yaml` writes one",
+            f"this is not a resolved pipeline: {problem}. `millstream compile pipeline.yaml` creates one",
         ) from problem

@@ -170,19 +170,21 @@ def _repeated(outline: Outline) -> Iterator[Finding]:
         first = vertices.setdefault(vertex.name, vertex.index)
         if first != vertex.index:
             what = f"vertex `{vertex.name}` appears twice; the first is vertices[{first}]"
-            yield Finding(codes.NAME_TWICE, (*vertex.path, "name"), what, "a name of its own")
+            yield Finding(codes.NAME_TWICE, (*vertex.path, "name"), what, "another name")
     pairs: dict[tuple[str, str, str], int] = {}
     names: dict[str, int] = {}
     for edge in outline.edges:
         first = pairs.setdefault((edge.origin, edge.target, edge.kind), edge.index)
         if first != edge.index:
             what = f"the edge from `{edge.origin}` to `{edge.target}` appears twice"
-            yield Finding(codes.EDGE_NOT_ALLOWED, edge.path, f"{what}; the first is edges[{first}]", "each edge once")
+            yield Finding(
+                codes.EDGE_NOT_ALLOWED, edge.path, f"{what}; the first is edges[{first}]", "each edge only once"
+            )
             continue
         first = names.setdefault(edge.name, edge.index)
         if first != edge.index:
             what = f"edge name `{edge.name}` appears twice; the first is edges[{first}]"
-            yield Finding(codes.NAME_TWICE, edge.path, what, "a `name` of its own for one of them")
+            yield Finding(codes.NAME_TWICE, edge.path, what, "a unique `name` for one of them")
 
 
 def _unknown_ends(outline: Outline) -> Iterator[Finding]:
@@ -246,7 +248,7 @@ def _unconnected(outline: Outline) -> Iterator[Finding]:
             yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` has no output", expected)
         elif name not in arriving:
             expected = f"an edge out of `{name}` or its cycle"
-            yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` leads to no sink", expected)
+            yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` does not lead to a sink", expected)
 
 
 def _dead_letters(outline: Outline) -> Iterator[Finding]:
@@ -261,10 +263,10 @@ def _dead_letters(outline: Outline) -> Iterator[Finding]:
         origin = vertices.get(edge.origin)
         if edge.origin in topology.reachable([edge.target], arcs):
             what = f"dead letters of `{edge.origin}` would come back to it"
-            yield Finding(codes.CYCLE, edge.path, what, "a dead-letter edge out of every cycle")
+            yield Finding(codes.CYCLE, edge.path, what, "a dead-letter edge that does not lead back")
         kind = origin.kind if origin is not None else None
         if origin is not None and kind is not None and not kind.dead_letters(origin.settings, outline.watermark):
-            what = f"`{edge.origin}` never dead-letters a record"
+            what = f"`{edge.origin}` has no dead letters"
             expected = "`onFailure: deadLetter` (or `onInvalid`), or no such edge"
             yield Finding(codes.SIDE_EDGE, (*edge.path, "kind"), what, expected)
     if not outline.edges_whole:
@@ -273,7 +275,7 @@ def _dead_letters(outline: Outline) -> Iterator[Finding]:
     if outline.watermark.get("onFuture") == "deadLetter" and not sources & with_edge:
         what = "no source has a dead-letter edge"
         yield Finding(
-            codes.SIDE_EDGE, ("spec", "watermark", "onFuture"), what, "an edge from a source with `kind: deadLetter`"
+            codes.SIDE_EDGE, ("spec", "watermark", "onFuture"), what, "an edge with `kind: deadLetter` from a source"
         )
     for vertex in outline.vertices:
         if vertex.name in with_edge or vertex.kind is None:
@@ -281,7 +283,7 @@ def _dead_letters(outline: Outline) -> Iterator[Finding]:
         for place in vertex.kind.dead_letters_asked(vertex.settings):
             path = (*vertex.path, vertex.key, *place)
             what = f"`{vertex.name}` has no dead-letter edge"
-            yield Finding(codes.SIDE_EDGE, path, what, f"an edge from `{vertex.name}` with `kind: deadLetter`")
+            yield Finding(codes.SIDE_EDGE, path, what, f"an edge with `kind: deadLetter` from `{vertex.name}`")
 
 
 def _reduces(outline: Outline) -> Iterator[Finding]:
@@ -292,8 +294,8 @@ def _reduces(outline: Outline) -> Iterator[Finding]:
         following = [target for origin, target in arcs if origin == vertex.name]
         kind = vertex.kind
         if kind is not None and kind.has_windows and vertex.name in topology.reachable(following, arcs):
-            what = f"`{vertex.name}` is a {kind.name} and part of a cycle, in which no window could close"
-            yield Finding(codes.CYCLE, vertex.path, what, "a reduce outside of every cycle")
+            what = f"`{vertex.name}` is a {kind.name} in a cycle, where no window can close"
+            yield Finding(codes.CYCLE, vertex.path, what, "a reduce outside every cycle")
 
 
 def _late_records(outline: Outline) -> Iterator[Finding]:
@@ -312,7 +314,7 @@ def _late_records(outline: Outline) -> Iterator[Finding]:
             yield Finding(
                 codes.SIDE_EDGE,
                 here,
-                f"`{origin.name}` is not a reduce and leaves no record out as late",
+                f"`{origin.name}` is not a reduce and has no late records",
                 "another kind of edge",
             )
         else:
@@ -323,7 +325,7 @@ def _late_records(outline: Outline) -> Iterator[Finding]:
         return
     for vertex in outline.vertices:
         if vertex.late_asked is not None and vertex.name not in with_edge:
-            expected = f"an edge from `{vertex.name}` with `kind: late`"
+            expected = f"an edge with `kind: late` from `{vertex.name}`"
             yield Finding(codes.SIDE_EDGE, vertex.late_asked, f"`{vertex.name}` has no late edge", expected)
 
 
@@ -337,7 +339,9 @@ def _chains(outline: Outline) -> Iterator[Finding]:
         why = next(_needs_buffer(outline, edge, origin, target), None)
         if why is not None:
             what = f"the edge from `{edge.origin}` to `{edge.target}` cannot be chained: {why}"
-            yield Finding(codes.EDGE_NOT_CHAINED, (*edge.path, "chain"), what, "no `chain`, which gives it a buffer")
+            yield Finding(
+                codes.EDGE_NOT_CHAINED, (*edge.path, "chain"), what, "no `chain`, so that the edge has a buffer"
+            )
 
 
 def _needs_buffer(outline: Outline, edge: EdgeOutline, origin: VertexOutline, target: VertexOutline) -> Iterator[str]:
@@ -345,19 +349,19 @@ def _needs_buffer(outline: Outline, edge: EdgeOutline, origin: VertexOutline, ta
     if edge.kind != "data":
         yield "it does not carry the output of its vertex"
     if edge.picks:
-        yield f"it has `{edge.picks}`, and a chained edge takes every record"
+        yield f"it has `{edge.picks}`, but a chained edge takes every record"
     if origin.kind is not None and not origin.kind.may_lead_chain:
-        yield f"`{origin.name}` is a {origin.kind.name}, and only sources and maps can be followed in a chain"
+        yield f"`{origin.name}` is a {origin.kind.name}, and a chain can only continue after a source or a map"
     if target.kind is not None and not target.kind.may_follow_in_chain:
-        yield f"`{target.name}` is a {target.kind.name}, and only maps and sinks can follow in a chain"
+        yield f"`{target.name}` is a {target.kind.name}, and a chain can only continue with a map or a sink"
     if any(
         other.index != edge.index and other.kind == "data" and other.origin == origin.name for other in outline.edges
     ):
-        yield f"`{origin.name}` has other data edges, so its output goes to several vertices"
+        yield f"`{origin.name}` has other data edges"
     if any(other.index != edge.index and other.target == target.name for other in outline.edges):
-        yield f"`{target.name}` reads other edges too"
+        yield f"`{target.name}` also reads other edges"
     if origin.name in topology.reachable([target.name], [(one.origin, one.target) for one in outline.edges]):
         yield "it is part of a cycle"
     for what, own in origin.shares.items():
         if own != target.shares[what]:
-            yield f"`{what}` is {own} for `{origin.name}` and {target.shares[what]} for `{target.name}`"
+            yield f"`{what}` is {own} for `{origin.name}` but {target.shares[what]} for `{target.name}`"

@@ -56,8 +56,8 @@ class FallbackSink(Choice):
 
 
 IN_CHAIN = (
-    "at least once: at the end of a chain there is no buffer from which the same records, with the same ids, could be "
-    "sent again; a buffer before it gives: "
+    "at least once: at the end of a chain there is no buffer from which the same records could be sent again with "
+    "the same ids. With a buffer before it: "
 )
 """The guarantee of a sink that depends on the same records and ids."""
 
@@ -84,14 +84,14 @@ class Sink(FallbackSink):
         asked = self.retry_strategy.on_failure == "fallback"
         if asked and self.fallback is None:
             loc = ("retryStrategy", "onFailure")
-            yield ShapeProblem(codes.FIELDS_CONFLICT, loc, "there is no fallback sink", "`fallback` with a sink")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, loc, "there is no fallback sink", "a sink in `fallback`")
         if self.fallback is not None and not asked and not self.connector.asks_for_fallback:
-            what = "`fallback` is never used"
+            what = "`fallback` has no effect"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("fallback",), what, "`retryStrategy.onFailure: fallback`")
-        holding = "a sink that holds it, such as `file`; or no `guarantee`"
+        holding = "a sink that guarantees it, such as `file`; or no `guarantee`"
         yield from self.promise().demand_problems(self.guarantee, ("guarantee",), holding)
         if self.fallback is not None:
-            aside = "a fallback that holds it; or no `guarantee`, which speaks of the fallback too"
+            aside = "a fallback that guarantees it; or no `guarantee`, which includes the fallback"
             yield from self.fallback.promise(fallback=True).demand_problems(self.guarantee, ("fallback",), aside)
 
     def use_problems(self, buffer_records: int, *, dead_letters: bool) -> Iterator[ShapeProblem]:

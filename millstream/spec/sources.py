@@ -49,7 +49,7 @@ class Source(Choice):
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT, ("format",), what, f"a source of {', '.join(able)}; or no `format`"
             )
-        holding = "a source that holds it, such as `file`; or no `guarantee`"
+        holding = "a source that guarantees it, such as `file`; or no `guarantee`"
         yield from self.promise().demand_problems(self.guarantee, ("guarantee",), holding)
 
     @property

@@ -78,7 +78,7 @@ class Spark(SpecModel):
         """A driver of ours, or a server."""
         yield from at_most_one(data, ("master", "remote"), cls.noun)
         if data.get("remote") is not None and data.get("driverMemory") is not None:
-            what = "`driverMemory` belongs to a driver that is started here"
+            what = "`driverMemory` is only for a driver that is started here"
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT, ("driverMemory",), what, "the setting of the server, or no `remote`"
             )
@@ -87,11 +87,11 @@ class Spark(SpecModel):
         """A heap that Spark accepts; settings that are Spark's and have no field here."""
         if self.driver_memory < DRIVER_MEMORY_MIN:
             yield ShapeProblem(
-                codes.OUT_OF_RANGE, ("driverMemory",), "Spark does not start with so small a heap", "at least 512Mi"
+                codes.OUT_OF_RANGE, ("driverMemory",), "Spark does not start with such a small heap", "at least 512Mi"
             )
         if self.encryption and self.remote is not None:
-            what = "`encryption` belongs to a driver that is started here"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("encryption",), what, "settings of the server, and `token`")
+            what = "`encryption` is only for a driver that is started here"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("encryption",), what, "the settings of the server, and `token`")
         if self.encryption and (self.master or "").startswith("spark://") and _SECRET not in self.conf:
             what = f"`encryption` needs the secret of the cluster, `{_SECRET}` in `conf`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("encryption",), what, f"`conf: {{{_SECRET}: {{env: NAME}}}}`")
@@ -99,18 +99,21 @@ class Spark(SpecModel):
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT,
                 ("token",),
-                "`token` is for a Spark Connect server",
-                "`remote: sc://host:port` beside it",
+                "`token` is only for a Spark Connect server",
+                "`remote: sc://host:port`, or no `token`",
             )
         for name in self.conf:
             if name in _OF_FIELDS:
                 yield ShapeProblem(
-                    codes.FIELDS_CONFLICT, ("conf", name), f"`{name}` has a field of its own", _OF_FIELDS[name]
+                    codes.FIELDS_CONFLICT,
+                    ("conf", name),
+                    f"`{name}` has no effect: there is a field for it",
+                    _OF_FIELDS[name],
                 )
             elif not name.startswith("spark."):
                 yield ShapeProblem(
                     codes.NOT_ALLOWED,
                     ("conf", name),
-                    f"`{name}` is not a setting of Spark's",
-                    "a name that begins with `spark.`",
+                    f"`{name}` is not a Spark setting",
+                    "a name that starts with `spark.`",
                 )

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _DIALECT = "spark"
 
-_CALLS_JAVA = "which runs arbitrary Java code with the rights of the runner"
-_READS_FILES = "whose options may name files and addresses to read"
+_CALLS_JAVA = "which can run any Java code with the rights of the runner"
+_READS_FILES = "whose options can name files and addresses to read"
 UNSAFE_FUNCTIONS = {
     "reflect": _CALLS_JAVA,
     "try_reflect": _CALLS_JAVA,
@@ -60,12 +60,15 @@ def doubt_of(query: str) -> str | None:
     except ParseError as problem:
         place = problem.errors[0] if problem.errors else {}
         near = f" near `{place['highlight']}`" if place.get("highlight") else ""
-        return f"the query may not be SQL{near} (its line {place.get('line', 1)}, column {place.get('col', 1)})"
+        return (
+            f"the query may not be valid SQL{near} (line {place.get('line', 1)}, column {place.get('col', 1)} of "
+            "the query)"
+        )
     except SqlglotError:
-        return "the query may not be SQL: a text or a comment in it may have no end"
+        return "the query may not be valid SQL: a text or comment in it may not be closed"
     found = [statement for statement in statements if statement is not None]
     if len(found) != 1:
-        return f"the query may be {len(found)} statements instead of one"
+        return f"the query may contain {len(found)} statements instead of one"
     if not isinstance(found[0], sqlglot.exp.Query | sqlglot.exp.Values | sqlglot.exp.Alias):
         return f"the query may be a {found[0].key.upper()} instead of a SELECT"
     return None
@@ -93,7 +96,7 @@ def unsafe_part(query: str) -> str | None:
         for table in statement.find_all(exp.Table):
             if table.name and (table.db or table.name.lower() not in known):
                 read = ".".join(part.name for part in table.parts)
-                return f"the query reads `{read}`: a query of a reduce reads the records of its window and nothing else"
+                return f"the query reads `{read}`, but the query of a reduce reads only the records of its window"
         if statement.find(exp.QueryTransform) is not None:
-            return "the query runs a program of the system's (TRANSFORM)"
+            return "the query runs an external program (TRANSFORM)"
     return None

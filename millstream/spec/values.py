@@ -44,10 +44,10 @@ _QUANTITY_MAX = 2**60
 _DURATION_EXPECTED = 'a duration such as "100ms", "1s" or "1h30m"'
 _QUANTITY_EXPECTED = 'a size such as 1048576, "512Mi", "1MiB" or "64M"'
 _NAME_EXPECTED = (
-    f"a DNS label: at most {NAME_LENGTH_MAX} characters a-z, 0-9 and '-', first and last one a letter or digit"
+    f"a DNS label: at most {NAME_LENGTH_MAX} characters a-z, 0-9 and '-', starting and ending with a letter or digit"
 )
 _EDGE_NAME_EXPECTED = (
-    f"at most {EDGE_NAME_LENGTH_MAX} characters a-z, 0-9 and '-', first and last one a letter or digit"
+    f"at most {EDGE_NAME_LENGTH_MAX} characters a-z, 0-9 and '-', starting and ending with a letter or digit"
 )
 
 
@@ -223,7 +223,7 @@ def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> I
         yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"{noun} has {_listed(tuple(given))} together", expected)
     elif empty:
         what = f"`{empty[0]}` is empty"
-        yield ShapeProblem(codes.FIELD_EMPTY, (empty[0],), what, "a value (`{}` where it has defaults)")
+        yield ShapeProblem(codes.FIELD_EMPTY, (empty[0],), what, "a value (`{}` for the defaults)")
     else:
         yield ShapeProblem(codes.FIELD_MISSING, (), f"{noun} has none of {_listed(names)}", expected, NONE_GIVEN)
 

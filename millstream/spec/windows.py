@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.limits import LOG_SEGMENT_BYTES, MIB, PANES_PER_WINDOW_MAX, WINDOWS_PER_RECORD_MAX
+from millstream.plurals import counted
 from millstream.spec.rules import After
 from millstream.spec.values import (
     Duration,
@@ -88,11 +89,19 @@ class SlidingWindow(SpecModel):
         if windows > WINDOWS_PER_RECORD_MAX:
             what = f"each record would be in {windows:,} windows"
             yield ShapeProblem(
-                codes.OUT_OF_RANGE, ("slide",), what, f"a slide that gives at most {WINDOWS_PER_RECORD_MAX:,}"
+                codes.OUT_OF_RANGE, ("slide",), what, f"a slide for which it is at most {WINDOWS_PER_RECORD_MAX:,}"
             )
         elif panes > PANES_PER_WINDOW_MAX:
-            what = f"`length` and `slide` have so short a common divisor that a window has {panes:,} parts"
-            yield ShapeProblem(codes.OUT_OF_RANGE, ("slide",), what, "a slide that divides the length, or nearly")
+            what = (
+                f"a window would consist of {panes:,} parts, because the common divisor of `length` and `slide` is "
+                "so short"
+            )
+            yield ShapeProblem(
+                codes.OUT_OF_RANGE,
+                ("slide",),
+                what,
+                "a slide that divides the length, or has a long common divisor with it",
+            )
 
 
 class SessionWindow(SpecModel):
@@ -281,14 +290,14 @@ class GroupBy(SpecModel):
         """Early results are configured in two places; without a log, the input must stay, and be sufficient."""
         if self.early is not None and not self.window.streaming:
             what = "`early` has no effect without `streaming: true`"
-            expected = "no `early`: its trigger says when" if self.window.global_ else "`streaming: true` in the window"
+            expected = "no `early`: its trigger applies" if self.window.global_ else "`streaming: true` in the window"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("early",), what, expected)
         if self.keep_input is False and self._stores_nothing:
-            what = "without storage the windows are only in the input"
+            what = "without storage, the windows exist only in the input"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("keepInput",), what, "`keepInput: true`, or another storage")
         elif self.keeps_input and self.window.counts:
-            what = "a window that a count triggers cannot be rebuilt from its input: which records are in it depends "
-            what += "on those before them, which are gone"
+            what = "a window with a count trigger cannot be rebuilt from its input, because its records depend on "
+            what += "earlier ones, which are gone"
             where = ("keepInput",) if self.keep_input else ("storage", "no_store")
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT,
@@ -325,7 +334,10 @@ class GroupBy(SpecModel):
         """Problems of a vertex with this number of partitions and replicas: a window without keys is in one place; a
         log needs space for a few segments."""
         if not self.keyed and partitions > 1:
-            what = "a reduce that is not keyed has one partition: a window's records meet in one place"
+            what = (
+                "a reduce that is not keyed has one partition, because all records of a window are processed in "
+                "one place"
+            )
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT, ("partitions",), what, "`partitions: 1`, or `keyed: true` in `groupBy`"
             )
@@ -334,7 +346,7 @@ class GroupBy(SpecModel):
             lanes = _lanes_of_a_replica(partitions, replicas)
             claimed = self.storage is not None and self.storage.persistent_volume_claim is not None
             field = ("persistentVolumeClaim", "volumeSize") if claimed else ("emptyDir", "sizeLimit")
-            what = f"the storage is too small for the log{'s' if lanes > 1 else ''} of {lanes} lane(s)"
+            what = f"the storage is too small for the logs of {counted(lanes, 'lane')}"
             yield ShapeProblem(
                 codes.OUT_OF_RANGE,
                 ("udf", "groupBy", "storage", *field),

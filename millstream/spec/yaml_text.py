@@ -22,7 +22,7 @@ NODES_MAX = 100_000
 DEPTH_MAX = 64
 """Maximum nesting. It stops aliases that contain themselves."""
 
-_EXPECTED = "brackets and quotes that are closed, and members of one value in one column"
+_EXPECTED = "closed brackets and quotes, and the members of one value in the same column"
 _TAG = "tag:yaml.org,2002:"
 _COLLECTION_TAGS = (f"{_TAG}map", f"{_TAG}seq")
 _AMBIGUOUS = re.compile(r"[+-]?0\d.*|.*_.*")
@@ -90,7 +90,7 @@ def parse(text: str) -> Document:
         raise UnreadableError(TextProblem(codes.NOT_YAML, Place(1, 1), (), what, "a Pipeline in YAML"))
     if len(nodes) > 1:
         what = f"the file has {len(nodes)} YAML documents"
-        expected = "one; put each pipeline into a file of its own"
+        expected = "one; put each pipeline into its own file"
         raise UnreadableError(TextProblem(codes.NOT_YAML, _place(nodes[1]), (), what, expected))
     document = Document()
     document.value = _Reader(document).value(nodes[0], ())
@@ -139,7 +139,7 @@ class _Reader:
     def value(self, node: Node, path: Path) -> Any:
         self._nodes += 1
         if self._nodes > NODES_MAX or len(path) > DEPTH_MAX:
-            what = "the document unfolds into too much"
+            what = "the document expands to too many values"
             expected = f"at most {NODES_MAX} values and {DEPTH_MAX} levels"
             raise UnreadableError(TextProblem(codes.FILE_TOO_LARGE, _place(node), path, what, expected))
         if not isinstance(node, ScalarNode) and str(node.tag) not in _COLLECTION_TAGS:
@@ -165,7 +165,7 @@ class _Reader:
             if key in result:
                 first = self._document.keys[(*path, key)]
                 what = f"`{key}` appears twice; the first is in line {first.line}"
-                self._problem(codes.YAML_FEATURE, key_node, (*path, key), what, "each key once")
+                self._problem(codes.YAML_FEATURE, key_node, (*path, key), what, "each key only once")
                 continue
             self._document.keys[(*path, key)] = _place(key_node)
             result[key] = self.value(value_node, (*path, key))
@@ -195,7 +195,11 @@ class _Reader:
         if isinstance(node, ScalarNode) and node.tag in _TEXT_TAGS:
             return str(node.value)
         self._problem(
-            codes.YAML_FEATURE, node, path, "a key is not a text", "a text; quote it if it looks like a number"
+            codes.YAML_FEATURE,
+            node,
+            path,
+            "a key is not a text",
+            "a text; put quotes around it if it looks like a number",
         )
         return None
 
@@ -206,12 +210,12 @@ class _Reader:
         if node.tag == f"{_TAG}null":
             return None
         if node.tag == f"{_TAG}int" and _AMBIGUOUS.fullmatch(text) is not None:
-            expected = "digits without `_` and without a 0 in front, or a quoted text"
+            expected = "digits without `_` and without a leading 0, or a quoted text"
             self._problem(
                 codes.YAML_FEATURE,
                 node,
                 path,
-                f"`{text}` means different things to different readers of YAML",
+                f"YAML parsers disagree on the meaning of `{text}`",
                 expected,
             )
         try:

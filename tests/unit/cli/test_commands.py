@@ -187,7 +187,7 @@ def test_run_says_what_it_doubts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["run", str(path)]) == 2
     warning, fault = capsys.readouterr().err.splitlines()[:2]
     assert warning.startswith(f"warning: {path}:8:")
-    assert "near `FROM` (its line 1, column 19); `millstream validate` checks it with Spark" in warning
+    assert "near `FROM` (line 1, column 19 of the query); `millstream validate` checks it with Spark" in warning
     assert "missing.txt" in fault
 
 

@@ -77,4 +77,4 @@ def test_a_damaged_file_loads_or_says_why(text: str) -> None:
         assert problem.column >= 1
         assert problem.what
         assert "Input should" not in problem.what, "pydantic's own words"
-        assert problem.expected != "a value as the reference describes it"
+        assert problem.expected != "a value as described in the reference"

@@ -21,7 +21,7 @@ REASONS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], str]] = {
     "into a reduce": (
         {**TWO, "b": {"udf": {"python": "f.py:f", "groupBy": {"window": {"fixed": {"length": "1s"}}}}}},
         WHOLE,
-        "`b` is a reduce, and only maps and sinks can follow in a chain",
+        "`b` is a reduce, and a chain can only continue with a map or a sink",
     ),
     "into one of two sinks": (
         {**TWO, "other": OUT},
@@ -44,17 +44,17 @@ REASONS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], str]] = {
         "it has `onFull`",
     ),
     "beside another one out": (TWO, [*WHOLE, arrow("a>out")], "`a` has other data edges"),
-    "beside another one in": (TWO, [*WHOLE, arrow("in>b")], "`b` reads other edges too"),
+    "beside another one in": (TWO, [*WHOLE, arrow("in>b")], "`b` also reads other edges"),
     "in a cycle": (TWO, [*WHOLE, arrow("b>a")], "it is part of a cycle"),
     "between other partitions": (
         {**TWO, "b": {**MAP, "partitions": 2}},
         WHOLE,
-        "`partitions` is 1 for `a` and 2 for `b`",
+        "`partitions` is 1 for `a` but 2 for `b`",
     ),
     "between other places": (
         {**TWO, "b": {**MAP, "placement": {"process": "own"}}},
         WHOLE,
-        "`placement` is shared for `a` and own for `b`",
+        "`placement` is shared for `a` but own for `b`",
     ),
 }  # fmt: skip
 

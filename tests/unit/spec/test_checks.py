@@ -88,15 +88,15 @@ def test_programs_that_are_there(base: Path, udf: dict[str, Any]) -> None:
         ({"python": "steps.none:f"}, "python", "there is no Python module `steps.none`"),
         ({"python": "broken.py:f"}, "python", "broken.py is not Python: "),
         ({"python": "steps:f", "workingDir": "away"}, "workingDir", "there is no directory away"),
-        ({"command": ["no-such-program"]}, "command[0]", "there is no program `no-such-program` on the PATH"),
+        ({"command": ["no-such-program"]}, "command[0]", "there is no program `no-such-program` in PATH"),
         (
             {"command": ["sh"], "env": [{"name": "PATH", "value": "/nowhere"}]},
             "command[0]",
-            "there is no program `sh` on the PATH",
+            "there is no program `sh` in PATH",
         ),
         ({"command": ["./none"]}, "command[0]", "there is no file none"),
-        ({"command": ["./plain"]}, "command[0]", "plain may not be executed"),
-        ({"container": {"image": "i"}}, "container", "this machine's runner starts no containers"),
+        ({"command": ["./plain"]}, "command[0]", "plain is not executable"),
+        ({"container": {"image": "i"}}, "container", "this machine's runner does not start containers"),
     ],
 )
 def test_programs_that_are_not(base: Path, udf: dict[str, Any], path: str, what: str) -> None:

@@ -117,7 +117,7 @@ CASES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tup
             ("spec.vertices", "the pipeline has no source"),
             ("spec.vertices", "the pipeline has no sink"),
             ("spec.vertices[0]", "`m` cannot be reached from a source"),
-            ("spec.vertices[0]", "`m` leads to no sink"),
+            ("spec.vertices[0]", "`m` does not lead to a sink"),
         ],
     ),
     "no edges": (
@@ -141,7 +141,7 @@ CASES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tup
     "a cycle without a way out": (
         {"in": IN, "a": MAP, "b": MAP, "out": OUT},
         [arrow("in>out"), arrow("in>a"), arrow("a>b"), arrow("b>a")],
-        [("spec.vertices[1]", "`a` leads to no sink"), ("spec.vertices[2]", "`b` leads to no sink")],
+        [("spec.vertices[1]", "`a` does not lead to a sink"), ("spec.vertices[2]", "`b` does not lead to a sink")],
     ),
     "input into a source, output of a sink": (
         {"in": IN, "out": OUT},
@@ -175,9 +175,9 @@ CASES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tup
         {"in": {"source": {"generator": {}, "onInvalid": "drop"}}, "m": policy_map("drop"), "c": CAT, "out": OUT},
         [arrow("in>m"), arrow("m>c"), arrow("c>out"), arrow("in!out"), arrow("m!out"), arrow("c!out")],
         [
-            ("spec.edges[3].kind", "`in` never dead-letters a record"),
-            ("spec.edges[4].kind", "`m` never dead-letters a record"),
-            ("spec.edges[5].kind", "`c` never dead-letters a record"),
+            ("spec.edges[3].kind", "`in` has no dead letters"),
+            ("spec.edges[4].kind", "`m` has no dead letters"),
+            ("spec.edges[5].kind", "`c` has no dead letters"),
         ],
     ),
     "dead letters without an edge": (
@@ -231,7 +231,7 @@ def test_event_time_is_bounded_where_others_write() -> None:
     assert edge.on_future("in") is retry.OnFailure.DEAD_LETTER
     with pytest.raises(SpecError) as caught:
         graph({"onFuture": "drop"}, "in!out", http={}, onInvalid="drop")
-    assert [problem.what for problem in caught.value.problems] == ["`in` never dead-letters a record"]
+    assert [problem.what for problem in caught.value.problems] == ["`in` has no dead letters"]
     with pytest.raises(SpecError) as caught:
         graph({"onFuture": "deadLetter"}, http={})
     assert [(problem.path, problem.what) for problem in caught.value.problems] == [

@@ -155,11 +155,11 @@ FIELD_CASES = {
             "      sink: {file: {path: 7, columns: {}}}\n",
         ),
         [
-            ("8:19", "spec.vertices[1].partitions", "'2' is of another type"),
-            ("9:17", "spec.vertices[1].replicas", "true is of another type"),
-            ("10:15", "spec.vertices[1].limits", "5 is of another type"),
-            ("11:27", "spec.vertices[1].sink.file.path", "7 is of another type"),
-            ("11:30", "spec.vertices[1].sink.file.columns", "a mapping is of another type"),
+            ("8:19", "spec.vertices[1].partitions", "'2' has the wrong type"),
+            ("9:17", "spec.vertices[1].replicas", "true has the wrong type"),
+            ("10:15", "spec.vertices[1].limits", "5 has the wrong type"),
+            ("11:27", "spec.vertices[1].sink.file.path", "7 has the wrong type"),
+            ("11:30", "spec.vertices[1].sink.file.columns", "a mapping has the wrong type"),
         ],
     ),
     "durations and sizes": (
@@ -205,7 +205,7 @@ FIELD_CASES = {
             (
                 "9:58",
                 "spec.vertices[1].sink.udsink.workingDir",
-                "`workingDir` belongs to `command` and `python` programs",
+                "`workingDir` is only for `command` and `python` programs",
             ),
         ],
     ),
@@ -235,7 +235,7 @@ FIELD_CASES = {
     ),
     "replicas": (
         vertices(IN, "    - {name: out, partitions: 2, replicas: 3, sink: {log: {}}}\n"),
-        [("7:44", "spec.vertices[1].replicas", "3 replicas cannot share 2 partition(s)")],
+        [("7:44", "spec.vertices[1].replicas", "3 replicas cannot share 2 partitions")],
     ),
     "a fallback that is missing, one that is idle": (
         vertices(
@@ -245,7 +245,7 @@ FIELD_CASES = {
         ).replace("to: out}", "to: out}, {from: in, to: two}"),
         [
             ("7:62", "spec.vertices[1].sink.retryStrategy.onFailure", "there is no fallback sink"),
-            ("8:35", "spec.vertices[2].sink.fallback", "`fallback` is never used"),
+            ("8:35", "spec.vertices[2].sink.fallback", "`fallback` has no effect"),
         ],
     ),
     "field problems and graph problems together": (
@@ -338,11 +338,11 @@ def test_a_missing_field_says_what_it_is() -> None:
     with pytest.raises(SpecError) as caught:
         load_text(vertices(IN, OUT).replace("{from: in, to: out}", "{to: out}"), "p.yaml")
     assert [str(problem) for problem in caught.value.problems] == [
-        "p.yaml:8:11: spec.edges[0].from: `from` is missing (expected: `from`: Vertex that writes) [MS-2205]"
+        "p.yaml:8:11: spec.edges[0].from: `from` is missing (expected: `from`: The vertex that writes) [MS-2205]"
     ]
 
 
-AMBIGUOUS = "means different things to different readers of YAML"
+AMBIGUOUS = "YAML parsers disagree on the meaning of"
 YAML_CASES = {
     "repeated key": (
         vertices(IN, OUT) + "  edges: []\n",
@@ -365,13 +365,13 @@ YAML_CASES = {
     "an unknown alias": ("a: *b\n", [("1:4", "", "not YAML: found undefined alias 'b'")]),
     "an alias inside itself": (
         "a: &a [*a]\n",
-        [("1:4", "a" + "[0]" * 15 + "...", "the document unfolds into too much")],
+        [("1:4", "a" + "[0]" * 15 + "...", "the document expands to too many values")],
     ),
     "an octal, or not": (
         vertices("    - {name: in, source: {generator: {rpu: 0100, records: 1_000}}}\n", OUT),
         [
-            ("6:44", "spec.vertices[0].source.generator.rpu", f"`0100` {AMBIGUOUS}"),
-            ("6:59", "spec.vertices[0].source.generator.records", f"`1_000` {AMBIGUOUS}"),
+            ("6:44", "spec.vertices[0].source.generator.rpu", f"{AMBIGUOUS} `0100`"),
+            ("6:59", "spec.vertices[0].source.generator.records", f"{AMBIGUOUS} `1_000`"),
         ],
     ),
     "nested without end": ("[" * 3000, [("1:1", "", "the values are nested too deeply")]),
@@ -391,7 +391,7 @@ def test_an_alias_bomb_is_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     ((_, _, what),) = problems_of("\n".join(lines))
-    assert what == "the document unfolds into too much"
+    assert what == "the document expands to too many values"
 
 
 def test_of_very_many_problems_the_first_are_printed() -> None:
@@ -427,7 +427,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     latin, large = tmp_path / "latin.yaml", tmp_path / "large.yaml"
     latin.write_bytes("a: 1\nb: \xe4\n".encode("latin-1"))
     large.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
-    assert problem_of_file(tmp_path) == (0, 0, "it is a directory")
+    assert problem_of_file(tmp_path) == (0, 0, "this is a directory")
     assert problem_of_file(tmp_path / "none.yaml") == (0, 0, "there is no such file")
     assert problem_of_file(latin) == (2, 4, "the text is not UTF-8")
     assert problem_of_file(large) == (0, 0, "the file is too large")

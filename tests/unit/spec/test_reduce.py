@@ -63,7 +63,7 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             (
                 f"{WINDOW}.sliding.slide",
-                "`length` and `slide` have so short a common divisor that a window has 3,600,000",
+                "a window would consist of 3,600,000 parts",
             )
         ],
     ),
@@ -90,15 +90,15 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "neither storage nor input": (
         reduce_of("python: a:f", fields(window="{fixed: {length: 1s}}", storage="{no_store: {}}", keepInput="false")),
-        [(f"{GROUP}.keepInput", "without storage the windows are only in the input")],
+        [(f"{GROUP}.keepInput", "without storage, the windows exist only in the input")],
     ),
     "an input that is not enough": (
         reduce_of("python: a:f", fields(window="{global: {trigger: {count: 5}}}", keepInput="true")),
-        [(f"{GROUP}.keepInput", "a window that a count triggers cannot be rebuilt from its input")],
+        [(f"{GROUP}.keepInput", "a window with a count trigger cannot be rebuilt from its input")],
     ),
     "an input that is not enough, and nothing else": (
         reduce_of("python: a:f", fields(window="{global: {trigger: {count: 5}}}", storage="{no_store: {}}")),
-        [(f"{GROUP}.storage.no_store", "a window that a count triggers cannot be rebuilt from its input")],
+        [(f"{GROUP}.storage.no_store", "a window with a count trigger cannot be rebuilt from its input")],
     ),
     "a policy for late records that is none": (
         reduce_of("python: a:f", fields(window="{fixed: {length: 1s}}", onLate="ignore")),
@@ -106,26 +106,26 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "no program": (
         reduce_of("retryStrategy: {}"),
-        [(UDF, "a udf with `groupBy` has none of `sql`, `python`, `command`, `container`, `address`")],
+        [(UDF, "a UDF with `groupBy` has none of `sql`, `python`, `command`, `container`, `address`")],
     ),
     "two programs": (
         reduce_of("python: a:f, address: 'h:1'"),
-        [(UDF, "a udf with `groupBy` has `python`, `address` together")],
+        [(UDF, "a UDF with `groupBy` has `python`, `address` together")],
     ),
     "a built-in": (
         reduce_of("builtin: {name: cat}"),
-        [(f"{UDF}.builtin", "a built-in works on records, not on windows")],
+        [(f"{UDF}.builtin", "a built-in processes records, not windows")],
     ),
     "settings of maps": (
         reduce_of("python: a:f, concurrency: 2, env: [{name: A, value: b}]"),
         [
-            (f"{UDF}.concurrency", "a reduce works on windows, as many at once as Spark has tasks"),
-            (f"{UDF}.env", "the function runs inside Spark's Python workers"),
+            (f"{UDF}.concurrency", "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks"),
+            (f"{UDF}.env", "`env` has no effect: the function runs inside Spark's Python workers"),
         ],
     ),
     "settings of processes": (
         reduce_of("sql: {query: SELECT 1 FROM window}, workingDir: x"),
-        [(f"{UDF}.workingDir", "`workingDir` belongs to `command` and `python` programs")],
+        [(f"{UDF}.workingDir", "`workingDir` is only for `command` and `python` programs")],
     ),
     "addresses": (
         reduce_of("address: localhost"),
@@ -143,7 +143,7 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             (f"{UDF}.sql.value.fields", "`fields` has no effect on `avro` values"),
             (f"{UDF}.sql.value.delimiter", "`delimiter` has no effect on `avro` values"),
-            (f"{UDF}.sql.value.delimiter", "';;' is not one character"),
+            (f"{UDF}.sql.value.delimiter", "';;' is not a single character"),
         ],
     ),
     "a schema that is not JSON": (
@@ -160,17 +160,17 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "a small storage": (
         reduce_of("python: a:f", fields(window="{fixed: {length: 1s}}", storage="{emptyDir: {sizeLimit: 255Mi}}")),
-        [(f"{GROUP}.storage.emptyDir.sizeLimit", "the storage is too small for the log of 1 lane(s)")],
+        [(f"{GROUP}.storage.emptyDir.sizeLimit", "the storage is too small for the logs of 1 lane")],
     ),
     "no watermarks": (
         reduce_of("python: a:f", more="  watermark: {disabled: true}\n"),
-        [("spec.watermark.disabled", "without watermarks the windows of a reduce never close")],
+        [("spec.watermark.disabled", "without watermarks, the windows of a reduce never close")],
     ),
     "two Sparks": (
         reduce_of("python: a:f", more="  spark: {master: 'local[2]', remote: 'sc://h:1', driverMemory: 1Gi}\n"),
         [
             ("spec.spark", "spark has `master`, `remote` together"),
-            ("spec.spark.driverMemory", "`driverMemory` belongs to a driver that is started here"),
+            ("spec.spark.driverMemory", "`driverMemory` is only for a driver that is started here"),
         ],
     ),
     "Sparks that are none": (
@@ -186,14 +186,14 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
             "python: a:f",
             more="  spark: {driverMemory: 300Mi, conf: {spark.master: yarn, sql.ansi: 1, spark.x: [1]}}\n",
         ),
-        [("spec.spark.conf.spark.x", "a list is of another type")],
+        [("spec.spark.conf.spark.x", "a list has the wrong type")],
     ),
     "settings of Spark, read": (
         reduce_of("python: a:f", more="  spark: {driverMemory: 300Mi, conf: {spark.master: yarn, sql.ansi: 1}}\n"),
         [
-            ("spec.spark.driverMemory", "Spark does not start with so small a heap"),
-            ("spec.spark.conf.spark.master", "`spark.master` has a field of its own"),
-            ("spec.spark.conf.sql.ansi", "`sql.ansi` is not a setting of Spark's"),
+            ("spec.spark.driverMemory", "Spark does not start with such a small heap"),
+            ("spec.spark.conf.spark.master", "`spark.master` has no effect: there is a field for it"),
+            ("spec.spark.conf.sql.ansi", "`sql.ansi` is not a Spark setting"),
         ],
     ),
     "an edge named like the windows' input": (
@@ -214,7 +214,7 @@ def test_problems_of_reduces(text: str, expected: list[tuple[str, str]]) -> None
 def test_a_map_has_no_program_of_reduces() -> None:
     text = reduce_of("sql: {query: q}, address: 'h:1'").replace(", groupBy: {window: {fixed: {length: 60s}}}", "")
     assert [(path, what) for _, path, what in problems_of(text)] == [
-        (f"{UDF}.sql", "`sql` is a way to compute windows, and the vertex has none"),
+        (f"{UDF}.sql", "`sql` computes windows, and the vertex has no windows"),
     ]
 
 
@@ -226,12 +226,12 @@ SHAPES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tu
     "a reduce that reads itself": (
         {"in": IN, "r": reduce(), "out": OUT},
         [arrow("in>r"), arrow("r>r"), arrow("r>out")],
-        [("spec.vertices[1]", "`r` is a reduce and part of a cycle, in which no window could close")],
+        [("spec.vertices[1]", "`r` is a reduce in a cycle, where no window can close")],
     ),
     "a reduce in a cycle, which its late records close": (
         {"in": IN, "r": reduce(onLate="edge"), "m": MAP, "out": OUT},
         [arrow("in>r"), arrow("r>out"), arrow("r>m", kind="late"), arrow("m>r")],
-        [("spec.vertices[1]", "`r` is a reduce and part of a cycle, in which no window could close")],
+        [("spec.vertices[1]", "`r` is a reduce in a cycle, where no window can close")],
     ),
     "dead letters that come back are named once": (
         {"in": IN, "r": reduce(), "out": OUT},
@@ -242,8 +242,8 @@ SHAPES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tu
         {"in": IN, "m": MAP, "out": OUT},
         [arrow("in>m"), arrow("m>out"), arrow("m>out", kind="late"), arrow("in>out", kind="late")],
         [
-            ("spec.edges[2].kind", "`m` is not a reduce and leaves no record out as late"),
-            ("spec.edges[3].kind", "`in` is not a reduce and leaves no record out as late"),
+            ("spec.edges[2].kind", "`m` is not a reduce and has no late records"),
+            ("spec.edges[3].kind", "`in` is not a reduce and has no late records"),
         ],
     ),
     "late records that are dropped": (
@@ -277,7 +277,7 @@ SHAPES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tu
             "out": OUT,
         },
         [arrow("in>r"), arrow("r>out"), arrow("r!out")],
-        [("spec.edges[2].kind", "`r` never dead-letters a record")],
+        [("spec.edges[2].kind", "`r` has no dead letters")],
     ),
 }
 
@@ -296,7 +296,7 @@ def test_a_late_edge_takes_every_late_record() -> None:
         "to: out}]", "to: out}, {from: sum, to: out, kind: late, conditions: {tags: {values: [a]}}}]"
     )
     assert [(path, what) for _, path, what in problems_of(text)] == [
-        ("spec.edges[2].conditions", "a late edge takes every record that comes to its vertex too late")
+        ("spec.edges[2].conditions", "a late edge takes every late record of its vertex")
     ]
 
 
@@ -393,7 +393,7 @@ MAPS = (
 def test_a_result_that_never_comes_is_noted() -> None:
     text = reduce_of("python: a:f", "{window: {global: {}}}")
     (note,) = load_text(text, "p.yaml").notes
-    assert note.what == "without a `trigger` a result comes when every source has ended, and `in` has no end"
+    assert note.what == "without a `trigger` the result comes when every source has ended, but `in` never ends"
     assert load_text(text.replace("generator: {}", "generator: {records: 5}"), "p.yaml").notes == ()
 
 

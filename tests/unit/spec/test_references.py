@@ -56,9 +56,9 @@ def test_a_reference_stays_one_in_what_is_stored(monkeypatch: pytest.MonkeyPatch
         ("{env: A, file: b}", "", "a reference has `env`, `file` together"),
         ("{}", "", "a reference has none of `env`, `file`"),
         ("{environment: A, env: B}", ".environment", "unknown field `environment`"),
-        ("{env: 1}", ".env", "1 is of another type"),
-        ("7", "", "7 is of another type"),
-        ('"Bearer ${TOKEN}"', "", "`${TOKEN}` is not expanded: nothing in a pipeline file is"),
+        ("{env: 1}", ".env", "1 has the wrong type"),
+        ("7", "", "7 has the wrong type"),
+        ('"Bearer ${TOKEN}"', "", "`${TOKEN}` is not expanded: pipeline files have no variables"),
     ],
 )
 def test_what_is_no_reference_is_said_at_its_place(written: str, path: str, what: str) -> None:

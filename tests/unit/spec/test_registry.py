@@ -70,8 +70,8 @@ def installed(*entries: EntryPoint) -> Registry[SinkKind[SpecModel]]:
     ("values", "why"),
     [
         (["no.such.module:SINK"], r"the sink x of Millstream cannot be loaded: ModuleNotFoundError"),
-        (["json:dumps"], r"the sink x of Millstream does not fit: json:dumps is not a SinkKind"),
-        (["a:A", "b:B"], r"several packages have a sink called x: .*; remove all but one"),
+        (["json:dumps"], r"the sink x of Millstream is not usable: json:dumps is not a SinkKind"),
+        (["a:A", "b:B"], r"several packages have a sink named x: .*; remove all but one"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(values: list[str], why: str) -> None:

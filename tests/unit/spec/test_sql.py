@@ -28,11 +28,11 @@ def test_queries_of_spark_s(query: str) -> None:
 @pytest.mark.parametrize(
     ("query", "doubt"),
     [
-        ("SELECT count(* FROM window", "the query may not be SQL near `FROM` (its line 1, column 19)"),
-        ("SELECT key\nFROM window\nWHERE", "the query may not be SQL near `WHERE` (its line 3, column 5)"),
-        ("SELECT 'open FROM window", "the query may not be SQL: a text or a comment in it may have no end"),
-        ("SELECT 1; SELECT 2", "the query may be 2 statements instead of one"),
-        ("-- nothing", "the query may be 0 statements instead of one"),
+        ("SELECT count(* FROM window", "the query may not be valid SQL near `FROM` (line 1, column 19 of the query)"),
+        ("SELECT key\nFROM window\nWHERE", "the query may not be valid SQL near `WHERE` (line 3, column 5 of the query)"),
+        ("SELECT 'open FROM window", "the query may not be valid SQL: a text or comment in it may not be closed"),
+        ("SELECT 1; SELECT 2", "the query may contain 2 statements instead of one"),
+        ("-- nothing", "the query may contain 0 statements instead of one"),
         ("DROP TABLE window", "the query may be a DROP instead of a SELECT"),
     ],
 )
