@@ -262,7 +262,7 @@ async def test_each_record_counts_once_through_a_function_of_another_protocol_th
     ("written", "problem"),
     [
         ("command: [PYTHON, square.py], protocol: telegraph", "there is no UDF protocol `telegraph`"),
-        ('python: "square.py:answer", protocol: lines', "`protocol` belongs to programs that are processes"),
+        ('python: "square.py:answer", protocol: lines', "`protocol` has no effect"),
         ("address: host:1, tls: {}, protocol: lines", "the protocol `lines` does not support encryption"),
         (
             "command: [PYTHON, square.py], protocol: lines, groupBy: {window: {fixed: {length: 1s}}}",

@@ -119,7 +119,10 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "settings of maps": (
         reduce_of("python: a:f, concurrency: 2, env: [{name: A, value: b}]"),
         [
-            (f"{UDF}.concurrency", "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks"),
+            (
+                f"{UDF}.concurrency",
+                "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks",
+            ),
             (f"{UDF}.env", "`env` has no effect: the function runs inside Spark's Python workers"),
         ],
     ),

@@ -29,7 +29,10 @@ def test_queries_of_spark_s(query: str) -> None:
     ("query", "doubt"),
     [
         ("SELECT count(* FROM window", "the query may not be valid SQL near `FROM` (line 1, column 19 of the query)"),
-        ("SELECT key\nFROM window\nWHERE", "the query may not be valid SQL near `WHERE` (line 3, column 5 of the query)"),
+        (
+            "SELECT key\nFROM window\nWHERE",
+            "the query may not be valid SQL near `WHERE` (line 3, column 5 of the query)",
+        ),
         ("SELECT 'open FROM window", "the query may not be valid SQL: a text or comment in it may not be closed"),
         ("SELECT 1; SELECT 2", "the query may contain 2 statements instead of one"),
         ("-- nothing", "the query may contain 0 statements instead of one"),
