@@ -110,6 +110,5 @@ async def test_the_file_alone_is_only_doubted(tmp_path: Path) -> None:
     assert ended.err == ""
     assert (
         "the query may not be valid SQL near `FROM` (line 1, column 19 of the query); without `--file-only`, "
-        "Spark checks it"
-        in ended.out
+        "Spark checks it" in ended.out
     )
