@@ -23,7 +23,8 @@ from urllib.parse import ParseResult
 from millstream import codes, limits
 from millstream.errors import InfrastructureError
 from millstream.nats.access import BrokerAccess
-from millstream.nats.client import Client, Msg, TcpTransport, nats_errors
+from millstream.nats.client import Client, Msg, Subscription, TcpTransport, nats_errors
+from millstream.nats.direct import DirectClient, Listener
 
 _log = logging.getLogger(__name__)
 
@@ -83,10 +84,9 @@ class BrokerConnection:
     def __init__(self, access: BrokerAccess, name: str) -> None:
         self._access = access
         self._name = name
-        self._client = Client()
         # A connection whose peer has vanished still has bytes to send: closing it must not wait for them.
         self._transport = _AbortingTransport(encrypted=access.tls is not None)
-        self._client._transport = self._transport
+        self._client = DirectClient(self._transport)
         self._up = asyncio.Event()
         self._closing = False
         self._refusal: str | None = None
@@ -158,7 +158,7 @@ class BrokerConnection:
         finally:
             self._opening = None
         self._inbox = self._client.new_inbox()
-        await self._client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
+        await self._client.listen(f"{self._inbox}.*", self._on_answer)
         self._up.set()
 
     async def close(self) -> None:
@@ -196,6 +196,10 @@ class BrokerConnection:
         self._loss_listeners.add(listener)
         return lambda: self._loss_listeners.discard(listener)
 
+    async def listen(self, subject: str, listener: Listener) -> Subscription:
+        """Have `listener` called for each message on `subject`, as soon as it is read."""
+        return await self._client.listen(subject, listener)
+
     def expect_answer(self) -> tuple[str, asyncio.Future[Msg]]:
         """A subject to answer to, and the answer; it fails with `AnswerLostError` when the connection does."""
         self._requests += 1
@@ -207,12 +211,11 @@ class BrokerConnection:
 
     async def answer_of(self, answer: asyncio.Future[Msg], timeout_s: float) -> Msg:
         """The answer, when it comes in time."""
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._too_late, answer, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                message = await answer
-        except TimeoutError as error:
-            raise AnswerLostError(f"no answer in {timeout_s:g} s") from error
+            message = await answer
         finally:
+            timer.cancel()
             answer.cancel()
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
             raise UnansweredError("no server answers requests to JetStream there")
@@ -224,6 +227,8 @@ class BrokerConnection:
         """Send one message. Returns before it is on the wire."""
         if reply.startswith(self._inbox):
             self._asked[reply.rpartition(".")[2]] = subject
+        if self._client.send(subject, payload, headers, reply):
+            return
         try:
             await self._client.publish(subject, payload, reply=reply, headers=headers)
         except (nats_errors.OutboundBufferLimitError, nats_errors.ConnectionClosedError) as error:
@@ -284,7 +289,7 @@ class BrokerConnection:
             for listener in list(self._loss_listeners):
                 listener()
 
-    async def _on_answer(self, message: Msg) -> None:
+    def _on_answer(self, message: Msg) -> None:
         answer = self._answers.get(message.subject.rpartition(".")[2])
         if answer is not None and not answer.done():
             answer.set_result(message)
@@ -340,6 +345,9 @@ class BrokerConnection:
     def _fail_answers(self) -> None:
         for answer in list(self._answers.values()):
             self._fail(answer, AnswerLostError("the connection was lost"))
+
+    def _too_late(self, answer: asyncio.Future[Msg], timeout_s: float) -> None:
+        self._fail(answer, AnswerLostError(f"no answer in {timeout_s:g} s"))
 
     @staticmethod
     def _fail(answer: asyncio.Future[Msg], error: Exception) -> None:

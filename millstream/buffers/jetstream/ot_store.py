@@ -102,14 +102,14 @@ class JetStreamOtStore(RevisionedOtStore):
     async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
         queue = UpdateQueue(self._statistics)
 
-        async def on_update(message: Msg) -> None:
+        def on_update(message: Msg) -> None:
             try:
                 queue.on_update(self._decode(message.subject, message.data))
             except DamageError as error:
                 queue.fail(error)
 
         client = self._connection.client
-        subscription = await client.subscribe(f"{self._prefix}>", cb=on_update)
+        subscription = await self._connection.listen(f"{self._prefix}>", on_update)
         try:
             async with open_tasks() as tasks:
                 rereading = tasks.create_task(self._reread(queue), name=f"read of {self._bucket}")

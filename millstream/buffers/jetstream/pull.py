@@ -123,10 +123,7 @@ class PullReader:
         return self._arrived_bytes
 
     async def open(self) -> None:
-        # The limits of the subscription are off: what is asked for is bounded, and a drop would be a gap.
-        self._subscription = await self._connection.client.subscribe(
-            f"{self._inbox}.*", cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
-        )
+        self._subscription = await self._connection.listen(f"{self._inbox}.*", self._on_message)
         self._deaf = self._connection.on_loss(self._something.set)
         await self._new_consumer()
 
@@ -194,7 +191,7 @@ class PullReader:
             except AnswerLostError as error:
                 self._needs_restart(str(error))
 
-    async def _on_message(self, message: Msg) -> None:
+    def _on_message(self, message: Msg) -> None:
         # A frame comes under its own subject; what it answers stands in its reply. A status comes to our inbox.
         if not message.reply.startswith("$JS.ACK."):
             if message.subject == f"{self._inbox}.{self._round}":

@@ -138,10 +138,7 @@ class JetStreamSourceLane:
         self._restore()
         if self._idle:
             return
-        # The limits of the subscription are off: what is asked for is bounded, and a drop would be a gap.
-        self._subscription = await self._connection.client.subscribe(
-            f"{self._inbox}.*", cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
-        )
+        self._subscription = await self._connection.listen(f"{self._inbox}.*", self._on_message)
         self._deaf = self._connection.on_loss(self._something.set)
         await self._reaching.first(self._first_consumer, self._spec.timeout_s)
 
@@ -343,7 +340,7 @@ class JetStreamSourceLane:
             reply=f"{self._inbox}.{self._round}",
         )
 
-    async def _on_message(self, message: Msg) -> None:
+    def _on_message(self, message: Msg) -> None:
         # A message comes under its own subject; what it answers stands in its reply. A status comes to our inbox.
         if not message.reply.startswith("$JS.ACK."):
             if message.subject == f"{self._inbox}.{self._round}":

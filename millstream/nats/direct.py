@@ -1,0 +1,115 @@
+"""A client of NATS that takes the short way for what every frame needs: a message sent, and a message received.
+
+    publish ─► socket                       unless something waits there already: then the library's buffer and its task
+    socket ─► listener, at once             instead of a queue and a task for each subscription
+
+Above it: the connection. Below it: `nats-py`, which keeps the connection, the subscriptions and everything seldom. What
+is done here must look the same to it: its buffer stays in front of what is sent later, and errors of listeners are
+given to its callback.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from millstream.nats.client import Client, Msg, Subscription, TcpTransport
+
+Listener = Callable[[Msg], None]
+"""Is called while the socket is read, so it must not take long."""
+
+_WRITES_AT_ONCE = 64 * 1024
+"""Bytes that may wait in the socket's buffer before a message goes through the library, which waits for room."""
+_JOINED_MAX = 16 * 1024
+"""A longer payload is not copied behind its header."""
+_SUBJECT = re.compile(r"\S+")
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""A header's name that the library sends."""
+_NAME = re.compile(r"[!-9;-~]+")
+"""One that it reads."""
+_LINE_BREAK = re.compile(r"[\r\n]")
+_SPACES = " \t\r\n\v\f"
+_HEAD = b"NATS/1.0\r\n"
+_END = b"\r\n"
+
+
+class DirectClient(Client):
+    """See the module."""
+
+    def __init__(self, transport: TcpTransport) -> None:
+        """`transport`: of all its connections, one after another."""
+        super().__init__()
+        self._transport = self._tcp = transport
+        self._listeners: dict[int, Listener] = {}
+        """By the number of the subscription."""
+
+    async def listen(self, subject: str, listener: Listener) -> Subscription:
+        """Subscribe, and have `listener` called for each message when it is read, before the next one."""
+        sid = self._sid + 1
+        self._listeners[sid] = listener
+        try:
+            # The limits are off: nothing is kept for a listener, so nothing is dropped.
+            return await self.subscribe(subject, pending_msgs_limit=0, pending_bytes_limit=0)
+        except BaseException:
+            self._listeners.pop(sid, None)
+            raise
+
+    def send(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bool:
+        """Write a message to the socket. False when that must be left to `publish`, which knows every case."""
+        # Not connected, or messages in front of it wait for their turn; the library waits for the server, or refuses.
+        if self._status != Client.CONNECTED or self._pending or len(payload) > self._max_payload:
+            return False
+        if not _SUBJECT.fullmatch(subject) or (reply and not _SUBJECT.fullmatch(reply)):
+            return False
+        writer = self._tcp._io_writer
+        if writer is None or writer.transport.get_write_buffer_size() > _WRITES_AT_ONCE:
+            return False
+        if headers is None:
+            head = f"PUB {subject} {reply} {len(payload)}\r\n".encode()
+        else:
+            for name, value in headers.items():
+                if not _TOKEN.fullmatch(name) or _LINE_BREAK.search(value):
+                    return False
+            lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
+            size = len(_HEAD) + len(lines) + len(_END)
+            command = f"HPUB {subject} {reply} {size} {size + len(payload)}\r\n".encode()
+            head = b"".join((command, _HEAD, lines, _END))
+        pieces = [head, payload, _END]
+        if len(payload) <= _JOINED_MAX:
+            pieces = [b"".join(pieces)]
+        try:
+            self._tcp.writelines(pieces)  # type: ignore[no-untyped-call]  # as its base class is
+        except (OSError, RuntimeError):
+            # The connection has just been lost, and the library is about to notice.
+            return False
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(payload)
+        return True
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._listeners.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        listener = self._listeners.get(sid)
+        if listener is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        named = await self._process_headers(headers) if headers else None
+        try:
+            listener(Msg(self, subject.decode(), reply.decode(), data, named, _sid=sid))
+        except Exception as error:  # noqa: BLE001 - the others are still read
+            await self._error_cb(error)
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """As the library's, which looks at each letter of each name."""
+        named: dict[str, str] = {}
+        for line in raw.decode("utf-8", "replace").split("\r\n"):
+            name, colon, value = line.partition(":")
+            name = name.strip(_SPACES)
+            if colon and _NAME.fullmatch(name):
+                named[name] = value.strip(_SPACES)
+        return named
