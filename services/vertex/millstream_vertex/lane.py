@@ -94,6 +94,7 @@ class LaneCore:
         self._told: tuple[int, int] | None = None
         """Records and bytes, in and out, as of the last entry that was published soon."""
         self._gathering: asyncio.Timeout | None = None
+        self._hurried = False
         self._leaving = False
         self.left = False
         """Something that was read was not committed."""
@@ -146,6 +147,7 @@ class LaneCore:
         something."""
         begun_s: float | None = None
         until_s, there = 0.0, 0
+        self._hurried = False
         while True:
             now_s = self.clock.monotonic_s()
             if begun_s is None:
@@ -161,12 +163,17 @@ class LaneCore:
                 async with asyncio.timeout(until_s - now_s) as self._gathering:
                     ready = await self.units.ready()
             except TimeoutError:
-                break
+                if self._hurried:
+                    break
+                # The loop's timers may be a millisecond early, which is as long as what is waited for.
+                continue
             finally:
                 self._gathering = None
             if not ready:
                 break
             waiting.extend(unit for units in ready for unit in units)
+            if begun_s is not None and not self._linger.expects_more(until_s - self.clock.monotonic_s()):
+                break
         if begun_s is not None:
             now_s = self.clock.monotonic_s()
             self._linger.end(now_s, len(waiting), now_s - begun_s, len(waiting) - there)
@@ -182,6 +189,7 @@ class LaneCore:
 
     def _hurry(self) -> None:
         """Nothing is gained by waiting for more any longer."""
+        self._hurried = True
         if self._gathering is not None and not self._gathering.expired():
             self._gathering.reschedule(asyncio.get_running_loop().time())
 

@@ -16,6 +16,8 @@ _PROBE_EVERY = 16
 """Of so many commits without a wait one waits, to see whether it brings something."""
 _FORGET = 8
 """Units after which the pace before them hardly counts."""
+_SLACK = 1.25
+"""The first wait is so many times what one unit takes to arrive: none comes to the microsecond."""
 _REST = 4
 """A lane without a commit for so many of the longest waits has come to rest: nothing is known of the pace of what comes
 then."""
@@ -34,6 +36,8 @@ class Linger:
         self._last_s: float | None = None
         """When the last commit began."""
         self._probed = False
+        self._missed = False
+        """The last wait brought nothing."""
 
     def begin(self, now_s: float, records: int, size: int) -> float:
         """A commit could begin now. How long should it wait for more? `records` and `size` (bytes) wait already."""
@@ -49,7 +53,11 @@ class Linger:
         if self._apart_s >= self._longest_s or self._without < _PROBE_EVERY:
             return 0.0
         self._without, self._probed = 0, True
-        return self._apart_s
+        return min(self._longest_s, _SLACK * self._apart_s)
+
+    def expects_more(self, left_s: float) -> bool:
+        """Something has come in the course of a wait. Is another unit likely in what is left of it?"""
+        return self._apart_s <= left_s
 
     def end(self, now_s: float, units: int, waited_s: float, came: int) -> None:
         """The commit of `units` begins now, of which `came` in the course of a wait of `waited_s`."""
@@ -59,12 +67,14 @@ class Linger:
         self._last_s = now_s
         if not waited_s:
             return
+        missed, self._missed = self._missed, not came
         if came:
             self._wait_s = min(self._longest_s, 2 * max(waited_s, self._wait_s))
-        else:
+        elif self._probed or missed:
             # A sender that waits for one answer before it sends again gains nothing.
             self._wait_s = 0.0 if self._probed else self._wait_s / 2
-            if self._wait_s < self._longest_s / 8:
+            # Nor does a wait that is shorter than one unit takes.
+            if self._wait_s < max(self._apart_s, self._longest_s / 8):
                 self._wait_s = 0.0
 
 

@@ -60,6 +60,26 @@ def test_what_comes_in_hundreds_a_second_is_joined() -> None:
     assert run.longest_s <= COMMIT_LINGER_S
 
 
+def test_one_that_comes_late_ends_no_waits_and_two_do() -> None:
+    linger = Linger()
+    arriving_at([number * 4 * MS for number in range(500)], linger=linger)
+    now_s, waits_s = 2.0, []
+    for came in (0, 1, 0, 0, 0):
+        waits_s.append(linger.begin(now_s, 1, 1))
+        now_s += waits_s[-1]
+        linger.end(now_s, 1 + came, waits_s[-1], came)
+        now_s += COMMIT_S
+    # One that is shorter than a unit takes would bring nothing, so there is none.
+    assert waits_s == [COMMIT_LINGER_S] * 4 + [0.0]
+
+
+def test_a_wait_ends_when_the_next_unit_is_not_due_in_it() -> None:
+    linger = Linger()
+    arriving_at([number * 3 * MS for number in range(500)], linger=linger)
+    assert linger.expects_more(4 * MS)
+    assert not linger.expects_more(1 * MS)
+
+
 def test_what_brings_enough_waits_for_nothing() -> None:
     linger = Linger()
     arriving_at([number * MS for number in range(500)], linger=linger)

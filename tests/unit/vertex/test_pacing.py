@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from millstream.clock import END_OF_TIME_US, SystemClock
+from millstream.clock import END_OF_TIME_US, Clock, SystemClock
 from millstream.limits import COMMIT_LINGER_RECORDS_MAX
 from millstream.record import BufferId, Position
 from millstream.telemetry import Telemetry
@@ -29,8 +29,15 @@ COMMITS_AT_ONCE = 16
 """So many wait for nothing before one checks whether a wait brings something."""
 
 
+class SlowClock(SystemClock):
+    """For it, every timer is early."""
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() / 2
+
+
 class Pacing:
-    """A lane that commits bare progress once an hour."""
+    """A lane that commits bare progress once an hour, or as often as is said."""
 
     def __init__(self, core: LaneCore) -> None:
         self.core = core
@@ -62,7 +69,7 @@ class Pacing:
 
 
 @asynccontextmanager
-async def open_pacing() -> AsyncIterator[Pacing]:
+async def open_pacing(clock: Clock | None = None, interval_s: float = NEVER_S) -> AsyncIterator[Pacing]:
     async with open_rig() as rig:
         committer = await rig.committer(LANE, Router([Route(OUT.edge, 1, None)]))
         store = await rig.stores.store(LANE.vertex)
@@ -72,10 +79,10 @@ async def open_pacing() -> AsyncIterator[Pacing]:
             committer,
             store,
             Telemetry(),
-            SystemClock(),
+            clock or SystemClock(),
             tracker,
             watermarks=True,
-            commit_interval_s=NEVER_S,
+            commit_interval_s=interval_s,
             linger=Linger(NEVER_S),
         )
         yield Pacing(core)
@@ -93,6 +100,18 @@ async def test_progress_waits_until_there_is_output() -> None:
         pacing.add(5, b"more")
         assert await pacing.commits.get() == 5
         assert pacing.commits.empty()
+        pacing.core.units.close()
+
+
+async def test_a_timer_that_is_early_ends_no_wait() -> None:
+    clock, interval_s = SlowClock(), 0.05
+    async with open_pacing(clock, interval_s) as pacing, asyncio.TaskGroup() as tasks:
+        tasks.create_task(pacing.run())
+        begun_s = clock.monotonic_s()
+        for sequence in (1, 2):
+            pacing.add(sequence)
+            assert await pacing.commits.get() == sequence
+        assert clock.monotonic_s() >= begun_s + interval_s
         pacing.core.units.close()
 
 
