@@ -7,7 +7,9 @@
 Starts `millstream run`, lets it come to rest, and reads what the system says of each process at the beginning and at
 the end of a stretch: processor seconds for a second of time, in percent of one processor, which hardly depend on what
 else the machine has to do. Latencies are those of the sink's histogram, from the time that a record was due to its
-delivery; they do depend on the machine. The last line is one JSON object.
+delivery; they do depend on the machine. The histogram counts frames by their oldest record. The latency of records is
+computed from it: the records of a frame were due at equal intervals, and frames have the same number of them. The last
+line is one JSON object.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import psutil
 
 from millstream.errors import RetryLaterError
 from millstream.ports import free_ports
-from millstream_runner.bench.latency import scrape_latency
+from millstream_runner.bench.latency import LatencyCounts, scrape_latency
 
 _START_LIMIT_S = 300.0
 _WARM_UP_S = 10.0
@@ -36,6 +38,8 @@ _WARM_UP_S = 10.0
 _HEAD = "apiVersion: millstream.io/v1alpha1\nkind: Pipeline\nmetadata: {name: low}\nspec:\n  vertices:\n"
 _FUNCTION = "def process(value):\n    return value\n"
 _BRANCHES = 6
+_SAMPLES = 500
+"""Frames of which the latency of records is computed."""
 
 
 def three_vertices(rate: int) -> str:
@@ -104,8 +108,8 @@ def taken(runner: int, data: Path) -> dict[str, float]:
     return seconds
 
 
-async def measure(text: str, seconds: float, workers: int | None, sink: str | None) -> Any:
-    """Percent of a processor for each process, and latencies at `sink` in milliseconds."""
+async def measure(text: str, seconds: float, workers: int | None, sink: str | None, rate: int = 1) -> Any:
+    """Percent of a processor for each process, and latencies at `sink` in milliseconds, at `rate` records a second."""
     port = free_ports(16)
     async with running(text, port, workers) as (runner, data):
         await until_started(data)
@@ -124,7 +128,19 @@ async def measure(text: str, seconds: float, workers: int | None, sink: str | No
                     f"p{100 * share:.0f}": (counts.quantile_s(share) or 0.0) * 1000 for share in (0.5, 0.99)
                 }
                 found["frames_per_s"] = counts.total / passed_s
+                spread_s = max(0.0, passed_s / max(1, counts.total) - 1 / rate)
+                found["record_latency_ms"] = {
+                    f"p{100 * share:.0f}": record_quantile_s(counts, share, spread_s) * 1000 for share in (0.5, 0.99)
+                }
         return found
+
+
+def record_quantile_s(counts: LatencyCounts, share: float, spread_s: float) -> float:
+    """The latency that this share of the records did not exceed, where the oldest record of a frame was due `spread_s`
+    before its newest."""
+    frames = [counts.quantile_s((number + 0.5) / _SAMPLES) or 0.0 for number in range(_SAMPLES)]
+    records = sorted(max(0.0, oldest_s - spread_s * step / 10) for oldest_s in frames for step in range(11))
+    return records[min(len(records) - 1, int(share * len(records)))]
 
 
 def _port_of(data: Path, replica: str) -> int:
@@ -135,8 +151,14 @@ def _port_of(data: Path, replica: str) -> int:
 
 def lines(title: str, found: Mapping[str, Any]) -> list[str]:
     shares = ", ".join(f"{name} {share:.2f}" for name, share in found["percent"].items())
-    late = ", ".join(f"{name} {value:.1f} ms" for name, value in found.get("latency_ms", {}).items())
-    return [f"{title}: percent of a processor: {shares}", *([f"  latency {late}"] if late else [])]
+    found_lines = [f"{title}: percent of a processor: {shares}"]
+    for key, what in (("latency_ms", "frames, by their oldest record"), ("record_latency_ms", "records")):
+        if key in found:
+            late = ", ".join(f"{name} {value:.1f} ms" for name, value in found[key].items())
+            found_lines.append(f"  latency of {what}: {late}")
+    if "frames_per_s" in found:
+        found_lines.append(f"  {found['frames_per_s']:.0f} frames/s")
+    return found_lines
 
 
 def main() -> None:
@@ -150,7 +172,7 @@ def main() -> None:
     found = {}
     if options.only != "idle":
         text = three_vertices(options.rate)
-        found["rate"] = asyncio.run(measure(text, options.seconds, options.workers, "out-0"))
+        found["rate"] = asyncio.run(measure(text, options.seconds, options.workers, "out-0", options.rate))
         print("\n".join(lines(f"{options.rate} records/s", found["rate"])), flush=True)
     if options.only != "rate":
         found["idle"] = asyncio.run(measure(idle_vertices(), options.seconds, options.workers, None))
