@@ -203,6 +203,8 @@ REGISTRY_REFERENCES_MAX = 256
 """Schemas to which one schema may refer, directly or not."""
 REGISTRY_SCHEMAS_MAX = 1024
 """Schemas that a lane remembers; those that it cannot use are remembered apart."""
+REGISTRY_REQUESTS_MAX = 8
+"""Requests that a lane has at a schema registry at a time."""
 REGISTRY_UNKNOWN_S = 10.0
 """For how long a schema that the registry does not know is not asked for again."""
 RABBITMQ_UNCONFIRMED_MAX = 1000

@@ -40,6 +40,8 @@ _VERTEX = [
     "sqs",
     "--extra",
     "avro",
+    "--extra",
+    "jsonschema",
 ]
 """What every vertex may need."""
 INPUTS: dict[Path, list[str]] = {

@@ -25,8 +25,8 @@ def parsed(schema: Schema) -> Any:
     """What fastavro makes of a schema. Raises `ValueError` for one that it does not take."""
     named: dict[str, Any] = {}
     try:
-        for text in schema.references:
-            parse_schema(json.loads(text), named_schemas=named)
+        for referred in schema.references:
+            parse_schema(json.loads(referred.text), named_schemas=named)
         return parse_schema(json.loads(schema.text), named_schemas=named)
     except Exception as error:  # fastavro raises whatever it stumbles over
         raise ValueError(f"cannot be used: {type(error).__name__}: {error}") from error

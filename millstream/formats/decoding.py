@@ -8,7 +8,7 @@ reason. An empty value (a tombstone of Kafka's) stays empty.
 
 from __future__ import annotations
 
-import json
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,15 +18,14 @@ from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import UserError
 from millstream.extract import shown
+from millstream.formats.confluent import HEADER_BYTES, TYPES, id_of
+from millstream.formats.json_values import checked
 from millstream.formats.registry import Registry, Schema, open_registry
-from millstream.limits import RECORD_BYTES_MAX, REGISTRY_SCHEMAS_MAX, REGISTRY_UNKNOWN_S
+from millstream.limits import RECORD_BYTES_MAX, REGISTRY_REQUESTS_MAX, REGISTRY_SCHEMAS_MAX, REGISTRY_UNKNOWN_S
 from millstream.spec.formats import Format
 
 Decode = Callable[[bytes], bytes]
 """From the bytes of a value to JSON. Raises `ValueError`."""
-
-_HEADER_BYTES = 5
-_TYPES = {"avro": "AVRO", "json": "JSON"}
 
 
 class Decoder:
@@ -48,18 +47,33 @@ class Decoder:
 
         Raises what `Registry.schema` raises: then nothing was decoded.
         """
-        for schema_id in dict.fromkeys(_id_of(value) for value in values):
-            if schema_id is not None:
-                await self._learn(schema_id)
+        await self._learn_all({found for value in values if (found := id_of(value)) is not None})
         return [self._decoded(value) for value in values]
 
-    async def _learn(self, schema_id: int) -> None:
-        """Have it in one of the two, for the calls that follow."""
-        reason, until_s = self._unusable.get(schema_id, ("", 0.0))
-        if schema_id in self._known or (reason and self._clock.monotonic_s() < until_s):
+    async def _learn_all(self, schema_ids: set[int]) -> None:
+        """Have each in one of the two, for the calls that follow. Those that are not there are asked for together."""
+        now_s = self._clock.monotonic_s()
+        wanted = [
+            schema_id
+            for schema_id in sorted(schema_ids)
+            if schema_id not in self._known and self._unusable.get(schema_id, ("", now_s))[1] <= now_s
+        ]
+        if not wanted:
             return
         await self._learn_reader()
-        schema = await self._registry.schema(schema_id)
+        for start in range(0, len(wanted), REGISTRY_REQUESTS_MAX):
+            # A batch of garbage may name thousands, so they are not all asked for at once.
+            part = wanted[start : start + REGISTRY_REQUESTS_MAX]
+            try:
+                async with asyncio.TaskGroup() as asking:
+                    tasks = [asking.create_task(self._registry.schema(schema_id)) for schema_id in part]
+            except ExceptionGroup as errors:
+                # The first request that failed has ended the others; callers know single errors.
+                raise errors.exceptions[0] from errors
+            for schema_id, task in zip(part, tasks, strict=True):
+                self._learn(schema_id, task.result())
+
+    def _learn(self, schema_id: int, schema: Schema | None) -> None:
         # Garbage may begin with any id, so what is remembered is bounded; what is forgotten is asked for again.
         for remembered in (self._known, self._unusable):
             while len(remembered) >= REGISTRY_SCHEMAS_MAX:
@@ -73,11 +87,15 @@ class Decoder:
     def _made(self, schema: Schema | None) -> Decode:
         if schema is None:
             raise ValueError("is not known to the registry")
-        wanted = _TYPES[self._settings.encoding]
+        wanted = TYPES[self._settings.encoding]
         if schema.type != wanted:
             raise ValueError(f"is of type {schema.type}, and `format` expects {wanted}")
         if self._settings.encoding == "json":
-            return _checked
+            return checked
+        if self._settings.encoding == "protobuf":
+            from millstream.formats import protobuf
+
+            return protobuf.decoder(protobuf.parsed(schema))
         from millstream.formats import avro
 
         return avro.decoder(avro.parsed(schema), self._reader)
@@ -100,10 +118,10 @@ class Decoder:
     def _decoded(self, value: bytes) -> bytes | ValueError:
         if not value:
             return value
-        schema_id = _id_of(value)
+        schema_id = id_of(value)
         if schema_id is None:
             return ValueError(
-                f"the value begins with {shown(value[:_HEADER_BYTES])}, which is not Confluent's wire format: a zero "
+                f"the value begins with {shown(value[:HEADER_BYTES])}, which is not Confluent's wire format: a zero "
                 "byte and the id of a schema in four bytes"
             )
         decode = self._known.get(schema_id)
@@ -112,26 +130,12 @@ class Decoder:
             reason = self._unusable.get(schema_id, ("was not kept: too many schemas in one batch", 0.0))[0]
             return ValueError(f"schema {schema_id} {reason}")
         try:
-            made = decode(value[_HEADER_BYTES:])
+            made = decode(value[HEADER_BYTES:])
         except ValueError as error:
             return ValueError(f"schema {schema_id}: {error}")
         if len(made) > RECORD_BYTES_MAX:
             return ValueError(f"schema {schema_id}: as JSON it has {len(made)} bytes; the limit is {RECORD_BYTES_MAX}")
         return made
-
-
-def _id_of(value: bytes) -> int | None:
-    """None: it is not in the wire format."""
-    return int.from_bytes(value[1:_HEADER_BYTES]) if len(value) >= _HEADER_BYTES and value[0] == 0 else None
-
-
-def _checked(value: bytes) -> bytes:
-    """JSON as it is. Readers do not check it by its schema, as Confluent's do by default."""
-    try:
-        json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the value is not JSON: {error}") from error
-    return value
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
-"""A lane's access to a schema registry: schemas by their ids, which never change.
+"""A lane's access to a schema registry: schemas by their ids, which never change, and ids by their subjects.
 
-Above it: decoders. Below it: aiohttp. Every failure becomes an error of ours by who must act. A registry that does not
-answer is `RetryLaterError`, so the lane waits for it.
+Above it: decoders and encoders. Below it: aiohttp. Every failure becomes an error of ours by who must act. A registry
+that does not answer is `RetryLaterError`, so the lane waits for it.
 """
 
 from __future__ import annotations
@@ -9,25 +9,40 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
 from millstream import codes
 from millstream.errors import RetryLaterError, UserError
-from millstream.limits import REGISTRY_ANSWER_BYTES_MAX, REGISTRY_REFERENCES_MAX
+from millstream.limits import REGISTRY_ANSWER_BYTES_MAX, REGISTRY_REFERENCES_MAX, REGISTRY_REQUESTS_MAX
 from millstream.spec.formats import SchemaRegistry
 from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 
+PROTOBUF = "PROTOBUF"
+"""The type of schemas that have two texts: their source, and what a compiler makes of it."""
+_SERIALIZED = "?format=serialized"
 _REFUSED = (401, 403)
+_CONFLICT = (409, 422)
 _PASSING = (408, 425, 429)
 _UNKNOWN = 404
+_CONTENT = "application/vnd.schemaregistry.v1+json"
+_MESSAGE_SHOWN = 500
+
+
+class Referred(NamedTuple):
+    """A schema that another one refers to."""
+
+    name: str
+    """By which the other one refers to it."""
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +52,9 @@ class Schema:
     type: str
     """As the registry names it: `AVRO`, `JSON`, `PROTOBUF`."""
     text: str
-    references: tuple[str, ...]
-    """Texts of the schemas that it refers to, each behind those that it refers to itself."""
+    """Of a Protobuf schema: its descriptor, in base64."""
+    references: tuple[Referred, ...] = ()
+    """The schemas that it refers to, each behind those that it refers to itself."""
 
 
 class Registry:
@@ -54,14 +70,41 @@ class Registry:
 
         Raises `RetryLaterError` if the registry does not answer, and `UserError` if it refuses.
         """
-        found = await self._ask(f"/schemas/ids/{schema_id}")
+        path = f"/schemas/ids/{schema_id}"
+        found = await self._ask(path)
         if found is None:
             return None
-        texts: dict[tuple[str, int], str] = {}
-        await self._refer(found, texts)
-        return Schema(str(found.get("schemaType") or "AVRO"), self._text(found), tuple(texts.values()))
+        kind, form = str(found.get("schemaType") or "AVRO"), ""
+        if kind == PROTOBUF:
+            # Nothing here reads its source, so it is asked for again as a descriptor.
+            form = _SERIALIZED
+            found = await self._ask(path + form) or found
+        referred: dict[tuple[str, int], Referred] = {}
+        await self._refer(found, form, referred)
+        return Schema(kind, self._text(found), tuple(referred.values()))
 
-    async def _refer(self, found: dict[str, object], texts: dict[tuple[str, int], str]) -> None:
+    async def latest(self, subject: str) -> int | None:
+        """Id of the newest schema of a subject; None: there is no such subject. Raises as `schema`."""
+        found = await self._ask(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        return None if found is None else self._id(found)
+
+    async def registered(self, subject: str, kind: str, text: str) -> int | None:
+        """Id of this schema in a subject; None: it is not registered there. Raises as `schema`."""
+        found = await self._ask(f"/subjects/{quote(subject, safe='')}", {"schemaType": kind, "schema": text})
+        return None if found is None else self._id(found)
+
+    async def register(self, subject: str, kind: str, text: str) -> int:
+        """Register this schema in a subject, unless it is there; its id.
+
+        Raises as `schema`, and `UserError` where the registry does not take the schema.
+        """
+        path = f"/subjects/{quote(subject, safe='')}/versions"
+        found = await self._ask(path, {"schemaType": kind, "schema": text})
+        if found is None:
+            raise self._strange(f"it answers {path} with status {_UNKNOWN}")
+        return self._id(found)
+
+    async def _refer(self, found: dict[str, object], form: str, texts: dict[tuple[str, int], Referred]) -> None:
         """Add what a schema refers to, in an order in which each can be parsed."""
         references = found.get("references") or []
         if not isinstance(references, list):
@@ -75,22 +118,27 @@ class Registry:
                 continue
             if len(texts) >= REGISTRY_REFERENCES_MAX:
                 raise self._strange(f"a schema refers to more than {REGISTRY_REFERENCES_MAX} others")
-            referred = await self._ask(f"/subjects/{quote(subject, safe='')}/versions/{version}")
+            referred = await self._ask(f"/subjects/{quote(subject, safe='')}/versions/{version}{form}")
             if referred is None:
                 raise self._strange(f"a schema refers to version {version} of {subject!r}, which does not exist")
             # Reserved first: schemas that refer to each other end here.
-            texts[subject, version] = ""
-            await self._refer(referred, texts)
+            texts[subject, version] = Referred("", "")
+            await self._refer(referred, form, texts)
             del texts[subject, version]
-            texts[subject, version] = self._text(referred)
+            texts[subject, version] = Referred(str(reference.get("name") or subject), self._text(referred))
 
-    async def _ask(self, path: str) -> dict[str, object] | None:
+    async def _ask(self, path: str, body: Mapping[str, str] | None = None) -> dict[str, object] | None:
+        """The answer; None where what is asked for does not exist. A request with a body has that as JSON."""
+        method = "GET" if body is None else "POST"
+        data = None if body is None else json.dumps(body).encode()
+        headers = {} if body is None else {"Content-Type": _CONTENT}
+        url = self._settings.url + path
         try:
-            async with self._session.get(self._settings.url + path, allow_redirects=False) as answer:
-                status, body = answer.status, b""
+            async with self._session.request(method, url, data=data, headers=headers, allow_redirects=False) as answer:
+                status, given = answer.status, b""
                 async for part in answer.content.iter_chunked(1 << 16):
-                    body += part
-                    if len(body) > REGISTRY_ANSWER_BYTES_MAX:
+                    given += part
+                    if len(given) > REGISTRY_ANSWER_BYTES_MAX:
                         raise self._strange(f"an answer has more than {REGISTRY_ANSWER_BYTES_MAX} bytes")
         except (ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             what = str(error) or type(error).__name__
@@ -104,14 +152,27 @@ class Registry:
         if status >= 500 or status in _PASSING:
             raise self._away(f"answers {path} with status {status}")
         try:
-            found = json.loads(body)
+            found = json.loads(given)
         except ValueError:
             found = None
         if status == _UNKNOWN and isinstance(found, dict) and "error_code" in found:
             return None
+        if status in _CONFLICT and isinstance(found, dict) and "error_code" in found:
+            raise UserError(
+                codes.TARGET_UNFIT,
+                f"{self._where}: the schema registry {self._settings.url} does not take the schema ({path}): "
+                f"{str(found.get('message'))[:_MESSAGE_SHOWN]}. See `schema` of `format`, and the compatibility that "
+                "is set for the subject",
+            )
         if status != 200 or not isinstance(found, dict):
             raise self._strange(f"it answers {path} with status {status}, and not as a schema registry does")
         return found
+
+    def _id(self, found: dict[str, object]) -> int:
+        number = found.get("id")
+        if not isinstance(number, int) or not 0 <= number < 2**32:
+            raise self._strange("an answer has no `id` of a schema")
+        return number
 
     def _text(self, found: dict[str, object]) -> str:
         text = found.get("schema")
@@ -140,7 +201,7 @@ async def open_registry(settings: SchemaRegistry, base_dir: Path, where: str) ->
         headers["Authorization"] = "Basic " + b64encode(f"{user}:{password}".encode()).decode()
     tls = context_of(settings.tls or ServerTls(), base_dir, where) if settings.encrypted else None
 
-    connector = TCPConnector(ssl=tls if tls is not None else True, limit=1)
+    connector = TCPConnector(ssl=tls if tls is not None else True, limit=REGISTRY_REQUESTS_MAX)
     timeout = ClientTimeout(total=settings.timeout_s)
     async with ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
         yield Registry(settings, session, where)

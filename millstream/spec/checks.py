@@ -17,7 +17,7 @@ from millstream.nearest import near_file, one_of
 from millstream.sandbox import holds_home, refusal
 from millstream.spec.connectors import Place, lacks
 from millstream.spec.loading import Loaded, Partial
-from millstream.spec.models import Program, Source
+from millstream.spec.models import Program
 from millstream.spec.problems import Finding, Path, Problem
 from millstream.spec.references import Reference, SecretKey, missing, resolve
 from millstream.spec.values import SpecModel
@@ -41,7 +41,7 @@ def local_problems(loaded: Loaded | Partial) -> list[Problem]:
             used = Place((*path, vertex.key, *placed.path, end.kind), path, loaded.base_dir, vertex.replicas, taken)
             for what, remedy in lacks(end.connector):
                 findings.append(Finding(codes.EXTRA_NEEDED, used.path, f"`{end.kind}` {what}", remedy))
-            if isinstance(end, Source) and end.format is not None:
+            if end.format is not None:
                 for what, remedy in end.format.lacks():
                     findings.append(
                         Finding(codes.EXTRA_NEEDED, (*used.path[:-1], "format"), f"`format` {what}", remedy)

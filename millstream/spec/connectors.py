@@ -102,6 +102,13 @@ class Connector(Generic[S]):
     packages: ClassVar[Mapping[str, str]] = {}
     """Modules that it imports when it is opened and that may be missing, each with the argument of `pip install`."""
 
+    encoded = False
+    """Whether values may be bytes in an encoding of others, so that `format` can name it."""
+
+    def unencoded(self, settings: S) -> str | None:
+        """Which of the settings keeps them from being so, and what it would have to be."""
+        return None
+
     def local_findings(self, settings: S, place: Place) -> Iterator[Finding]:
         """What this machine lacks for it: files, directories, ports. Changes nothing, and connects to no other
         machine."""
@@ -136,8 +143,6 @@ class SourceKind(Connector[S]):
 
     has_headers = True
     """Whether its records may have headers."""
-    encoded = False
-    """Whether values are bytes in an external encoding, which `format` can name."""
     strangers = False
     """Whether others set the event times: one far ahead of the clock is then held back."""
     ends: ClassVar[str] = "never"
@@ -186,6 +191,11 @@ class SinkKind(Connector[S]):
         lane, possibly others when they are sent again."""
         return self.promise
 
+    def subject(self, settings: S) -> str | None:
+        """Subject of the values' schema in a registry, by the convention of the target's own clients, if there is
+        one."""
+        return None
+
     def use_problems(self, settings: S, use: SinkUse) -> Iterator[ShapeProblem]:
         """Problems with settings, each valid by itself, for this use of the sink."""
         yield from ()
@@ -229,6 +239,21 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "redisStreams": "millstream_writer.sinks.redis_streams.connector:REDIS_STREAMS",
     },
 )
+
+
+def format_problems(
+    registry: Registry[SourceKind[SpecModel]] | Registry[SinkKind[SpecModel]], kind: str, settings: SpecModel
+) -> Iterator[ShapeProblem]:
+    """What is wrong with a `format` beside the settings of that kind."""
+    connector = registry.load(kind)
+    if not connector.encoded:
+        able = ", ".join(name for name in registry.names if registry.load(name).encoded)
+        what = f"values of a {kind} {registry.noun} have no `format`"
+        expected = f"a {registry.noun} of {able}; or no `format`"
+        yield ShapeProblem(codes.FIELDS_CONFLICT, ("format",), what, expected)
+    elif (needed := connector.unencoded(settings)) is not None:
+        what = f"values of this {kind} {registry.noun} have no `format`"
+        yield ShapeProblem(codes.FIELDS_CONFLICT, ("format",), what, f"{needed}; or no `format`")
 
 
 def lacks(connector: Connector[S]) -> Iterator[tuple[str, str]]:

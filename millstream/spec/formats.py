@@ -13,10 +13,12 @@ from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
 
-_PACKAGES: Mapping[str, Mapping[str, str]] = {"avro": {"fastavro": "millstream[avro]"}}
-"""For each encoding, the modules that it needs, each with the argument of `pip install`."""
+_READS: Mapping[str, Mapping[str, str]] = {"avro": {"fastavro": "millstream[avro]"}}
+"""By encoding, the modules that reading it needs, each with the argument of `pip install`."""
+_WRITES: Mapping[str, Mapping[str, str]] = {**_READS, "json": {"jsonschema_rs": "millstream[jsonschema]"}}
+"""As `_READS`, for writing."""
 
 
 _check = address_check(
@@ -63,30 +65,19 @@ class SchemaRegistry(SpecModel):
         return urlsplit(self.url).scheme == "https"
 
 
-class Format(SpecModel):
-    """The external encoding of values. Records in the pipeline have JSON values."""
+class Encoded(SpecModel):
+    """What formats of sources and sinks have in common."""
 
-    noun = "a format"
-
-    encoding: Literal["avro", "json"]
-    """`avro`, or `json` with a JSON Schema, both in Confluent's wire format: a zero byte, the id of the schema in four
-    bytes, and the value."""
+    encoding: Literal["avro", "json", "protobuf"]
+    """`avro`, `protobuf`, or `json` with a JSON Schema. All in Confluent's wire format: a zero byte, the id of the
+    schema in four bytes, and the value."""
     registry: SchemaRegistry
-    """The registry of the schemas."""
-    reader_schema: Annotated[int, Strict(ge=1)] | None = None
-    """Id of the Avro schema to which all values are resolved, whatever schema they were written with. Default: each
-    value is read with the schema it was written with."""
-
-    def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Only Avro resolves one schema to another."""
-        if self.reader_schema is not None and self.encoding != "avro":
-            what = "`readerSchema` has no effect with `encoding: json`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("readerSchema",), what, "`encoding: avro`")
+    """Where the schemas are."""
 
     @property
     def packages(self) -> Mapping[str, str]:
         """The modules that it needs, each with the argument of `pip install`."""
-        return _PACKAGES.get(self.encoding, {})
+        return _READS.get(self.encoding, {})
 
     def lacks(self) -> Iterator[tuple[str, str]]:
         """What it needs and this machine does not have, each with the remedy."""
@@ -104,3 +95,50 @@ class Format(SpecModel):
         if registry.password is not None and not registry.encrypted and not stays_on_this_machine(host):
             what = "the password is sent to the schema registry unencrypted; https:// encrypts it"
             yield (*path, "registry", "url"), what
+
+
+class Format(Encoded):
+    """The encoding of values outside. Records in the pipeline have JSON values."""
+
+    noun = "a format"
+
+    reader_schema: Annotated[int, Strict(ge=1)] | None = None
+    """Id of the Avro schema to which values are resolved, whichever schema they were written with. Default: each value
+    is read with the schema that it was written with."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Only Avro resolves one schema to another."""
+        if self.reader_schema is not None and self.encoding != "avro":
+            what = f"`readerSchema` has no effect with `encoding: {self.encoding}`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("readerSchema",), what, "`encoding: avro`")
+
+
+class SinkFormat(Encoded):
+    """The encoding of values outside. Records in the pipeline have JSON values."""
+
+    noun = "a format"
+
+    subject: Text | None = None
+    """Subject of the schema in the registry. Default: that of Confluent's clients, `<topic>-value`, for a `kafka` sink.
+    Other sinks need one."""
+    schema_text: TextOrReference | None = field(default=None, alias="schema")
+    """The schema to write with: its text, or `{file: PATH}`. Default: the newest of the subject when the sink is
+    opened."""
+    auto_register: Flag = False
+    """Register `schema` in the subject if it is not there."""
+    message: Text | None = None
+    """Name of the message in a Protobuf schema. Default: its first message."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """A schema to register; a message of Protobuf."""
+        if self.auto_register and self.schema_text is None:
+            what = "`autoRegister` has no effect without a schema"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("autoRegister",), what, "`schema`")
+        if self.message is not None and self.encoding != "protobuf":
+            what = f"`message` has no effect with `encoding: {self.encoding}`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("message",), what, "`encoding: protobuf`")
+
+    @property
+    def packages(self) -> Mapping[str, str]:
+        """See `Encoded.packages`."""
+        return _WRITES.get(self.encoding, {})

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millstream.spec.graph import Graph
-from millstream.spec.models import GroupBy, Source, Vertex
+from millstream.spec.models import GroupBy, Vertex
 from millstream.spec.problems import Path
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.topology import reachable
@@ -19,7 +19,7 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
         for placed in vertex.ends:
             end = placed.end
             yield from end.connector.notes(end.settings, (*settings, *placed.path, end.kind))
-            if isinstance(end, Source) and end.format is not None:
+            if end.format is not None:
                 yield from end.format.notes((*settings, *placed.path, "format"))
         yield from _in_the_clear(vertex, settings)
         yield from vertex.definition.notes(vertex.settings, settings)

@@ -79,7 +79,7 @@ Secret = Annotated[
 
 
 _WRITTEN_FOR_OTHERS = frozenset(
-    ("command", "args", "query", "matches", "conf", "avroSchema", "fields", "description", "metadata")
+    ("command", "args", "query", "matches", "conf", "avroSchema", "schema", "fields", "description", "metadata")
 )
 """Fields whose text other programs read, where this syntax has its own meaning."""
 

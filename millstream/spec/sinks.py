@@ -5,7 +5,8 @@ from typing import Literal
 
 from millstream import codes
 from millstream.retry import ASKED_MAX
-from millstream.spec.connectors import SINKS, Demand, Guarantee, GuaranteeId, SinkKind, SinkUse
+from millstream.spec.connectors import SINKS, Demand, Guarantee, GuaranteeId, SinkKind, SinkUse, format_problems
+from millstream.spec.formats import SinkFormat
 from millstream.spec.programs import Backoff, Program
 from millstream.spec.registry import Choice
 from millstream.spec.values import Flag, PositiveCount, ShapeProblem, SpecModel
@@ -40,6 +41,10 @@ class FallbackSink(Choice):
     and for a dead letter the reason, the vertex and the position. It can hold any record. Default: true for records
     from a dead-letter edge. A `log` always writes it."""
 
+    format: SinkFormat | None = None
+    """How values are encoded, in a sink of messages such as `kafka`. They have to be JSON before. Default: values stay
+    as they are."""
+
     @property
     def connector(self) -> SinkKind[SpecModel]:
         """The connector of its kind."""
@@ -49,6 +54,16 @@ class FallbackSink(Choice):
     def program(self) -> Program | None:
         """The user's program, if records are sent to one."""
         return self.settings if isinstance(self.settings, Program) else None
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """A format only where it can be, with a subject."""
+        if self.format is None:
+            return
+        yield from format_problems(SINKS, self.kind, self.settings)
+        if self.connector.encoded and self.format.subject is None and self.connector.subject(self.settings) is None:
+            what = f"a {self.kind} sink has no subject by itself"
+            expected = "`subject`, by which the registry has the schema"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("format", "subject"), what, expected)
 
     def promise(self, *, fallback: bool = False) -> Guarantee:
         """Its guarantee for records that are sent again."""
@@ -81,6 +96,7 @@ class Sink(FallbackSink):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """A fallback that is named must exist, and one that exists must be reachable."""
+        yield from super().relation_problems()
         asked = self.retry_strategy.on_failure == "fallback"
         if asked and self.fallback is None:
             loc = ("retryStrategy", "onFailure")

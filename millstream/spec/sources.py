@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec.connectors import SOURCES, Demand, Guarantee, IdBounds, SourceKind
+from millstream.spec.connectors import SOURCES, Demand, Guarantee, IdBounds, SourceKind, format_problems
 from millstream.spec.formats import Format
 from millstream.spec.programs import EventTime, Program, Transformer
 from millstream.spec.registry import Choice
@@ -43,12 +43,8 @@ class Source(Choice):
         if self.event_time is not None and self.event_time.header is not None and not self.connector.has_headers:
             what = f"records of a {self.kind} source have no headers"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("eventTime", "header"), what, "`eventTime.field`")
-        if self.format is not None and not self.connector.encoded:
-            able = [name for name in SOURCES.names if SOURCES.load(name).encoded]
-            what = f"values of a {self.kind} source have no `format`"
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT, ("format",), what, f"a source of {', '.join(able)}; or no `format`"
-            )
+        if self.format is not None:
+            yield from format_problems(SOURCES, self.kind, self.settings)
         holding = "a source that guarantees it, such as `file`; or no `guarantee`"
         yield from self.promise().demand_problems(self.guarantee, ("guarantee",), holding)
 

@@ -21,6 +21,7 @@ from millstream.spec.values import SpecModel
 
 if TYPE_CHECKING:
     from millstream.clock import Clock
+    from millstream.formats.encoding import Encoder
     from millstream.udf.protocol import StreamName, UdfClient
     from millstream_writer.sink import SinkLane
 
@@ -61,6 +62,8 @@ class SinkOwner:
     """The sink gets the envelope of each record as its value."""
     whole: bool = False
     """The lane is at the end of a chain: it has to be a `WholeLane`, if it keeps a position."""
+    encoder: Encoder | None = None
+    """Of the values, where the sink has a `format`."""
     client: UdfClient | None = None
     """The running program of a sink whose settings are a `Program`."""
 

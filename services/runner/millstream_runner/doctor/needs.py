@@ -41,7 +41,7 @@ def _extras(loaded: Loaded, programs: Sequence[Program]) -> Iterator[str]:
         for placed in vertex.ends:
             yield from placed.end.connector.packages.values()
             settings = placed.end.settings
-            if isinstance(placed.end, Source) and placed.end.format is not None:
+            if placed.end.format is not None:
                 yield from placed.end.format.packages.values()
             if isinstance(settings, FileSink | FileSource):
                 if settings.format == "parquet":

@@ -25,6 +25,7 @@ _EXTRAS = {
     "millstream[arrow]": ("pyarrow", "functions with `arrow=True`, Parquet"),
     "millstream[avro]": ("fastavro", "values in Avro with a schema registry"),
     "millstream[debug]": ("debugpy", "a debugger for functions (`--debug-function`)"),
+    "millstream[jsonschema]": ("jsonschema_rs", "values that are written with a JSON Schema"),
     "millstream[nkeys]": ("nkeys", "brokers that authenticate users by NKeys or credentials files"),
     "millstream[objects]": ("obstore", "files in object stores, Avro"),
     "millstream[redis]": ("redis", "buffers in Redis or Valkey"),

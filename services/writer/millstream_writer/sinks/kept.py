@@ -29,6 +29,7 @@ from millstream_writer.sink import (
     exact_position,
     frame_at,
 )
+from millstream_writer.sinks.encoding import encoded, of_rows
 
 T = TypeVar("T")
 
@@ -157,7 +158,7 @@ class KeptLane(ABC, Generic[T]):
         async with self._session():
             await self._finish()
             # Only now it is known how far the target is.
-            converted = [self._convert(item) for item in frames]
+            converted = [await self._made_of(item) for item in frames]
             pieces = [self._new(item, found) for item, found in zip(frames, converted, strict=True)]
             reached = exact_end(frames, end)
             name = frames[-1].name if frames and frames[-1].sequence == frame_at(reached) else ""
@@ -210,6 +211,18 @@ class KeptLane(ABC, Generic[T]):
     @abstractmethod
     async def _commit(self, made: Sequence[T], end: Position, frame: str) -> None:
         """One transaction: these records, and the position behind them."""
+
+    async def _made_of(self, item: SinkFrame) -> Converted[T]:
+        """What becomes of a frame's records, their values encoded where there is a `format`."""
+        if self._owner.encoder is None:
+            return self._convert(item)
+        fit, rows, misfits = await encoded(self._owner.encoder, item)
+        if fit is None:
+            return Converted((), (), misfits)
+        found = self._convert(fit)
+        failures = [*misfits, *of_rows(rows, found.failures)]
+        failures.sort(key=lambda failure: failure.index)
+        return Converted([rows[row] for row in found.rows], found.made, failures)
 
     def _new(self, item: SinkFrame, found: Converted[T]) -> _Piece[T]:
         piece = _Piece(item, found.rows, found.made)

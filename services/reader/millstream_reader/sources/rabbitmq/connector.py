@@ -41,6 +41,7 @@ class RabbitSource(RabbitServer):
 
 
 class _Rabbit(SourceConnector[RabbitSource]):
+    encoded = True
     model = RabbitSource
     meaning = "Messages of a queue of RabbitMQ."
     packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}

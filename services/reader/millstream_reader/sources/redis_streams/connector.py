@@ -44,12 +44,16 @@ class RedisSource(RedisServer):
 
 
 class _Redis(SourceConnector[RedisSource]):
+    encoded = True
     model = RedisSource
     meaning = "Entries of streams of Redis."
     packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the entry in its last commit")
     ends = "never, without `stopAtEnd`"
     strangers = True
+
+    def unencoded(self, settings: RedisSource) -> str | None:
+        return None if settings.format == "record" else "`format: record` of `redisStreams`"
 
     def bounded(self, settings: RedisSource) -> bool | None:
         return settings.stop_at_end

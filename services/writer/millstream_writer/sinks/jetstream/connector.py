@@ -37,6 +37,7 @@ class JetStreamSink(NatsServer):
 
 
 class _JetStream(SinkConnector[JetStreamSink]):
+    encoded = True
     model = JetStreamSink
     meaning = "To a subject of a stream of NATS JetStream."
     promise = Guarantee(

@@ -34,6 +34,7 @@ class KafkaSink(KafkaCluster):
 
 class _Kafka(SinkConnector[KafkaSink]):
     whole = True
+    encoded = True
     model = KafkaSink
     meaning = "To a topic of Kafka."
     promise = Guarantee(
@@ -54,6 +55,9 @@ class _Kafka(SinkConnector[KafkaSink]):
             )
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
         return self.promise
+
+    def subject(self, settings: KafkaSink) -> str | None:
+        return f"{settings.topic}-value"
 
     def notes(self, settings: KafkaSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from clear_password(settings, path)

@@ -39,6 +39,7 @@ class RabbitSink(RabbitServer):
 
 
 class _Rabbit(SinkConnector[RabbitSink]):
+    encoded = True
     model = RabbitSink
     meaning = "An exchange of RabbitMQ, or a queue."
     packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}

@@ -61,6 +61,7 @@ class RedisSink(RedisServer):
 
 class _Redis(SinkConnector[RedisSink]):
     whole = True
+    encoded = True
     model = RedisSink
     meaning = "To a stream, hashes or keys of Redis."
     packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
@@ -74,6 +75,11 @@ class _Redis(SinkConnector[RedisSink]):
             what = "at least once: after a crash, records that went to the fallback shortly before may be there twice"
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
         return self.promise
+
+    def unencoded(self, settings: RedisSink) -> str | None:
+        if settings.mode == "hash" or settings.format == "fields":
+            return "`mode: stream` with `format: record`, or `mode: set`"
+        return None
 
     async def online_findings(self, settings: RedisSink, place: Place) -> Sequence[Finding]:
         from millstream_writer.sinks.redis_streams.lane import look
