@@ -39,7 +39,7 @@ class RegistryServer:
         self.frozen: set[str] = set()
         """Subjects with which no new schema is compatible."""
         self.descriptors: dict[str, str] = {}
-        """Of Protobuf schemas by their source: this is no compiler."""
+        """Of Protobuf schemas by their source: this does not compile."""
         self.asked: list[str] = []
         """Paths of the requests that it got."""
         self.open_max = 0
@@ -89,6 +89,9 @@ class RegistryServer:
         if parts[:2] == ["schemas", "ids"]:
             found = self.schemas.get(int(parts[2]))
             missing = {"error_code": 40403, "message": "Schema not found"}
+        elif parts[:1] != ["subjects"]:
+            # Newer registries have more, which clients do without.
+            found, missing = None, {"error_code": 404, "message": "HTTP 404 Not Found"}
         else:
             version = self.newest(parts[1]) if parts[3] == "latest" else int(parts[3])
             found = self.versions.get((parts[1], version))

@@ -90,6 +90,20 @@ def refused(result: WriteResult) -> list[tuple[int, str]]:
     return [(failure.index, failure.detail) for failures in result.failures for failure in failures]
 
 
+def deserializer(encoding: str, client: SchemaRegistryClient) -> Any:
+    """Confluent's own."""
+    if encoding == "avro":
+        return AvroDeserializer(client)
+    if encoding == "json":
+        return JSONDeserializer(json.dumps(JSON_ORDER), schema_registry_client=client)
+    pool = DescriptorPool()
+    pool.AddSerializedFile(TIMESTAMP.serialized_pb)
+    pool.Add(ORDERS)
+    kind = GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+    of_message = ProtobufDeserializer(kind, {"use.deprecated.format": False}, client)
+    return lambda value, context: json_format.MessageToDict(of_message(value, context))
+
+
 @pytest.mark.parametrize("encoding", ["avro", "json", "protobuf"])
 async def test_confluents_deserializers_read_what_a_kafka_sink_has_written(
     kafka: KafkaServer, registry: RegistryServer, encoding: str
@@ -102,7 +116,7 @@ async def test_confluents_deserializers_read_what_a_kafka_sink_has_written(
     elif encoding == "json":
         registry.register(f"{topic}-value", JSON_ORDER, "JSON")
     else:
-        values = [{"id": str(n), "customer": f"c{n}", "at": f"2024-01-31T08:00:{n:02}Z"} for n in range(20)]
+        values = [{"id": str(n), "customer": f"c{n}", "at": f"2024-01-31T08:00:{n:02}Z"} for n in range(1, 20)]
         registry.register(f"{topic}-value", ORDERS_SOURCE, "PROTOBUF", serialized=serialized(ORDERS))
         more["message"] = "shop.Order"
     async with opened(
@@ -112,20 +126,10 @@ async def test_confluents_deserializers_read_what_a_kafka_sink_has_written(
     written = await asyncio.to_thread(kafka.values, topic)
 
     def read() -> list[Any]:
-        client = SchemaRegistryClient({"url": registry.url})
         context = SerializationContext(topic, MessageField.VALUE)
-        if encoding == "avro":
-            deserialize: Any = AvroDeserializer(client)
-        elif encoding == "json":
-            deserialize = JSONDeserializer(json.dumps(JSON_ORDER), schema_registry_client=client)
-        else:
-            pool = DescriptorPool()
-            pool.AddSerializedFile(TIMESTAMP.serialized_pb)
-            pool.Add(ORDERS)
-            kind = GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
-            of_message = ProtobufDeserializer(kind, {"use.deprecated.format": False}, client)
-            return [json_format.MessageToDict(of_message(value, context)) for value in written if value]
-        return [deserialize(value, context) for value in written if value]
+        with SchemaRegistryClient({"url": registry.url}) as client:
+            deserialize = deserializer(encoding, client)
+            return [deserialize(value, context) for value in written if value]
 
     assert await asyncio.to_thread(read) == values
     assert written[-1] == b""
@@ -239,7 +243,7 @@ async def test_a_schema_that_cannot_be_used_stops_the_lane(
     nats: OutsideNats, registry: RegistryServer, kind: str, schema: str, encoding: str, reason: str
 ) -> None:
     registry.register("orders-value", schema, kind)
-    message = {"message": "Nope"} if encoding == "protobuf" else {}
+    message: dict[str, Any] = {"message": "Nope"} if encoding == "protobuf" else {}
     async with to_stream(nats, registry, encoding=encoding, **message) as lane:
         with raises(codes.TARGET_UNFIT, f"of 'orders-value' .*{reason}"):
             await lane.write([frame(VALUES)], Position(1))

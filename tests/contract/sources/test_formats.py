@@ -11,17 +11,28 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 from fastavro import parse_schema, schemaless_writer
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
 from pydantic import ValidationError
 
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.formats import decoding as decoding_module
+from millstream.limits import REGISTRY_REQUESTS_MAX
 from millstream.spec.models import Source
+from millstream_reader.source import SourceBatch
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, records_of, values
 from tests.support.errors import raises
 from tests.support.kafka_server import KafkaServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
+from tests.support.protobuf_schemas import ORDERS
+from tests.support.rabbit_server import RabbitServer
+from tests.support.redis_server import RedisServer
 from tests.support.registry_server import PASSWORD, USER, RegistryServer, open_registry_server
 
 pytestmark = pytest.mark.asyncio
@@ -218,6 +229,68 @@ async def test_garbage_ids_do_not_fill_the_memory(
     async with open_lane(spec(nats, registry)) as lane, asyncio.timeout(30):
         records, invalid, _ = await read_to_end(lane)
     assert (len(records), len(invalid)) == (1, 20)
+
+
+async def test_schemas_that_are_not_known_are_asked_for_at_the_same_time(
+    nats: OutsideNats, registry: RegistryServer
+) -> None:
+    for number in range(20, 40):
+        registry.schemas[number] = {"schema": json.dumps({**ORDER, "doc": str(number)})}
+    await publish(nats, *(framed(n, FOO) for n in range(20, 40)))
+    async with open_lane(spec(nats, registry)) as lane:
+        records, _, _ = await read_to_end(lane)
+    assert len(records) == 20
+    assert sorted(registry.asked) == [f"/schemas/ids/{number}" for number in range(20, 40)]
+    assert 2 <= registry.open_max <= REGISTRY_REQUESTS_MAX
+
+
+async def test_protobuf_that_confluents_serializer_has_written(nats: OutsideNats, registry: RegistryServer) -> None:
+    def written() -> list[bytes]:
+        pool = DescriptorPool()
+        pool.AddSerializedFile(TIMESTAMP.serialized_pb)
+        pool.Add(ORDERS)
+        made = []
+        for name, fields in (("Order", {"id": 5, "customer": "c"}), ("Order.Line", {"sku": "x"}), ("Bill", {"id": 7})):
+            kind = GetMessageClass(pool.FindMessageTypeByName(f"shop.{name}"))
+            with SchemaRegistryClient({"url": registry.url}) as client:
+                serialize = ProtobufSerializer(kind, client, {"use.deprecated.format": False})
+                made.append(serialize(kind(**fields), SerializationContext("orders", MessageField.VALUE)))
+        return [one for one in made if one is not None]
+
+    messages = await asyncio.to_thread(written)
+    await publish(nats, *messages, messages[0][:-1], framed(8, b"\x02"))
+    async with open_lane(spec(nats, registry, encoding="protobuf")) as lane:
+        records, invalid, _ = await read_to_end(lane)
+    order, line, bill = (json.loads(value) for value in values(records))
+    assert (order["id"], order["customer"], line, bill) == ("5", "c", {"sku": "x", "count": 0}, {"id": "7"})
+    assert len(invalid) == 2
+    assert "is not a message shop.Order" in invalid[0].reason
+    assert "indexes" in invalid[1].reason
+
+
+@pytest.mark.parametrize("kind", ["redisStreams", "rabbitmq"])
+async def test_other_sources_of_messages(
+    redis: RedisServer, rabbit: RabbitServer, registry: RegistryServer, kind: str
+) -> None:
+    written: dict[str, Any] = {"format": {"encoding": "avro", "registry": {"url": registry.url}}, "keys": ["b"]}
+    name, messages = f"formats-{uuid4()}", [framed(7, FOO), b"garbage", framed(7, FOO)]
+    if kind == "redisStreams":
+        for message in messages:
+            redis.command("XADD", name, "*", "value", message, "eventTime", 1)
+        written[kind] = {**redis.settings, "stream": name, "format": "record"}
+    else:
+        queue = await asyncio.to_thread(rabbit.queue)
+        await asyncio.to_thread(rabbit.send, queue, messages, ids="m")
+        written[kind] = {**rabbit.settings, "queue": queue}
+    registry.away = True
+    async with open_lane(written) as lane:
+        while not registry.asked:
+            assert (await lane.read(100, 1 << 20, 0.05)).frame is None
+        registry.away = False
+        batches: list[SourceBatch] = []
+        records = await read_until(lane, lambda records: len(records) == 2, batches)
+    assert [(record.value, record.keys) for record in records] == [(b'{"a":27,"b":"foo"}', ("foo",))] * 2
+    assert [item.value for batch in batches for item in batch.invalid] == [b"garbage"]
 
 
 @pytest.mark.parametrize(
