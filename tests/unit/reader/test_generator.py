@@ -145,11 +145,13 @@ async def test_event_times_stay_in_order_when_the_wall_clock_is_set_back() -> No
 async def test_at_a_low_rate_records_come_when_they_are_due_and_alone() -> None:
     clock = SystemClock()
     waits_us: list[int] = []
+    records: list[int] = []
     async with open_lane({"generator": {"rpu": 500}}, clock=clock) as lane:
         while len(waits_us) < 50:
             frame = (await lane.read(4096, 1 << 20, 1.0)).frame
             if frame is not None:
                 waits_us.append(clock.now_us() - frame.ingest_time_us)
-                assert frame.records < 50
+                records.append(frame.records)
     # A busy machine makes some of them late, and half of them not by much. Filling a frame would take 8 s.
     assert sorted(waits_us)[25] < 50_000
+    assert sorted(records)[25] < 25

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from millstream.extract import Extraction, shown
+from millstream.json_text import all_json
 
 UTF_8 = "utf-8"
 
@@ -104,7 +105,7 @@ class LineParser:
                 b"\n".join(lines).decode()
         if self._json_lines:
             values = [value for value in values if value and not value.isspace()]
-        if self._reads_json:
+        if self._reads_json and (extraction.reads_value or not all_json(values)):
             # Takes as long to import as a fifth of a worker, and many sources need no JSON.
             from pydantic_core import from_json
 

@@ -24,6 +24,7 @@ from uuid import uuid4
 from pydantic_core import from_json
 
 from millstream.extract import Extraction, key_text, member, time_parser
+from millstream.json_text import all_json, elements_of
 from millstream.limits import KIB, RECORD_BYTES_MAX
 from millstream_reader.sources.parsing import checked_json
 
@@ -155,8 +156,8 @@ class _Reader:
         items: list[Any] = []
         if self._reads_items:
             items = list(map(parse, values))
-        elif self._is_json:
-            # Only to see that it is JSON: each is let go of at once.
+        elif self._is_json and not all_json(values):
+            # Each is let go of at once.
             deque(map(parse, values), maxlen=0)
         times = array("q", [self._time_us]) * len(values)
         if extraction.time_field is not None:
@@ -213,6 +214,8 @@ def _values(body: bytes, content_type: str) -> tuple[list[bytes], str | None]:
 
 def _elements(body: bytes) -> list[bytes]:
     """The elements of a JSON array, each as it is written."""
+    if (found := elements_of(body)) is not None:
+        return found
     decoder = json.JSONDecoder()
     elements = []
     try:

@@ -19,6 +19,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from pydantic_core import from_json
 
 from millstream.frame import Frame
+from millstream.json_text import all_json, members_reader
 from millstream.spec.columns import Column
 from millstream_writer.sink import SinkFailure
 
@@ -131,9 +132,11 @@ class JsonLines:
 
     def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
         values = frame.values()
-        if parse_many(values) is None:
+        if not all_json(values) and parse_many(values) is None:
             return self._convert_each(values)
-        lines = [value + b"\n" for value in map(one_line, values)]
+        joined = b"".join(values)
+        on_lines = b"\n" not in joined and b"\r" not in joined
+        lines = [value + b"\n" for value in (values if on_lines else map(one_line, values))]
         return Converted(range(len(lines)), lines, sum(map(len, lines)))
 
     def _convert_each(self, values: Sequence[bytes]) -> Converted[Sequence[bytes]]:
@@ -186,6 +189,7 @@ class Csv:
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
         self._heading = ",".join(_csv_text(column.name) for column in columns).encode() + b"\n"
+        self._members = members_reader([column.name for column in columns])
 
     def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
         values = frame.values()
@@ -198,11 +202,14 @@ class Csv:
 
     def _lines(self, values: Sequence[bytes]) -> list[bytes] | None:
         """A line for each, made column by column; None where one of them may not fit."""
-        parsed = parse_many(values)
-        if not self._columns or parsed is None or set(map(type, parsed)) != {dict}:
+        read = self._members(values) if self._columns else None
+        if not read:
             return None
         try:
-            fields = [_csv_column([item.get(column.name) for item in parsed], column.type) for column in self._columns]
+            fields = [
+                _csv_column(list(members), column.type)
+                for members, column in zip(zip(*read, strict=True), self._columns, strict=True)
+            ]
             return [",".join(row).encode() + b"\n" for row in zip(*fields, strict=True)]
         except (ValueError, OverflowError):
             return None

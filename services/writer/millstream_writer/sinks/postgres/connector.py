@@ -138,10 +138,7 @@ class _Postgres(SinkConnector[PostgresSink]):
     whole = True
     model = PostgresSink
     meaning = "To a table of PostgreSQL."
-    packages: ClassVar[Mapping[str, str]] = {
-        "asyncpg": "millstream[postgres]",
-        "msgspec": "millstream[postgres]",
-    }
+    packages: ClassVar[Mapping[str, str]] = {"asyncpg": "millstream[postgres]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
         "exactly once: each transaction holds the rows and the position behind them, under the owner's epoch",
