@@ -1,7 +1,7 @@
 """Whether texts are JSON, and what a few of their members are, without building the rest of what they say. Pure.
 
-    values ─► all_json: yes ─► as they are
-                        no  ─► a slower parser says which, and why
+    values ─► all_json ──► taken as they are
+                 └──► otherwise a slower parser says which is wrong, and why
 
 What these functions take is JSON in UTF-8. What they do not take may still be: half a surrogate pair, or thousands of
 brackets. Above it: sources and sinks that pass JSON on. Below it: msgspec, imported when it is first needed.
