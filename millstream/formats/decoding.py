@@ -50,6 +50,11 @@ class Decoder:
         await self._learn_all({found for value in values if (found := id_of(value)) is not None})
         return [self._decoded(value) for value in values]
 
+    async def check(self) -> None:
+        """Ask the registry for the reader schema, or for any other. Raises as `decode`."""
+        await self._learn_reader()
+        await self._registry.schema(self._settings.reader_schema or 1)
+
     async def _learn_all(self, schema_ids: set[int]) -> None:
         """Have each in one of the two, for the calls that follow. Those that are not there are asked for together."""
         now_s = self._clock.monotonic_s()

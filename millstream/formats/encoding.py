@@ -58,8 +58,10 @@ class Encoder:
     async def check(self) -> None:
         """Find the schema now, without registering one. Raises as `encode`."""
         if self._settings.auto_register:
-            return
-        await self._choose()
+            # It need not exist yet.
+            await self._registry.latest(self._subject)
+        else:
+            await self._choose()
 
     async def _choose(self) -> tuple[int, bytes, Encode]:
         schema_id = await self._find()

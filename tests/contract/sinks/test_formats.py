@@ -31,6 +31,7 @@ from millstream.spec.models import FallbackSink
 from millstream_writer.sink import SinkFrame, SinkLane, WriteResult
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner
+from tests.contract.sinks.validating import validate_sink
 from tests.support.errors import raises
 from tests.support.kafka_server import KafkaServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
@@ -267,6 +268,30 @@ async def test_tls_and_basic_authentication(nats: OutsideNats, tmp_path: Path, m
             with raises(codes.TARGET_REFUSES, registry.url):
                 await lane.write([frame(VALUES)], Position(1))
     assert len(await nats.values("orders", "orders")) == len(VALUES)
+
+
+async def test_validate_asks_the_registry(
+    nats: OutsideNats, registry: RegistryServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def validate(**more: Any) -> tuple[int, str]:
+        settings = {**nats.settings, "subject": "orders"}
+        written = {"encoding": "avro", "registry": {"url": registry.url}, "subject": "orders-value", **more}
+        code = await asyncio.to_thread(validate_sink, "jetstream", settings, tmp_path, format=written)
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    code, said = await validate()
+    assert code == 2
+    assert "no subject 'orders-value'" in said
+    assert "spec.vertices[1].sink.format" in said
+    assert (await validate(schema=json.dumps(ORDER), autoRegister=True))[0] == 0
+    assert not registry.schemas
+    registry.register("orders-value", ORDER)
+    assert (await validate())[0] == 0
+    registry.away = True
+    code, said = await validate()
+    assert code == 2
+    assert f"{registry.url} answers" in said
 
 
 @pytest.mark.parametrize(

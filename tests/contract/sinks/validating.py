@@ -12,9 +12,9 @@ from ruamel.yaml import YAML
 from millstream_runner.cli.main import main
 
 
-def validate_sink(kind: str, settings: Mapping[str, Any], directory: Path) -> int:
-    """The exit code for a pipeline whose only sink is of that kind."""
-    vertices = [{"name": "in", "source": {"generator": {}}}, {"name": "out", "sink": {kind: settings}}]
+def validate_sink(kind: str, settings: Mapping[str, Any], directory: Path, **beside: Any) -> int:
+    """The exit code for a pipeline whose only sink is of that kind. `beside`: more settings of the sink."""
+    vertices = [{"name": "in", "source": {"generator": {}}}, {"name": "out", "sink": {kind: settings, **beside}}]
     pipeline = {
         "apiVersion": "millstream.io/v1alpha1",
         "kind": "Pipeline",

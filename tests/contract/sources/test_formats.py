@@ -23,7 +23,9 @@ from pydantic import ValidationError
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.formats import decoding as decoding_module
+from millstream.formats.looking import look
 from millstream.limits import REGISTRY_REQUESTS_MAX
+from millstream.spec.formats import Format
 from millstream.spec.models import Source
 from millstream_reader.source import SourceBatch
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, records_of, values
@@ -229,6 +231,22 @@ async def test_garbage_ids_do_not_fill_the_memory(
     async with open_lane(spec(nats, registry)) as lane, asyncio.timeout(30):
         records, invalid, _ = await read_to_end(lane)
     assert (len(records), len(invalid)) == (1, 20)
+
+
+async def test_what_validate_asks_of_a_source(registry: RegistryServer) -> None:
+    def written(**more: Any) -> Format:
+        return Format.model_validate({"encoding": "avro", "registry": {"url": registry.url}, **more})
+
+    await look(written(), "", Path(), "p")
+    await look(written(readerSchema=7), "", Path(), "p")
+    with raises(codes.TARGET_UNFIT, "schema 8 is not known"):
+        await look(written(readerSchema=8), "", Path(), "p")
+    registry.closed = True
+    with raises(codes.TARGET_REFUSES, registry.url):
+        await look(written(), "", Path(), "p")
+    registry.away = True
+    with raises(codes.TARGET_AWAY, registry.url):
+        await look(written(), "", Path(), "p")
 
 
 async def test_schemas_that_are_not_known_are_asked_for_at_the_same_time(

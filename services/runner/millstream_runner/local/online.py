@@ -7,37 +7,54 @@ Above it: `validate`. Below it: the connectors.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any
 
 from millstream import codes
 from millstream.errors import MillstreamError
 from millstream.limits import ONLINE_CHECK_TIMEOUT_S
 from millstream.spec.connectors import Place, lacks
-from millstream.spec.kinds import PlacedEnd
 from millstream.spec.loading import Loaded, Partial
 from millstream.spec.problems import Finding, Path
+from millstream.spec.sinks import FallbackSink
+from millstream.spec.sources import Source
 
 
 async def online_findings(loaded: Loaded | Partial) -> tuple[int, list[Finding]]:
     """How many sources and sinks were asked, and what they found. Those that lack a package are left out."""
     taken: dict[Hashable, Path] = {}
-    asked = []
+    asked, registries = [], []
     for index, vertex in loaded.sound.items():
         path: Path = ("spec", "vertices", index)
         for placed in vertex.ends:
             if not list(lacks(placed.end.connector)):
                 here = (*path, vertex.key, *placed.path, placed.end.kind)
-                asked.append(_ask(placed, Place(here, path, loaded.base_dir, vertex.replicas, taken)))
-    return len(asked), [finding for findings in await asyncio.gather(*asked) for finding in findings]
+                place = Place(here, path, loaded.base_dir, vertex.replicas, taken)
+                end = placed.end
+                asked.append(_ask(f"`{end.kind}`", place, end.connector.online_findings(end.settings, place)))
+                if end.format is not None and not list(end.format.lacks()):
+                    beside = replace(place, path=(*here[:-1], "format"))
+                    registries.append(_ask("the schema registry of `format`", beside, _look(end, loaded.base_dir)))
+    return len(asked), [finding for findings in await asyncio.gather(*asked, *registries) for finding in findings]
 
 
-async def _ask(placed: PlacedEnd, place: Place) -> Sequence[Finding]:
-    end = placed.end
+async def _look(end: Source | FallbackSink, base_dir: FilePath) -> Sequence[Finding]:
+    from millstream.formats.looking import look
+
+    assert end.format is not None, "it has one"
+    subject = end.connector.subject(end.settings) if isinstance(end, FallbackSink) else None
+    await look(end.format, subject or "", base_dir, f"the {end.kind} {end.noun.removeprefix('a ')}")
+    return ()
+
+
+async def _ask(name: str, place: Place, asked: Coroutine[Any, Any, Sequence[Finding]]) -> Sequence[Finding]:
     try:
         async with asyncio.timeout(ONLINE_CHECK_TIMEOUT_S):
-            return await end.connector.online_findings(end.settings, place)
+            return await asked
     except TimeoutError:
-        what = f"`{end.kind}` gave no answer within {ONLINE_CHECK_TIMEOUT_S:g} s"
+        what = f"{name} gave no answer within {ONLINE_CHECK_TIMEOUT_S:g} s"
         return (Finding(codes.TARGET_AWAY, place.path, what, "an address where a server answers"),)
     except MillstreamError as error:
         return (Finding(error.code, place.path, str(error), "a target that can be opened from this machine"),)

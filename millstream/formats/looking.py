@@ -1,0 +1,23 @@
+"""Whether a registry answers, and has what a `format` needs: for `validate --online`. Nothing is changed there.
+
+Above it: `validate`. Below it: the registry, decoder and encoder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millstream.clock import SystemClock
+from millstream.formats.decoding import open_decoder
+from millstream.formats.encoding import open_encoder
+from millstream.spec.formats import Format, SinkFormat
+
+
+async def look(settings: Format | SinkFormat, subject: str, base_dir: Path, where: str) -> None:
+    """Raises the error that a lane would raise or wait for. `subject`: of a sink's schema, if `settings` names none."""
+    if isinstance(settings, SinkFormat):
+        async with open_encoder(settings, subject, base_dir, where) as encoder:
+            await encoder.check()
+    else:
+        async with open_decoder(settings, base_dir, SystemClock(), where) as decoder:
+            await decoder.check()
