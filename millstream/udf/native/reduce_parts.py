@@ -226,7 +226,7 @@ def _fail_large(answer: Answer, sizes: Sequence[int]) -> None:
     for index, count in enumerate(answer.counts):
         largest = max(sizes[start : start + count], default=0)
         if largest > RESULT_BYTES_MAX and index not in failed:
-            error = f"a result has {largest:,} bytes; the most is {RESULT_BYTES_MAX:,}. Give several smaller ones"
+            error = f"a result has {largest:,} bytes; the maximum is {RESULT_BYTES_MAX:,}. Return several smaller ones"
             answer.failures.append(Failure(index, error))
         start += count
 

@@ -118,7 +118,7 @@ func (o *outcomes) add(index int, err error) {
 		outcome.Result = udfv1.Outcome_RESULT_FALLBACK
 	case errors.As(err, &fallback):
 		outcome.Result = udfv1.Outcome_RESULT_ERROR
-		err = errors.New("Fallback is for sinks; a map returns DeadLetter{Reason: ...}")
+		err = errors.New("Fallback is only for sinks; in a map return DeadLetter{Reason: ...}")
 	default:
 		outcome.Result, outcome.Code = udfv1.Outcome_RESULT_ERROR, codeOf(err)
 	}

@@ -70,7 +70,7 @@ func fault(messages []Message, timesAllowed bool) error {
 	for i := range messages {
 		message := &messages[i]
 		if !timesAllowed && !message.EventTime.IsZero() {
-			return errors.New("only a source transform can set event times: the watermark is taken behind it")
+			return errors.New("only a source transform can set event times, because the watermark is computed after it")
 		}
 		if err := textFault(message.Keys, message.Tags, message.Headers); err != nil {
 			return err

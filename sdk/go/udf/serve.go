@@ -69,13 +69,13 @@ func ExitCode(err error) int {
 func Serve(ctx context.Context, function *Function) error {
 	path := os.Getenv(socketVariable)
 	if path == "" {
-		return hopeless{fmt.Errorf("%s is not set. Millstream starts this program and sets it; to try a function by hand "+
-			"use the package udftest", socketVariable)}
+		return hopeless{fmt.Errorf("%s is not set. Millstream starts this program and sets it; to try a function without "+
+			"a pipeline, use the package udftest", socketVariable)}
 	}
 	if text := os.Getenv(concurrencyVariable); text != "" && function.concurrent() {
 		records, err := strconv.Atoi(text)
 		if err != nil || records < 1 {
-			return hopeless{fmt.Errorf("%s is %q; it is a whole number, at least 1", concurrencyVariable, text)}
+			return hopeless{fmt.Errorf("%s is %q, but must be a whole number of at least 1", concurrencyVariable, text)}
 		}
 		own := *function
 		own.concurrency = records

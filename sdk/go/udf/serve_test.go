@@ -18,7 +18,7 @@ func TestErrorsThatAnotherStartWouldMeetAgainEndWith2(t *testing.T) {
 	defer taken.Close()
 	for _, one := range []struct{ socket, concurrency, expected string }{
 		{"", "", "MILLSTREAM_UDF_SOCKET is not set"},
-		{filepath.Join(t.TempDir(), "socket"), "many", `MILLSTREAM_UDF_CONCURRENCY is "many"; it is a whole number, at least 1`},
+		{filepath.Join(t.TempDir(), "socket"), "many", `MILLSTREAM_UDF_CONCURRENCY is "many", but must be a whole number of at least 1`},
 		{filepath.Join(t.TempDir(), "no", "socket"), "", "no such file or directory"},
 		{taken.Addr().String(), "", "another process serves at"},
 	} {

@@ -55,11 +55,11 @@ func (s *service) callsMax() int {
 // same would happen on the next stream.
 func (s *service) check(hello *udfv1.Hello, kinds ...udfv1.Kind) error {
 	if hello == nil || hello.ProtocolVersion == 0 {
-		return status.Error(codes.InvalidArgument, "the first message of a stream is Hello")
+		return status.Error(codes.InvalidArgument, "the first message of a stream must be Hello")
 	}
 	if hello.ProtocolVersion != protocolVersion {
-		return status.Errorf(codes.FailedPrecondition, "this function speaks version %d of the protocol, and the "+
-			"Millstream that called it version %d; build it with the SDK that goes with that Millstream",
+		return status.Errorf(codes.FailedPrecondition, "this function uses version %d of the protocol, but the "+
+			"calling Millstream uses version %d; build it with the SDK of the same release as Millstream",
 			protocolVersion, hello.ProtocolVersion)
 	}
 	for _, kind := range kinds {
@@ -67,7 +67,7 @@ func (s *service) check(hello *udfv1.Hello, kinds ...udfv1.Kind) error {
 			return nil
 		}
 	}
-	return status.Errorf(codes.Unimplemented, "this function serves %s; vertex %s of %s asks for %s",
+	return status.Errorf(codes.Unimplemented, "this function serves %s, but vertex %s of %s needs %s",
 		kindNames[s.function.kind], hello.Vertex, hello.Pipeline, kindNames[hello.Kind])
 }
 

@@ -34,7 +34,7 @@ func (s *service) Source(stream sourceStream) error {
 		return err
 	}
 	if second.GetOpen() == nil {
-		return status.Error(codes.InvalidArgument, "the second message of a source stream is SourceOpen")
+		return status.Error(codes.InvalidArgument, "the second message of a source stream must be SourceOpen")
 	}
 	lane := &sourceLane{
 		source:   s.function.source(),
@@ -122,14 +122,14 @@ func (l *sourceLane) read(request *udfv1.SourceRead) (*udfv1.SourceBatch, error)
 // batchFault says why a batch cannot be sent.
 func batchFault(batch Batch, most int) error {
 	if len(batch.Records) > most {
-		return fmt.Errorf("Read gave %d records when at most %d were asked for", len(batch.Records), most)
+		return fmt.Errorf("Read returned %d records, but at most %d were requested", len(batch.Records), most)
 	}
 	if len(batch.Records) > 0 && batch.Position == nil {
-		return errors.New("Read gave records without a Position: reading could not continue after them at a restart")
+		return errors.New("Read returned records without a Position, so reading could not continue after them after a restart")
 	}
 	for i, record := range batch.Records {
 		if (record.ID == "") != (batch.Records[0].ID == "") {
-			return errors.New("either every record of a batch has an ID or none has")
+			return errors.New("either all records of a batch have an ID or none")
 		}
 		if err := textFault(record.Keys, nil, record.Headers); err != nil {
 			return fmt.Errorf("record %d of the batch: %w", i, err)

@@ -100,8 +100,8 @@ func TestOutcomesLeaveNeighboursAlone(t *testing.T) {
 	expect(t, outcomes["retry"].Delay, 250*time.Millisecond)
 	expect(t, outcomes["dead"], udftest.Outcome{Result: "dead letter", Reason: "poison"})
 	expect(t, outcomes["drop"], udftest.Outcome{Result: "drop", Reason: "unwanted"})
-	expect(t, outcomes["fallback"].Reason, "Fallback is for sinks; a map returns DeadLetter{Reason: ...}")
-	expect(t, outcomes["time"].Reason, "only a source transform can set event times: the watermark is taken behind it")
+	expect(t, outcomes["fallback"].Reason, "Fallback is only for sinks; in a map return DeadLetter{Reason: ...}")
+	expect(t, outcomes["time"].Reason, "only a source transform can set event times, because the watermark is computed after it")
 	expect(t, outcomes["key"].Reason, `the key "\xff" is not UTF-8`)
 	expect(t, outcomes["bytes"].Reason, "not \uFFFD text")
 	expect(t, len(outcomes), 9)
@@ -375,11 +375,11 @@ func TestBatchesThatCannotBeSentAreFailedReads(t *testing.T) {
 	position := []byte("1")
 	one, named := udf.Record{Value: []byte("a")}, udf.Record{Value: []byte("b"), ID: "b"}
 	for expected, batch := range map[string]udf.Batch{
-		"Read gave 3 records when at most 2 were asked for":    {Records: []udf.Record{one, one, one}, Position: position},
-		"Read gave records without a Position":                 {Records: []udf.Record{one}},
-		"either every record of a batch has an ID or none has": {Records: []udf.Record{one, named}, Position: position},
-		`record 0 of the batch: the key "\xff" is not UTF-8`:   {Records: []udf.Record{{Keys: []string{"\xff"}}}, Position: position},
-		"the records of one read came to 67108":                {Records: []udf.Record{{Value: make([]byte, 64<<20)}}, Position: position},
+		"Read returned 3 records, but at most 2 were requested": {Records: []udf.Record{one, one, one}, Position: position},
+		"Read returned records without a Position":              {Records: []udf.Record{one}},
+		"either all records of a batch have an ID or none":      {Records: []udf.Record{one, named}, Position: position},
+		`record 0 of the batch: the key "\xff" is not UTF-8`:    {Records: []udf.Record{{Keys: []string{"\xff"}}}, Position: position},
+		"the records of one read came to 67108":                 {Records: []udf.Record{{Value: make([]byte, 64<<20)}}, Position: position},
 	} {
 		var failure string
 		fatal := &fatals{TB: t, said: &failure}

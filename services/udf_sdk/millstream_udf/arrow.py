@@ -69,7 +69,7 @@ def time_column(inputs: Inputs) -> pa.Array[Any]:
     import pyarrow as pa
 
     if len(inputs.sealed.event_times_us) != 8 * inputs.count:
-        raise ValueError(f"a frame says it has {inputs.count} records, and has another number of event times")
+        raise ValueError(f"a frame with {inputs.count} records has another number of event times")
     time = pa.Array.from_buffers(
         pa.timestamp("us", tz="UTC"), inputs.count, [None, pa.py_buffer(inputs.sealed.event_times_us)]
     )
@@ -96,7 +96,7 @@ def to_answer(
     own = [name for name in names if name not in _BESIDE]
     if not own or ("value" in own and own != ["value"]):
         raise BadOutput(
-            f"a batch that is returned has a column value, or columns of your own, which become JSON; and maybe "
+            "a batch that is returned has a column value, or your own columns, which become JSON; and optionally "
             f"{', '.join(sorted(_BESIDE))}. This one has {', '.join(names)}"
         )
     count = batch.num_rows
@@ -125,7 +125,9 @@ def to_answer(
         inherited = array("q", map(inputs.event_times_us.__getitem__, range(count) if parents is None else parents))
         if times != inherited:
             if not times_allowed:
-                raise BadOutput("only a source transform can set event times: the watermark is taken behind it")
+                raise BadOutput(
+                    "only a source transform can set event times, because the watermark is computed after it"
+                )
             answer.event_times_us = columns.pack_times(times)
     return answer
 
@@ -137,8 +139,7 @@ def _parents(batch: pa.RecordBatch, inputs: int, rows: Sequence[int] | None) -> 
         if batch.num_rows not in (0, given):
             raise BadOutput(
                 f"{given} records came in and {batch.num_rows} went out: keep the column parent, which says which "
-                f"record "
-                "each row came from"
+                "record each row came from"
             )
         return list(rows)[: batch.num_rows] if rows is not None else None
     column: Any = batch["parent"]
@@ -147,7 +148,7 @@ def _parents(batch: pa.RecordBatch, inputs: int, rows: Sequence[int] | None) -> 
     for parent in parents:
         if type(parent) is not int or not previous <= parent < inputs:
             raise BadOutput(
-                f"the column parent holds indexes of input records (0 to {inputs - 1}), never falling: {parent}"
+                f"the column parent has indexes of input records (0 to {inputs - 1}), in ascending order: {parent}"
             )
         previous = parent
     return None if parents == list(range(inputs)) else parents
@@ -160,9 +161,9 @@ def _values(column: Any) -> bytes:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if not is_bytes(column.type):
-        raise BadOutput(f"the column value is binary or string, not {column.type}")
+        raise BadOutput(f"the column value must be binary or string, not {column.type}")
     if column.null_count:
-        raise BadOutput("the column value has nulls; leave the rows out and keep the column parent")
+        raise BadOutput("the column value has nulls: leave these rows out and keep the column parent")
     column = column.cast(pa.binary())
     if not len(column):
         return columns.pack_bytes([])
@@ -186,7 +187,7 @@ def texts(column: Any, name: str) -> list[list[bytes]]:
         return [[] if item is None else [item.encode()] for item in rows]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return [[part.encode() for part in items or ()] for items in rows]
-    raise BadOutput(f"the column {name} is string or list<string>, not {kind}")
+    raise BadOutput(f"the column {name} must be string or list<string>, not {kind}")
 
 
 def is_bytes(kind: Any) -> bool:

@@ -49,7 +49,7 @@ def fitting(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, d
         batch = batch.take(pa.array(rows, pa.int64()))
         columns = _columns([values[row] for row in rows], schema)
         if columns is None:
-            raise Misfit("is refused as a whole by pyarrow, though each value alone is not").of(OWNER)
+            raise Misfit("is refused by pyarrow together with others, though not alone").of(OWNER)
     arrays: list[Any] = [*columns, *batch.columns[1:]]
     return pa.RecordBatch.from_arrays(arrays, names=[*schema.names, *batch.schema.names[1:]]), misfits
 
@@ -146,5 +146,5 @@ def _plain(value: Any) -> Any:
         case Decimal():
             return int(value) if value == value.to_integral_value() else float(value)
     raise BadOutput(
-        f"rows of a table without a column value become JSON, which has no {type(value).__name__}: make a column value"
+        f"rows of a table without a column value become JSON, which has no {type(value).__name__}: add a column value"
     )

@@ -100,7 +100,10 @@ async def open_calls_sockets(
     try:
         server = await asyncio.get_running_loop().create_unix_server(sockets.accept, path)
     except OSError as error:
-        print(f"millstream_udf: calls travel over gRPC, which is slower: no socket at {path}: {error}", file=sys.stderr)
+        print(
+            f"millstream_udf: calls use gRPC, which is slower, because there is no socket at {path}: {error}",
+            file=sys.stderr,
+        )
         yield None
         return
     try:

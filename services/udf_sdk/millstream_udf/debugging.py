@@ -79,7 +79,7 @@ def explain_breakpoints() -> None:
         place = (frame.f_code.co_filename, frame.f_lineno)
         if place not in said:
             said.add(place)
-            _log.warning("the breakpoint at %s was passed over: %s", _place(frame), advice())
+            _log.warning("the breakpoint at %s was skipped: %s", _place(frame), advice())
 
     sys.breakpointhook = pass_over
     if (pdb := sys.modules.get("pdb")) is not None:
@@ -90,8 +90,8 @@ def advice() -> str:
     """What to do instead of pdb."""
     vertex = os.environ.get("MILLSTREAM_VERTEX", "NAME")
     return (
-        "a function in a pipeline has no terminal. `millstream run ... --debug-function "
-        f"{vertex}` waits for a debugger; in a test of the function pdb works as usual"
+        f"a function in a pipeline has no terminal. `millstream run ... --debug-function {vertex}` waits for a "
+        "debugger; in a test of the function, pdb works as usual"
     )
 
 

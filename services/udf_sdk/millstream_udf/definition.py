@@ -145,7 +145,7 @@ def with_concurrency(definition: Definition, setting: str | None) -> Definition:
     if not setting or definition.reduce is not None:
         return definition
     if not setting.isdecimal() or int(setting) < 1:
-        raise TypeError(f"{CONCURRENCY_VARIABLE} is {setting!r}; it is a whole number, at least 1")
+        raise TypeError(f"{CONCURRENCY_VARIABLE} is {setting!r}, but must be a whole number of at least 1")
     number = int(setting)
     if definition.is_async:
         return replace(definition, options=replace(definition.options, concurrency=number))
@@ -154,9 +154,9 @@ def with_concurrency(definition: Definition, setting: str | None) -> Definition:
     if number > 1:
         one = "record" if definition.takes in (Takes.VALUE, Takes.RECORD) else "batch"
         raise TypeError(
-            f"the pipeline has `concurrency: {number}`, and {definition.name} is not async: it works on one {one} at "
-            f"a time. Make it async, or, for single records, say that it may run in threads (threads={number} in its "
-            "decorator); or give its vertex `concurrency: 1`"
+            f"the pipeline has `concurrency: {number}`, but {definition.name} is not async and processes one {one} "
+            f"at a time. Make it async, or, for single records, let it run in threads (threads={number} in its "
+            "decorator), or give its vertex `concurrency: 1`"
         )
     return definition
 
@@ -182,7 +182,7 @@ def define(target: Any, name: str) -> Definition:
         if function is None:
             raise TypeError(f"class {name} needs a method process(self, record)")
         if isinstance(inspect.getattr_static(target, "process"), (staticmethod, classmethod)):
-            raise TypeError(f"{name}.process is an ordinary method: process(self, record)")
+            raise TypeError(f"{name}.process must be an ordinary method: process(self, record)")
     if not callable(function):
         raise TypeError(f"{name} is not a function but {type(target).__name__}")
     return _shaped(definition, function, skip, decorated=decorated)
@@ -213,8 +213,8 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
     parameters = _parameters(function, definition.name)[skip:]
     if len(parameters) not in (1, 2):
         raise TypeError(
-            f"{definition.name} takes {len(parameters)} arguments; a function takes the value or record, and maybe "
-            f"the context"
+            f"{definition.name} takes {len(parameters)} arguments; a function takes the value or the record, and "
+            "optionally the context"
         )
     hints = hints_of(function)
     if options.arrow:
@@ -227,12 +227,14 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
         definition = replace(definition, decode=decode)
         takes = _TAKES[bool(options.batch), bool(whole)]
     if (options.batch or options.arrow) and flavour in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
-        raise TypeError(f"{definition.name} takes whole batches, so it returns its outputs instead of yielding them")
+        raise TypeError(
+            f"{definition.name} takes whole batches, so it must return its outputs instead of yielding them"
+        )
     if options.threads and flavour in (Flavour.ASYNC, Flavour.ASYNC_GENERATOR):
-        raise TypeError(f"{definition.name} is async: concurrency=n is for it, threads=n is for functions that block")
+        raise TypeError(f"{definition.name} is async: use concurrency=n; threads=n is for functions that block")
     if options.concurrency is not None and flavour in (Flavour.SYNC, Flavour.GENERATOR):
         raise TypeError(
-            f"{definition.name} is not async: threads=n is for functions that block, concurrency=n for async ones"
+            f"{definition.name} is not async: use threads=n, if it blocks; concurrency=n is for async functions"
         )
     gives = gives_of(definition, hints)
     return replace(definition, takes=takes, wants_context=len(parameters) == 2, flavour=flavour, gives=gives)
@@ -255,15 +257,17 @@ def takes_of(
             return found.whole, None
         wanted = found.kind
     elif found.kind is bytes:
-        raise TypeError(f"{name} is annotated bytes, and its decorator says decode={name_of(wanted)}: one of the two")
+        raise TypeError(
+            f"{name} is annotated bytes, but its decorator has decode={name_of(wanted)}: use one of the two"
+        )
     elif found.whole is None:
         found = found._replace(whole=parameter.name in ("record", "records"))
     try:
         return found.whole, decoder(wanted)
     except UnsupportedType as error:
         raise TypeError(
-            f"{name} takes {name_of(wanted)}, and no value can be that: {error}. Annotate it bytes, or give a function "
-            "that makes it of bytes: decode=..."
+            f"{name} takes {name_of(wanted)}, and values cannot be decoded to that: {error}. Annotate it bytes, or "
+            "give a function that creates it from bytes: decode=..."
         ) from None
 
 
@@ -289,12 +293,12 @@ def check_schema(definition: Definition, columns: Sequence[str]) -> None:
     if schema is None:
         return
     if not hasattr(schema, "names") or not hasattr(schema, "field"):
-        raise TypeError(f"{definition.name}: schema is a pyarrow.Schema, not {type(schema).__name__}")
+        raise TypeError(f"{definition.name}: schema must be a pyarrow.Schema, not {type(schema).__name__}")
     taken = sorted(set(schema.names).intersection(columns))
     if taken:
         raise TypeError(
-            f"{definition.name}: {', '.join(taken)} in the schema would hide the column of that name; rename the field "
-            "where the value is made"
+            f"{definition.name}: {', '.join(taken)} in the schema would hide the column of that name; rename the "
+            "field in the function that writes the value"
         )
 
 
@@ -303,7 +307,7 @@ def _check_installed(definition: Definition) -> None:
         if asked and find_spec(package) is None:
             option = "arrow=True" if package == "pyarrow" else "pandas=True"
             raise TypeError(
-                f"{definition.name} says {option}, and {package} is not installed where it runs: pip install "
+                f"{definition.name} has {option}, but {package} is not installed where it runs: pip install "
                 f"{'millstream-udf[arrow]' if package == 'pyarrow' else package}"
             )
 
@@ -329,7 +333,7 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
-            raise TypeError(f"{name} has an argument {parameter.name} by keyword only, which is never given")
+            raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
         # A second parameter with a default is the author's own (def f(value, factor=2)), unless it is named or
@@ -346,7 +350,7 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
 def _check_source(target: Any, name: str) -> None:
     if not inspect.isclass(target):
         raise TypeError(
-            f"a source is a class with async def read(self, context, records_max, timeout): {name} is not a class"
+            f"a source must be a class with async def read(self, context, records_max, timeout), which {name} is not"
         )
     if not callable(getattr(target, "read", None)):
         raise TypeError(f"source {name} needs a method read(self, context, records_max, timeout)")
@@ -364,13 +368,13 @@ def mark(kind: udf_pb2.Kind.ValueType, target: Callable[..., Any], **given: Any)
     if options.arrow and options.pandas:
         raise TypeError(f"{DECORATORS[kind]}: arrow or pandas, not both")
     if options.decode is not None and (options.arrow or options.pandas):
-        raise TypeError(f"{DECORATORS[kind]}: decode is for single values; with arrow=True or pandas=True say schema=")
+        raise TypeError(f"{DECORATORS[kind]}: decode is for single values; with arrow=True or pandas=True use schema=")
     if options.schema is not None and not (options.arrow or options.pandas):
         raise TypeError(f"{DECORATORS[kind]}: schema is for functions with arrow=True or pandas=True")
     if options.concurrency is not None and options.concurrency < 1:
-        raise TypeError(f"{DECORATORS[kind]}: concurrency is at least 1, not {options.concurrency}")
+        raise TypeError(f"{DECORATORS[kind]}: concurrency must be at least 1, not {options.concurrency}")
     if options.threads < 0:
-        raise TypeError(f"{DECORATORS[kind]}: threads is at least 0, not {options.threads}")
+        raise TypeError(f"{DECORATORS[kind]}: threads must be at least 0, not {options.threads}")
     if options.threads and (options.batch or options.arrow):
-        raise TypeError(f"{DECORATORS[kind]}: threads is for functions of single records, not with batch or arrow")
+        raise TypeError(f"{DECORATORS[kind]}: threads is for functions of single records, not for batch or arrow")
     setattr(target, ATTRIBUTE, options)

@@ -259,5 +259,5 @@ async def maybe_await(result: Any) -> None:
 def _not_a_list(results: Any, count: int) -> Sequence[Any]:
     what = f"{len(results)} results" if isinstance(results, (list, tuple)) else type(results).__name__
     raise BadOutput(
-        f"a batch function returns a list with one result per record: {count} records came in, {what} came back"
+        f"a batch function must return a list with one result per record: {count} records came in, {what} came back"
     )

@@ -62,7 +62,9 @@ class Outcomes:
             case Fallback() if self._sink:
                 outcome = udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_FALLBACK, reason=error.reason)
             case Fallback():
-                outcome = self._failed(index, BadOutput("Fallback is for sinks; a map raises DeadLetter(reason)"))
+                outcome = self._failed(
+                    index, BadOutput("Fallback is only for sinks; in a map raise DeadLetter(reason)")
+                )
             case _:
                 outcome = self._failed(index, error)
         self.items.append(outcome)
@@ -78,7 +80,10 @@ def summary(error: BaseException) -> str:
     if isinstance(error, BadOutput | Misfit):
         return str(error)
     if isinstance(error, SystemExit):
-        return f"it called sys.exit({'' if error.code is None else repr(error.code)}): raise an exception instead"
+        return (
+            f"the function called sys.exit({'' if error.code is None else repr(error.code)}): raise an exception "
+            "instead"
+        )
     if isinstance(error, bdb.BdbQuit):
         return f"pdb cannot be used here: {debugging.advice()}"
     return "".join(traceback.format_exception_only(error)).strip().replace("\n", " | ")[:1000]

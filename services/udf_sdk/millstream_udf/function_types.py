@@ -74,8 +74,8 @@ def taken(hint: Any, *, many: bool) -> Taken:
         if _UNRESOLVED_VALUE.search(hint):
             return Taken(whole=False, kind=bytes)
         raise UnsupportedType(
-            f"the annotation `{hint}` cannot be resolved: define or import what it names at the top level of the "
-            "module (not below TYPE_CHECKING), or name the type in the decorator: decode=..."
+            f"the annotation `{hint}` cannot be resolved: define or import its names at the top level of the module "
+            "(not below TYPE_CHECKING), or name the type in the decorator: decode=..."
         )
     if hint is inspect.Parameter.empty or hint in (Any, object) or isinstance(hint, typing.TypeVar):
         return Taken()
@@ -92,7 +92,7 @@ def taken(hint: Any, *, many: bool) -> Taken:
 
 def _taken_of_many(hint: Any) -> Taken:
     if (typing.get_origin(hint) or hint) not in _COLLECTIONS:
-        raise UnsupportedType(f"many records are annotated list[...] or Iterable[...] here, not {name_of(hint)}")
+        raise UnsupportedType(f"for many records, the annotation is list[...] or Iterable[...], not {name_of(hint)}")
     arguments = typing.get_args(hint)
     return taken(arguments[0], many=False) if arguments else Taken()
 
@@ -138,8 +138,8 @@ def _item_of_batch(hint: Any, name: str) -> Any:
         return UNKNOWN
     if (typing.get_origin(hint) or hint) not in (list, tuple, abc.Sequence, abc.MutableSequence):
         raise TypeError(
-            f"{name} takes whole batches, so it returns a list with one result per record; it is annotated to return "
-            f"{name_of(hint)}"
+            f"{name} takes whole batches, so it must return a list with one result per record, but it is annotated "
+            f"to return {name_of(hint)}"
         )
     arguments = typing.get_args(hint)
     return arguments[0] if arguments else UNKNOWN
@@ -155,8 +155,8 @@ def _check_nothing(hint: Any, gives: Gives, name: str) -> None:
     )
     if not allowed:
         raise TypeError(
-            f"{name} is a sink, which returns nothing, and is annotated to return {name_of(hint)}: annotate it "
-            "-> None, and raise where a record cannot be written"
+            f"{name} is a sink, which returns nothing, but it is annotated to return {name_of(hint)}: annotate it "
+            "-> None, and raise an exception if a record cannot be written"
         )
 
 
@@ -192,16 +192,16 @@ def _is_ours(kind: Any) -> bool:
 def _check_object(leaf: Any, kind: Any, name: str) -> None:
     if not (isinstance(kind, type) and is_object(kind)) and not typing.is_typeddict(kind):
         raise TypeError(
-            f"{name} is annotated to return {name_of(leaf)}, which is not an output: return bytes, str, None, "
-            "a Message, a dict, a dataclass or a model (they become JSON), or a list of these; or say encode=... "
-            "in the decorator"
+            f"{name} is annotated to return {name_of(leaf)}, which is not an output: return bytes, str, None, a "
+            "Message, a dict, a dataclass or a model (they become JSON), or a list of these; or set encode=... in "
+            "the decorator"
         )
     try:
         supported(leaf)
     except UnsupportedType as error:
         raise TypeError(
-            f"{name} is annotated to return {name_of(leaf)}, which cannot be written as JSON: {error}; say encode=... "
-            "in the decorator, or return bytes"
+            f"{name} is annotated to return {name_of(leaf)}, which cannot be written as JSON: {error}; set "
+            "encode=... in the decorator, or return bytes"
         ) from None
 
 

@@ -111,7 +111,7 @@ def decode_part(message: udf_pb2.SealedReducePart, *, continues: bool) -> Part:
             "unfinished one"
         )
     if sum(counts) != rows.count:
-        raise ValueError(f"the counts of a part come to {sum(counts)}, and its frame has {rows.count} records")
+        raise ValueError(f"the counts of a part add up to {sum(counts)}, but its frame has {rows.count} records")
     return Part(groups, counts, rows, message.unfinished)
 
 
@@ -260,8 +260,8 @@ class Records:
     def _begin(self) -> None:
         if self._read:
             raise RuntimeError(
-                "the records of a group can be read once, because they need not fit into memory; to read them again, "
-                "keep them: records = list(records)"
+                "the records of a group can be read only once, because they need not fit into memory; to read them "
+                "again, keep them: records = list(records)"
             )
         self._read = True
 

@@ -32,7 +32,7 @@ class Inputs:
     def values(self) -> list[bytes]:
         values = columns.unpack_bytes(self.sealed.values)
         if len(values) != self.count:
-            raise ValueError(f"a frame says it has {self.count} records, and has {len(values)} values")
+            raise ValueError(f"a frame with {self.count} records has {len(values)} values")
         return values
 
     @cached_property
@@ -47,7 +47,7 @@ class Inputs:
     def event_times_us(self) -> list[int]:
         times = columns.unpack_times(self.sealed.event_times_us)
         if len(times) != self.count:
-            raise ValueError(f"a frame says it has {self.count} records, and has {len(times)} event times")
+            raise ValueError(f"a frame with {self.count} records has {len(times)} event times")
         return list(times)
 
     @cached_property
@@ -55,7 +55,7 @@ class Inputs:
         if self.sealed.ids:
             ids = [item.decode() for item in columns.unpack_bytes(self.sealed.ids)]
             if len(ids) != self.count:
-                raise ValueError(f"a frame says it has {self.count} records, and has {len(ids)} ids")
+                raise ValueError(f"a frame with {self.count} records has {len(ids)} ids")
             return ids
         if self._id_prefix:
             return [f"{self._id_prefix}{index}" for index in range(self._first_index, self._first_index + self.count)]

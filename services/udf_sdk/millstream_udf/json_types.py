@@ -125,7 +125,7 @@ class _Types:
             return self._once(kind, lambda: self._dataclass(found, arguments))
         if issubclass(found, tuple) and hasattr(found, "_fields"):
             return self._once(kind, lambda: self._named_tuple(found, arguments))
-        raise UnsupportedType(f"{name_of(kind)} is not made of JSON")
+        raise UnsupportedType(f"{name_of(kind)} cannot be read from JSON")
 
     def _once(self, kind: Any, make: Callable[[], Convert]) -> Convert:
         known = self._known
@@ -439,7 +439,7 @@ def _hashable(kind: Any) -> Any:
     """The kind, if a set may hold it. Raises `UnsupportedType`."""
     found = typing.get_origin(_bare(kind)) or _bare(kind)
     if isinstance(found, type) and found.__hash__ is None:
-        raise UnsupportedType(f"a set cannot hold {name_of(kind)}, which has no hash")
+        raise UnsupportedType(f"a set cannot contain {name_of(kind)}, which has no hash")
     return kind
 
 
@@ -528,7 +528,7 @@ def _hints(found: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
         hints = typing.get_type_hints(found, include_extras=True)
     except NameError as error:
         raise UnsupportedType(
-            f"the annotations of {name_of(found)} cannot be resolved ({error}): define what they name at the top level "
+            f"the annotations of {name_of(found)} cannot be resolved ({error}): define their names at the top level "
             f"of module {found.__module__}"
         ) from None
     given = dict(zip(getattr(found, "__parameters__", ()), arguments, strict=False))
@@ -557,11 +557,11 @@ def loaded(data: bytes) -> Any:
         return json.loads(data.decode(), parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         at = len(error.doc[: error.pos].encode(errors="replace"))
-        what = "there is nothing" if not data.strip() else f"{error.msg} at byte {at}: {shown_bytes(data, at)}"
+        what = "the value is empty" if not data.strip() else f"{error.msg} at byte {at}: {shown_bytes(data, at)}"
     except UnicodeDecodeError as error:
         what = f"byte {error.start} is not UTF-8: {shown_bytes(data, error.start)}"
     except RecursionError:
-        what = f"it is nested too deeply: {shown_bytes(data)}"
+        what = f"the value is nested too deeply: {shown_bytes(data)}"
     except ValueError as error:
         # A constant that is not JSON, or a number with more digits than Python reads.
         what = f"{error}: {shown_bytes(data)}"
@@ -569,7 +569,7 @@ def loaded(data: bytes) -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:

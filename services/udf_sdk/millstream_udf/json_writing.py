@@ -96,7 +96,7 @@ def _name(key: Any) -> str:
             return json.dumps(key)
         case datetime() | date() | time() | UUID() | Decimal() | timedelta():
             return str(plain(key))
-    raise TypeError(f"a name in JSON is a text or a number, not {key!r:.80}")
+    raise TypeError(f"a name in JSON must be a text or a number, not {key!r:.80}")
 
 
 def duration_text(value: timedelta) -> str:

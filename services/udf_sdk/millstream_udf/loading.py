@@ -30,7 +30,7 @@ def load(spec: str, directory: str = "") -> Definition:
     directory = os.path.abspath(directory)
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
-        raise LoadError(f"{spec!r} does not name a function: write module:function or path/file.py:function")
+        raise LoadError(f"{spec!r} does not name a function: use module:function or path/file.py:function")
     module = _load_file(where, directory) if where.endswith(".py") else _load_module(where, directory)
     target: Any = module
     for part in name.split("."):
@@ -68,7 +68,7 @@ def _load_module(name: str, directory: str) -> ModuleType:
         # A module that is missing inside the user's module is the user's traceback to read.
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise LoadError(
-                f"there is no module {name} (working directory: {directory}); for a file write path/file.py:function",
+                f"there is no module {name} (working directory: {directory}); for a file use path/file.py:function",
                 found=False,
             ) from None
         raise

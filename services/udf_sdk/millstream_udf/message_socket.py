@@ -174,7 +174,7 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._changed.set()
 
     def _refuse(self, size: int) -> None:
-        self.failed = TooLarge(f"a message of {size:,} bytes was announced; the limit is {self._bytes_max:,}")
+        self.failed = TooLarge(f"the size of the next message is {size:,} bytes; the limit is {self._bytes_max:,}")
         self._changed.set()
         self.abort()
 

@@ -64,7 +64,8 @@ def sink_answer(call_id: int, results: Sequence[Any]) -> udf_pb2.SinkAnswer:
                 outcomes.add(index, result)
             elif result is not None:
                 outcomes.add(
-                    index, BadOutput(f"a sink's function returns nothing, not {_named(result)}; raise to fail")
+                    index,
+                    BadOutput(f"a sink's function returns nothing, not {_named(result)}; raise an exception to fail"),
                 )
     return udf_pb2.SinkAnswer(call_id=call_id, outcomes=outcomes.items)
 
@@ -219,7 +220,7 @@ def _is_text(text: object) -> bool:
 def _each(result: Any, encode: Encoder, *, times_allowed: bool) -> list[Any]:
     outputs = list(each_output(result, encode))
     if not times_allowed and any(type(item) is Message and item.event_time_us is not None for item in outputs):
-        raise BadOutput("only a source transform can set event times: the watermark is taken behind it")
+        raise BadOutput("only a source transform can set event times, because the watermark is computed after it")
     return outputs
 
 
@@ -231,8 +232,8 @@ def each_output(result: Any, encode: Encoder = JSON) -> Iterator[bytes | Message
         return iter((output_of(result, encode),))
     if not isinstance(result, Iterable):
         raise BadOutput(
-            "a function returns bytes, str, None, a Message, a dict, a dataclass or a model (they become JSON), or a "
-            f"list of these, not {_named(result)}{_hint_for(result)}"
+            "a function must return bytes, str, None, a Message, a dict, a dataclass or a model (they become "
+            f"JSON), or a list of these, not {_named(result)}{_hint_for(result)}"
         )
     return (output_of(item, encode) for item in result)
 
@@ -253,7 +254,8 @@ def output_of(item: Any, encode: Encoder = JSON) -> bytes | Message:
     if encode.takes(type(item)):
         return encode.one(item)
     raise BadOutput(
-        f"a list of outputs holds bytes, str, Message, dict, dataclass or model, not {_named(item)}{_hint_for(item)}"
+        "a list of outputs can contain bytes, str, Message, dict, dataclass or model, not "
+        f"{_named(item)}{_hint_for(item)}"
     )
 
 

@@ -155,13 +155,13 @@ def outputs_of(result: Any) -> Iterator[bytes | Message]:
         result = pa.Table.from_pandas(result, preserve_index=False)
     names: list[str] = result.schema.names
     if len(set(names)) != len(names):
-        raise BadOutput(f"a table of results has two columns of one name: {', '.join(names)}")
+        raise BadOutput(f"a table of results has several columns with the same name: {', '.join(names)}")
     if "value" not in names:
         values = rows_as_json(result.select([name for name in names if name not in ("tags", "headers")]))
     elif set(names) - {"value", *_MESSAGE_COLUMNS}:
         raise BadOutput(
-            f"a table of results has a column value, and maybe keys, tags and headers, or only columns of your own, "
-            f"which become JSON; this one has {', '.join(names)}"
+            "a table of results has a column value, and optionally keys, tags and headers, or only your own "
+            f"columns, which become JSON; this one has {', '.join(names)}"
         )
     else:
         values = _values(result["value"])
@@ -207,7 +207,7 @@ def _values(column: Any) -> list[bytes]:
     import pyarrow as pa
 
     if not arrow.is_bytes(column.type):
-        raise BadOutput(f"the column value is binary or string, not {column.type}")
+        raise BadOutput(f"the column value must be binary or string, not {column.type}")
     if column.null_count:
         raise BadOutput("the column value has nulls")
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]

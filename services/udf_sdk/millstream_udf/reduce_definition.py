@@ -53,8 +53,8 @@ def shaped(definition: Definition) -> Definition:
     for method in ("add", "result"):
         if not callable(getattr(target, method, None)):
             raise TypeError(
-                f"class {name} needs the methods add(self, record) and result(self), of which each group has an "
-                f"instance, or process(self, keys, records, window)"
+                f"class {name} needs the methods add(self, record) and result(self), with one instance for each "
+                "group, or the method process(self, keys, records, window)"
             )
     return _per_group(definition)
 
@@ -69,8 +69,8 @@ def _function(definition: Definition, function: Any, skip: int) -> Definition:
         roles = ["records" if role is None else role for role in roles]
     if None in roles or "records" not in roles or len(set(roles)) != len(roles):
         raise TypeError(
-            f"{definition.name} takes {_listed(parameters)}; a reduce function takes the records, and maybe keys, "
-            "window and context, by these names: def process(keys, records, window)"
+            f"{definition.name} takes {_listed(parameters)}; a reduce function takes the records, and optionally "
+            "keys, window and context, by these names: def process(keys, records, window)"
         )
     flavour = flavour_of(function)
     arguments = tuple(role for role in roles if role is not None)
@@ -86,17 +86,17 @@ def _per_group(definition: Definition) -> Definition:
     roles = [_role(parameter) for parameter in made_with]
     if None in roles:
         raise TypeError(
-            f"{definition.name}.__init__ takes {_listed(made_with)}; an instance is made for each group, with keys, "
-            "window and context where it asks for them by these names"
+            f"{definition.name}.__init__ takes {_listed(made_with)}; an instance is created for each group, with "
+            "keys, window and context if its parameters have these names"
         )
     added = _parameters(target.add, definition.name)[1:]
     if len(added) != 1:
-        raise TypeError(f"{definition.name}.add takes {_listed(added)}; it takes one record: add(self, record)")
+        raise TypeError(f"{definition.name}.add takes {_listed(added)}; it must take one record: add(self, record)")
     if len(_parameters(target.result, definition.name)) != 1:
-        raise TypeError(f"{definition.name}.result takes nothing: result(self)")
+        raise TypeError(f"{definition.name}.result must take no arguments: result(self)")
     flavour, adding = flavour_of(target.result), flavour_of(target.add)
     if adding in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
-        raise TypeError(f"{definition.name}.add yields; results come from result(self)")
+        raise TypeError(f"{definition.name}.add yields, but results must come from result(self)")
     if adding is Flavour.ASYNC and flavour in (Flavour.SYNC, Flavour.GENERATOR):
         raise TypeError(f"{definition.name}.add is async, so result must be: async def result(self)")
     shape = ReduceShape(
@@ -109,7 +109,7 @@ def _per_group(definition: Definition) -> Definition:
 
 def _checked(definition: Definition) -> Definition:
     if definition.options.concurrency is not None and not definition.is_async:
-        raise TypeError(f"{definition.name} is not async: concurrency=n is for functions that wait for others")
+        raise TypeError(f"{definition.name} is not async: concurrency=n is for async functions")
     return definition
 
 
@@ -146,7 +146,7 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
         optional = parameter.default is not parameter.empty
         if parameter.kind is parameter.KEYWORD_ONLY:
             if not optional:
-                raise TypeError(f"{name} has an argument {parameter.name} by keyword only, which is never given")
+                raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
             continue
         # One with a default is the author's own, unless it is called what we have.
         if not optional or parameter.name in GIVEN:

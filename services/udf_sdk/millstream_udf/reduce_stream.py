@@ -53,7 +53,7 @@ class PartQueue:
         except DecodeError as error:
             raise ValueError(f"{len(data)} bytes are not a message of a reduce stream: {error}") from error
         if not request.HasField("part"):
-            raise ValueError("behind Hello a reduce stream has nothing but parts")
+            raise ValueError("after Hello, a reduce stream can contain only parts")
         part = decode_part(request.part, continues=self._unfinished)
         self._filling = asyncio.get_running_loop()
         while self._bytes and self._bytes + len(data) > HELD_BYTES_MAX and not self._ended:

@@ -233,7 +233,9 @@ class _Builder:
         """Whether the answer is full. Raises `BadOutput` for what cannot be sent."""
         size = _checked_size(result) if isinstance(result, Message) else len(result)
         if size > RESULT_BYTES_MAX:
-            raise BadOutput(f"a result has {size:,} bytes; the most is {RESULT_BYTES_MAX:,}. Give several smaller ones")
+            raise BadOutput(
+                f"a result has {size:,} bytes; the maximum is {RESULT_BYTES_MAX:,}. Return several smaller ones"
+            )
         self.answer.results.append(result)
         self.answer.counts[-1] += 1
         self._size += size + _RESULT_BYTES
@@ -343,7 +345,7 @@ def _checked_size(message: Message) -> int:
     if (fault := fault_of(message)) is not None:
         raise fault
     if message.event_time_us is not None:
-        raise BadOutput("a result has no event time of its own: it is the end of its window")
+        raise BadOutput("a result cannot set its event time, which is the end of its window")
     texts = sum(map(len, message.keys or ())) + sum(map(len, message.tags))
     headers = sum(len(name) + len(value) for name, value in (message.headers or {}).items())
     # A text has up to four bytes for a character.
@@ -353,7 +355,7 @@ def _checked_size(message: Message) -> int:
 def _as_failure(error: BaseException) -> BaseException:
     if isinstance(error, (Retry, DeadLetter, Drop, Fallback)):
         return BadOutput(
-            f"{type(error).__name__} is about one record, and a reduce function is called with many: return nothing "
-            f"for no results, raise any other exception to fail the group ({error})"
+            f"{type(error).__name__} is for one record, but a reduce function is called with many: return nothing "
+            f"for no results, or raise any other exception to fail the group ({error})"
         )
     return error

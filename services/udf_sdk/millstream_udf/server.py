@@ -158,7 +158,7 @@ class Server:
             opening = udf_pb2.SourceRequest.FromString(data)
             if opening.WhichOneof("message") != "open":
                 await context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT, "the second message of a source stream is SourceOpen"
+                    grpc.StatusCode.INVALID_ARGUMENT, "the second message of a source stream must be SourceOpen"
                 )
             lane = SourceLane(self._definition.target(), context_of(hello), self._definition.encode)
             try:
@@ -189,7 +189,7 @@ class Server:
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(context.write(data), loop))
             except grpc.aio.BaseError:
                 # What has no answer is sent again on the next stream.
-                raise Gone("the stream is gone") from None
+                raise Gone("the stream has ended") from None
 
         function = ReduceFunction(self._definition, self._thread.function.call)
         with self._reader(_GrpcStream(context)) as reader:
@@ -209,22 +209,21 @@ class Server:
         first: Any = await context.read()
         hello = getattr(request.FromString(first), "hello", None) if isinstance(first, bytes) else None
         if hello is None or not hello.protocol_version:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream is Hello")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be Hello")
         assert isinstance(hello, udf_pb2.Hello)
         if hello.protocol_version != PROTOCOL_VERSION:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"this function speaks version {PROTOCOL_VERSION} of the protocol, and the Millstream that called it "
-                f"version {hello.protocol_version}; install the SDK that goes with that Millstream",
+                f"this function uses version {PROTOCOL_VERSION} of the protocol, but the calling Millstream uses "
+                f"version {hello.protocol_version}; install the SDK of the same release as Millstream",
             )
         if hello.kind not in kinds or hello.kind not in self._definition.kinds:
             served = " and ".join(KIND_NAMES[kind] for kind in self._definition.kinds)
             wanted = KIND_NAMES.get(hello.kind, str(hello.kind))
             await context.abort(
                 grpc.StatusCode.UNIMPLEMENTED,
-                f"{self._definition.name} serves {served}; vertex {hello.vertex} of {hello.pipeline} asks for "
-                f"{wanted}. "
-                f"Decorate a function with {DECORATORS.get(hello.kind, 'another decorator')}",
+                f"{self._definition.name} serves {served}, but vertex {hello.vertex} of {hello.pipeline} needs "
+                f"{wanted}. Decorate a function with {DECORATORS.get(hello.kind, 'another decorator')}",
             )
         return hello
 
@@ -449,7 +448,7 @@ def run(definition: Definition) -> None:
     if not socket:
         print(
             f"millstream_udf: {SOCKET_VARIABLE} is not set. Millstream starts this program and sets it; to try a "
-            "function by hand use millstream_udf.testing.run",
+            "function without a pipeline, use millstream_udf.testing.run",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -38,10 +38,10 @@ class SourceLane:
         try:
             batch = await self._source.read(self._context, request.records_max, request.timeout_us / 1_000_000)
             if not isinstance(batch, Batch):
-                raise BadOutput(f"read returns a Batch, not {type(batch).__name__}")
+                raise BadOutput(f"read must return a Batch, not {type(batch).__name__}")
             if len(batch.records) > request.records_max:
                 raise BadOutput(
-                    f"read returned {len(batch.records)} records when at most {request.records_max} were asked for"
+                    f"read returned {len(batch.records)} records, but at most {request.records_max} were requested"
                 )
             answer = udf_pb2.SourceBatch(position=_position(batch.position), ended=batch.ended, pending=batch.pending)
             if batch.records:
@@ -69,7 +69,7 @@ def frame_of(records: Sequence[Record[Any]], encode: Encoder = JSON) -> bytes:
     """An encoded frame of at least one record. Raises `BadOutput` that says which record cannot be sent, and why."""
     for number, record in enumerate(records):
         if not isinstance(record, Record):
-            raise BadOutput(f"a Batch holds Records, not {type(record).__name__}")
+            raise BadOutput(f"a Batch contains Records, not {type(record).__name__}")
         keys: object = record.keys
         if isinstance(keys, str):
             # Its letters would be taken for the parts of a key.
@@ -85,7 +85,7 @@ def _encoded(records: Sequence[Record[Any]], encode: Encoder) -> bytes:
     times = array("q", [record.event_time_us for record in records])
     ids = [record.id for record in records if record.id is not None]
     if ids and len(ids) != len(records):
-        raise BadOutput("either every record of a batch has an id or none has")
+        raise BadOutput("either all records of a batch have an id or none")
     sealed = frame_pb2.SealedFrame(
         info=frame_pb2.FrameInfo(records=len(records), event_time_min_us=min(times), event_time_max_us=max(times)),
         values=columns.pack_bytes([_bytes_of(record.value, encode) for record in records]),
@@ -114,4 +114,4 @@ def _bad(records: Sequence[Record[Any]]) -> BadOutput | None:
 def _position(position: object) -> bytes:
     if isinstance(position, bytes):
         return position
-    raise BadOutput(f"a position is bytes, not {type(position).__name__}; for a number str(n).encode()")
+    raise BadOutput(f"a position must be bytes, not {type(position).__name__}; for a number use str(n).encode()")

@@ -52,7 +52,7 @@ def _provider(pipeline: str, vertex: str, replica: int) -> Any:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
     except ImportError:
-        _log.debug("spans are not exported: opentelemetry-sdk and opentelemetry-exporter-otlp-proto-grpc are needed")
+        _log.debug("spans are not exported: install opentelemetry-sdk and opentelemetry-exporter-otlp-proto-grpc")
         return None
     if isinstance(trace.get_tracer_provider(), TracerProvider):
         return None

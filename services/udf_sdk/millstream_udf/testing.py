@@ -183,7 +183,7 @@ def read_source(
 def _hello(definition: Definition, kind: str) -> udf_pb2.Hello:
     kinds = {"map": MAP, "source transform": SOURCE_TRANSFORM, "sink": SINK}
     if kind and kind not in kinds:
-        raise ValueError(f"kind is one of {', '.join(kinds)}, not {kind!r}")
+        raise ValueError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
     chosen = kinds[kind] if kind else definition.kinds[0]
     if chosen == SOURCE:
         raise TypeError("a source takes no inputs; use read_source")

@@ -25,7 +25,9 @@ def record_of(item: Any, event_time_us: int = 0) -> Record[Any]:
             return Record(item, event_time_us)
     if JSON.takes(type(item)) or isinstance(item, list):
         return Record(JSON.one(item), event_time_us)
-    raise TypeError(f"inputs are bytes, str, objects that JSON can be made of, or Records, not {type(item).__name__}")
+    raise TypeError(
+        f"inputs must be bytes, str, objects that can be written as JSON, or Records, not {type(item).__name__}"
+    )
 
 
 def objects_of(values: Sequence[bytes], kind: Any) -> list[Any]:

@@ -158,7 +158,7 @@ class Encoder:
             return _written(value)
         encoded: object = self._own(value)
         if not isinstance(encoded, bytes):
-            raise BadOutput(f"the function of encode= returns bytes, not {type(encoded).__name__}")
+            raise BadOutput(f"the function of encode= must return bytes, not {type(encoded).__name__}")
         return encoded
 
     def many(self, results: Sequence[Any]) -> list[Any]:
@@ -196,7 +196,7 @@ def encoder(own: Encode | None) -> Encoder:
     if own is None:
         return JSON
     if not callable(own):
-        raise TypeError(f"encode= is a function from an object to bytes, not {type(own).__name__}")
+        raise TypeError(f"encode= must be a function from an object to bytes, not {type(own).__name__}")
     return Encoder(own)
 
 
@@ -213,7 +213,7 @@ def _is_object(kind: Any) -> bool:
 def _no_object(value: Any) -> str:
     kind = type(value).__name__
     return (
-        f"JSON of an output is made of a dict, a dataclass or a model, not of {kind}; for it return json.dumps(value)"
+        f"an output becomes JSON if it is a dict, a dataclass or a model, but this is {kind}; return json.dumps(value)"
     )
 
 

@@ -40,9 +40,9 @@ def to_us(time: datetime | int) -> int:
     if isinstance(time, int) and not isinstance(time, bool):
         return time
     if not isinstance(time, datetime):
-        raise TypeError(f"an event time is a datetime with a time zone, or microseconds as an int, not {time!r}")
+        raise TypeError(f"an event time must be a datetime with a time zone, or microseconds as an int, not {time!r}")
     if time.tzinfo is None:
-        raise ValueError(f"the event time {time!r} has no time zone; for UTC: {time!r}.replace(tzinfo=UTC)")
+        raise ValueError(f"the event time {time!r} has no time zone; for UTC use {time!r}.replace(tzinfo=UTC)")
     return (time - _EPOCH) // _MICROSECOND
 
 
@@ -120,7 +120,7 @@ class Message:
         if type(value) is not bytes:
             value = value.encode() if isinstance(value, str) else _as_value(value)
         if isinstance(keys, str) or isinstance(tags, str):
-            raise TypeError("keys and tags are sequences of strings: keys=[key], not keys=key")
+            raise TypeError("keys and tags must be sequences of strings: keys=[key], not keys=key")
         self.value = value
         self.keys = None if keys is None else tuple(keys)
         self.tags = tuple(tags)

@@ -123,7 +123,7 @@ async def test_a_function_that_ends_its_process_fails_its_window_after_as_many_j
 
 async def test_a_function_that_calls_exit_is_told_so(client: SparkClient, tmp_path: Path) -> None:
     failure = await failure_of(client, tmp_path, python(tmp_path, "calls_exit"))
-    assert failure.reason == "it called sys.exit(3): raise an exception instead"
+    assert failure.reason == "the function called sys.exit(3): raise an exception instead"
     assert "in calls_exit" in failure.detail
     assert "millstream" not in failure.detail
 

@@ -94,7 +94,7 @@ async def test_a_client_of_another_version(sidecar: LocalFunction) -> None:
         raw: Any = channel.stream_stream("/millstream.udf.v1.Udf/Map")()
         await raw.write(udf_pb2.MapRequest(hello=hello).SerializeToString())
         assert await raw.code() == grpc.StatusCode.FAILED_PRECONDITION
-        assert "speaks version 1 of the protocol, and the Millstream that called it version 2" in await raw.details()
+        assert "uses version 1 of the protocol, but the calling Millstream uses version 2" in await raw.details()
 
 
 def test_another_start_without_a_socket_cannot_help(command: list[str]) -> None:

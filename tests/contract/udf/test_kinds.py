@@ -169,7 +169,7 @@ async def test_a_function_that_asks_to_end_its_process_has_failed_on_the_record(
     async with serve("leave_politely") as sidecar, sidecar.open_map(FunctionKind.MAP, NAME) as stream:
         (outcome,) = (await stream.call(frame_of([once]), watermark_us=0)).outcomes
         assert (outcome.index, outcome.result) == (0, Result.ERROR)
-        assert outcome.reason == "it called sys.exit(7): raise an exception instead"
+        assert outcome.reason == "the function called sys.exit(7): raise an exception instead"
         assert values_of(await stream.call(frame_of([once]), watermark_us=0)) == [b"second"]
         assert sidecar.statistics().restarts == 0
 

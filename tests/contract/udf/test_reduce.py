@@ -191,7 +191,7 @@ async def test_more_results_than_one_message_holds(sidecar: LocalFunction) -> No
 
 async def test_a_result_that_is_no_record(sidecar: LocalFunction) -> None:
     results, failures = await reduced(sidecar, [part({group("a"): [b"large"], group("b"): [b"1"]})])
-    assert "8,388,608 bytes; the most is 7,340,032" in failures[group("a")]
+    assert "8,388,608 bytes; the maximum is 7,340,032" in failures[group("a")]
     assert list(results) == [group("b")]
 
 
@@ -348,7 +348,7 @@ async def test_a_map_is_no_reduce(open_function: Open) -> None:
     async with open_function(python_command(f"{HERE / 'conformance.py'}:obey")) as sidecar:
         with raises(codes.FUNCTION_KIND, match=r"the function serves map, and this vertex needs a reduce"):
             sidecar.check_kind(FunctionKind.REDUCE, NAME)
-        with raises(codes.FUNCTION_KIND, match=r"obey serves map; vertex clean of flights asks for reduce"):
+        with raises(codes.FUNCTION_KIND, match=r"obey serves map, but vertex clean of flights needs reduce"):
             await reduced(sidecar, [part({group("a"): [b"1"]})])
 
 

@@ -211,4 +211,4 @@ async def test_a_stream_without_hello(reduce_command: list[str], open_function: 
         await stream.write(udf_pb2.SealedReduceRequest(part=udf_pb2.SealedReducePart()).SerializeToString())
         async with asyncio.timeout(20):
             assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "the first message of a stream is Hello" in await stream.details()
+            assert "the first message of a stream must be Hello" in await stream.details()

@@ -123,7 +123,7 @@ def test_a_message_that_is_too_large_is_refused_when_it_is_announced(run: Run) -
                 wire = message(b"right") + announced.to_bytes(HEADER_BYTES, "little")
                 await asyncio.get_running_loop().sock_sendall(plain, wire)
                 assert await here.receive() == b"right"
-                with pytest.raises(TooLarge, match="was announced; the limit is 1,048,576"):
+                with pytest.raises(TooLarge, match="bytes; the limit is 1,048,576"):
                     await here.receive()
 
     run(test)

@@ -40,8 +40,11 @@ def test_what_a_function_may_return(output: Any, values: list[bytes]) -> None:
         (7, "not int 7; for JSON return json.dumps"),
         ({"a": object}, "a dict cannot be written as JSON: JSON has no type (field `a`)"),
         (True, "not bool True"),
-        ([b"a", None], "a list of outputs holds bytes, str, Message, dict, dataclass or model, not NoneType None"),
-        ([[b"a"]], "a list of outputs holds bytes, str, Message, dict, dataclass or model, not list"),
+        (
+            [b"a", None],
+            "a list of outputs can contain bytes, str, Message, dict, dataclass or model, not NoneType None",
+        ),
+        ([[b"a"]], "a list of outputs can contain bytes, str, Message, dict, dataclass or model, not list"),
         (object, "not type"),
     ],
 )
@@ -158,7 +161,7 @@ def test_stop_iteration_is_a_failure_not_an_end() -> None:
         (udf.Retry(timedelta(minutes=1), "rate limit"), "retry", "rate limit", 60),
         (udf.DeadLetter("poison"), "dead letter", "poison", 0),
         (udf.Drop("old"), "drop", "old", 0),
-        (udf.Fallback(), "error", "Fallback is for sinks; a map raises DeadLetter(reason)", 0),
+        (udf.Fallback(), "error", "Fallback is only for sinks; in a map raise DeadLetter(reason)", 0),
     ],
 )
 def test_outcomes(raised: Exception, result: str, reason: str, delay_s: float) -> None:
@@ -257,5 +260,5 @@ def test_a_function_that_calls_exit_fails_its_record_only(threads: int) -> None:
     results = run(leaves, [b"a", b"bad", b"c"])
     assert results.values == [b"a", b"c"]
     (outcome,) = results.outcomes
-    assert (outcome.index, outcome.reason) == (1, "it called sys.exit('no more'): raise an exception instead")
+    assert (outcome.index, outcome.reason) == (1, "the function called sys.exit('no more'): raise an exception instead")
     assert "in leaves" in outcome.detail

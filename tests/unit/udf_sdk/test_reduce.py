@@ -264,13 +264,13 @@ def test_rows_are_written_as_those_of_a_query() -> None:
         ({"n": object}, "a dict cannot be written as JSON: JSON has no type"),
         (7, "not int 7; for JSON return json.dumps"),
         ([b"a", 7], "not int 7"),
-        (udf.Message("a", event_time=1), "a result has no event time of its own"),
+        (udf.Message("a", event_time=1), "a result cannot set its event time"),
         (udf.Message("a", keys=["\ud800"]), "keys of a message must be texts"),
-        (b"x" * (8 << 20), "a result has 8,388,608 bytes; the most is 7,340,032"),
-        (pa.table({"value": ["a"], "n": [1]}), "a table of results has a column value, and maybe"),
-        (pa.table({"value": [1]}), "the column value is binary or string, not int64"),
+        (b"x" * (8 << 20), "a result has 8,388,608 bytes; the maximum is 7,340,032"),
+        (pa.table({"value": ["a"], "n": [1]}), "a table of results has a column value, and optionally"),
+        (pa.table({"value": [1]}), "the column value must be binary or string, not int64"),
         (pa.table({"value": [None, "a"]}), "the column value has nulls"),
-        (pa.table({"n": [timedelta(1)]}), "become JSON, which has no timedelta: make a column value"),
+        (pa.table({"n": [timedelta(1)]}), "become JSON, which has no timedelta: add a column value"),
     ],
 )
 def test_what_a_function_may_not_give(given: Any, reason: str) -> None:
@@ -297,7 +297,7 @@ def test_outcomes_are_for_single_records(error: Exception) -> None:
     def fails(keys: Any, records: Any, window: Any) -> None:
         raise error
 
-    with pytest.raises(RuntimeError, match=rf"{type(error).__name__} is about one record.*\(why\)"):
+    with pytest.raises(RuntimeError, match=rf"{type(error).__name__} is for one record.*\(why\)"):
         run_reduce(fails, [b"x"])
 
 
@@ -305,7 +305,7 @@ def test_records_are_read_once() -> None:
     def twice(keys: Any, records: Any, window: Any) -> bytes:
         return b"%d" % (len(list(records)) + len(list(records)))
 
-    with pytest.raises(RuntimeError, match=r"can be read once, .* records = list\(records\)"):
+    with pytest.raises(RuntimeError, match=r"can be read only once, .* records = list\(records\)"):
         run_reduce(twice, [b"x"])
 
 
@@ -379,7 +379,7 @@ class _Mixed:
     ("target", "message"),
     [
         (_twice, r"takes \(records, records_too, more, again\); a reduce function takes the records"),
-        (_keyword, "an argument factor by keyword only"),
+        (_keyword, "a keyword-only argument factor"),
         (_nothing, r"takes \(\); a reduce function takes the records"),
         (_NoResult, r"needs the methods add\(self, record\) and result\(self\)"),
         (_Needs, r"__init__ takes \(factor\)"),

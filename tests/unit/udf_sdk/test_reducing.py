@@ -52,7 +52,7 @@ def answers(directory: str, parts: Iterable[Part], name: str = "process") -> lis
     [
         (b"no json", "it is not JSON: Expecting value at byte 0: 'no json'"),
         (b"[1]", r"it is \[1\], where an object is expected"),
-        (b"", "it is not JSON: there is nothing"),
+        (b"", "it is not JSON: the value is empty"),
         (b'{"n": 1}{"n": 2}', "it is not JSON: Extra data at byte 8"),
         (b'{"n": "text"}', 'the value does not fit the schema: field `n` is "text", where int64 is expected'),
     ],

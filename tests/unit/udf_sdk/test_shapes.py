@@ -92,7 +92,7 @@ class NoProcess:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (_keyword, "an argument factor by keyword only"),
+        (_keyword, "a keyword-only argument factor"),
         (_three, "takes 3 arguments"),
         (_none, "takes 0 arguments"),
         (7, "is not a function but int"),
@@ -107,9 +107,9 @@ def test_what_is_no_function(target: Any, message: str) -> None:
 def test_options_that_do_not_fit() -> None:
     with pytest.raises(TypeError, match="batch or arrow, not both"):
         udf.map(batch=True, arrow=True)(lambda records: records)
-    with pytest.raises(TypeError, match="concurrency is at least 1"):
+    with pytest.raises(TypeError, match="concurrency must be at least 1"):
         udf.map(concurrency=0)(lambda record: record)
-    with pytest.raises(TypeError, match="is not async: threads=n"):
+    with pytest.raises(TypeError, match="is not async: use threads=n"):
         define(udf.map(concurrency=5)(lambda record: record), "f")
 
     async def coroutine(value: bytes) -> bytes:
@@ -130,12 +130,12 @@ def test_what_the_pipeline_says_of_concurrency_goes_before_the_decorator() -> No
     assert with_concurrency(define(udf.map(threads=2)(blocks), "f"), "7").options.threads == 7
     for told in (None, "", "1"):
         assert with_concurrency(define(decorated, "f"), told).concurrency == 1
-    with pytest.raises(TypeError, match=r"`concurrency: 7`, and f is not async.* one record at a time.*\(threads=7 in"):
+    with pytest.raises(TypeError, match=r"`concurrency: 7`, but f is not async.* one record at a time.*\(threads=7 in"):
         with_concurrency(define(decorated, "f"), "7")
     with pytest.raises(TypeError, match="one batch at a time"):
         with_concurrency(define(udf.map(batch=True)(lambda records: records), "f"), "7")
     for told in ("many", "0", "-3"):
-        with pytest.raises(TypeError, match="it is a whole number, at least 1"):
+        with pytest.raises(TypeError, match="must be a whole number of at least 1"):
             with_concurrency(define(waits, "f"), told)
 
 

@@ -58,7 +58,7 @@ def test_outcomes_of_a_sink() -> None:
 
 def test_a_sink_returns_nothing() -> None:
     (outcome,) = run(lambda value: False, [b"a"], kind="sink").outcomes
-    assert outcome.reason == "a sink's function returns nothing, not bool False; raise to fail"
+    assert outcome.reason == "a sink's function returns nothing, not bool False; raise an exception to fail"
 
 
 @pytest.mark.parametrize("given", [None, [None, ValueError("x")]])
@@ -115,14 +115,14 @@ def test_a_source_may_give_text_as_a_map_may() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "read returns a Batch, not list"),
-        (udf.Batch([b"a"], position=b""), "a Batch holds Records, not bytes"),  # type: ignore[list-item]
-        (udf.Batch([udf.Record(b"")] * 9, position=b""), "read returned 9 records when at most 5 were asked for"),
+        ([], "read must return a Batch, not list"),
+        (udf.Batch([b"a"], position=b""), "a Batch contains Records, not bytes"),  # type: ignore[list-item]
+        (udf.Batch([udf.Record(b"")] * 9, position=b""), "read returned 9 records, but at most 5 were requested"),
         (
             udf.Batch([udf.Record(b"", id="a"), udf.Record(b"")], position=b""),
-            "every record of a batch has an id or none",
+            "all records of a batch have an id or none",
         ),
-        (udf.Batch(position=7), "a position is bytes, not int"),  # type: ignore[arg-type]
+        (udf.Batch(position=7), "a position must be bytes, not int"),  # type: ignore[arg-type]
         (one(value={"n": object}), r"a dict cannot be written as JSON: JSON has no type \(field `n`\)"),
         (one(value=None), "record 1 of the batch: its value must be bytes, str, a dict, .* or a model, not None"),
         (one(keys="ab"), "record 1 of the batch: its keys must be a tuple of texts, not str"),

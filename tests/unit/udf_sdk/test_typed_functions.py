@@ -215,7 +215,7 @@ def test_an_encoding_that_gives_no_bytes_fails_its_record() -> None:
     results = run(wrong, [b"good", b"bad"])
     assert results.values == [b"good"]
     (outcome,) = results.outcomes
-    assert outcome.reason == "the function of encode= returns bytes, not str"
+    assert outcome.reason == "the function of encode= must return bytes, not str"
 
 
 def test_objects_and_other_results_in_one_call() -> None:
@@ -239,7 +239,9 @@ def test_objects_go_in_and_come_back() -> None:
     assert run(json_object, [{"id": 1}]).objects() == [{"id": 1}]
     with pytest.raises(ValueError, match="output 0: the value does not fit Order: field `price`"):
         Results([udf.Message(b'{"id": 1, "price": ""}')]).objects(Order)
-    with pytest.raises(TypeError, match="inputs are bytes, str, objects that JSON can be made of, or Records, not int"):
+    with pytest.raises(
+        TypeError, match="inputs must be bytes, str, objects that can be written as JSON, or Records, not int"
+    ):
         run(priced, [7])
 
 
@@ -441,14 +443,17 @@ def _not_many(orders: Order) -> list[bytes]:
         (_returns_number, "f is annotated to return float, which is not an output"),
         (_returns_class, "f is annotated to return Shop, which is not an output"),
         (_returns_pair, "f is annotated to return Pair, which is not an output"),
-        (_returns_holder, "which cannot be written as JSON: complex is not made of JSON (field inner of Holds)"),
-        (_takes_holder, "parameter value of f takes Holds, and no value can be that: complex is not made of JSON"),
+        (_returns_holder, "which cannot be written as JSON: complex cannot be read from JSON (field inner of Holds)"),
+        (
+            _takes_holder,
+            "parameter value of f takes Holds, and values cannot be decoded to that: complex cannot be read from JSON",
+        ),
         (
             udf.sink(_writes),
-            "f is a sink, which returns nothing, and is annotated to return bytes: annotate it -> None",
+            "f is a sink, which returns nothing, but it is annotated to return bytes: annotate it -> None",
         ),
-        (udf.map(batch=True)(_one), "f takes whole batches, so it returns a list with one result per record"),
-        (udf.map(batch=True)(_not_many), "parameter orders of f: many records are annotated list[...]"),
+        (udf.map(batch=True)(_one), "f takes whole batches, so it must return a list with one result per record"),
+        (udf.map(batch=True)(_not_many), "parameter orders of f: for many records, the annotation is list[...]"),
     ],
 )
 def test_annotations_that_cannot_be_true_are_refused_at_start(function: Any, says: str) -> None:
@@ -462,11 +467,11 @@ def test_decorators_that_contradict_the_annotation() -> None:
     def takes_bytes(value: bytes) -> bytes:
         return value
 
-    with pytest.raises(TypeError, match="is annotated bytes, and its decorator says decode=Order: one of the two"):
+    with pytest.raises(TypeError, match="is annotated bytes, but its decorator has decode=Order: use one of the two"):
         define(takes_bytes, "f")
-    with pytest.raises(TypeError, match="decode is for single values; with arrow=True or pandas=True say schema="):
+    with pytest.raises(TypeError, match="decode is for single values; with arrow=True or pandas=True use schema="):
         udf.map(arrow=True, decode=Order)(lambda batch: batch)
-    with pytest.raises(TypeError, match="encode= is a function from an object to bytes, not int"):
+    with pytest.raises(TypeError, match="encode= must be a function from an object to bytes, not int"):
         define(udf.map(encode=7)(lambda value: value), "f")  # type: ignore[call-overload]  # what is tested
 
 

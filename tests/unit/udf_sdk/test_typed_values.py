@@ -195,7 +195,7 @@ FITTING: list[tuple[Any, bytes, Any]] = [
 
 MISFITS: list[tuple[Any, bytes, str]] = [
     (str, b"a\xff", r"the value does not fit str: it is not UTF-8 from byte 1 on: b'a\xff'"),
-    (Order, b"", "the value does not fit Order: it is not JSON: there is nothing"),
+    (Order, b"", "the value does not fit Order: it is not JSON: the value is empty"),
     (
         Order,
         b"{id: 1}",
@@ -203,8 +203,8 @@ MISFITS: list[tuple[Any, bytes, str]] = [
     ),
     (Order, b'{"id": 1} x', "it is not JSON: Extra data at byte 10"),
     (Order, b'{"id": "\xff"}', r"it is not JSON: byte 8 is not UTF-8: b'{"),
-    (Order, b"[" * 100_000, "it is not JSON: it is nested too deeply"),
-    (Order, b'{"id": NaN}', "it is not JSON: NaN is not a number of JSON"),
+    (Order, b"[" * 100_000, "it is not JSON: the value is nested too deeply"),
+    (Order, b'{"id": NaN}', "it is not JSON: NaN is not a JSON number"),
     (Line, b'{"item": "a", "price": 1e999}', "it is not JSON: 1e999 is too large for a float"),
     (int, b"9" * 5000, "it is not JSON"),
     (Order, b"[1]", "the value does not fit Order: it is [1], where an object (Order) is expected"),
@@ -321,15 +321,15 @@ def test_names_of_an_object_may_stand_for_numbers(engine: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (Plain, "Plain is not made of JSON"),
-        (HoldsPlain, "Plain is not made of JSON (field inner of HoldsPlain)"),
-        (complex, "complex is not made of JSON"),
+        (Plain, "Plain cannot be read from JSON"),
+        (HoldsPlain, "Plain cannot be read from JSON (field inner of HoldsPlain)"),
+        (complex, "complex cannot be read from JSON"),
         (7, "7 is not a type"),
         (dict[bool, int], "bool cannot be the name of a field"),
         (dict[tuple[int, int], int], "tuple[int, int] cannot be the name of a field"),
         (HoldsKeys, "Keyed cannot be the name of a field (field inner of HoldsKeys)"),
-        (set[list[int]], "a set cannot hold list[int], which has no hash"),
-        (frozenset[Keyed], "a set cannot hold Keyed, which has no hash"),
+        (set[list[int]], "a set cannot contain list[int], which has no hash"),
+        (frozenset[Keyed], "a set cannot contain Keyed, which has no hash"),
     ],
 )
 def test_types_that_json_cannot_be(engine: str, kind: Any, says: str) -> None:
@@ -389,10 +389,10 @@ def test_objects_become_json(engine: str, value: Any, written: bytes) -> None:
     [
         ({"a": [1, Plain()]}, "a dict cannot be written as JSON: JSON has no Plain (field `a[1]`)"),
         (HoldsPlain([Plain()]), "a HoldsPlain cannot be written as JSON: JSON has no Plain (field `inner[0]`)"),
-        ({"a": {(1, 2): 1}}, "a name in JSON is a text or a number, not (1, 2) (field `a`)"),
-        ({True: 1}, "a name in JSON is a text or a number, not True"),
+        ({"a": {(1, 2): 1}}, "a name in JSON must be a text or a number, not (1, 2) (field `a`)"),
+        ({True: 1}, "a name in JSON must be a text or a number, not True"),
         ({"a": "\ud800"}, "surrogates not allowed"),
-        (7, "JSON of an output is made of a dict, a dataclass or a model, not of int"),
+        (7, "a dict, a dataclass or a model, but this is int"),
     ],
 )
 def test_what_cannot_be_written(engine: str, value: Any, says: str) -> None:
