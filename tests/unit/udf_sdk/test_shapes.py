@@ -115,7 +115,7 @@ def test_options_that_do_not_fit() -> None:
     async def coroutine(value: bytes) -> bytes:
         return value
 
-    with pytest.raises(TypeError, match="is async: concurrency=n"):
+    with pytest.raises(TypeError, match="is async: use concurrency=n"):
         define(udf.map(threads=5)(coroutine), "f")
 
 
