@@ -207,6 +207,8 @@ REGISTRY_REQUESTS_MAX = 8
 """Requests that a lane has at a schema registry at a time."""
 REGISTRY_UNKNOWN_S = 10.0
 """For how long a schema that the registry does not know is not asked for again."""
+MQTT_UNCONFIRMED_MAX = 1000
+"""Messages that a sink has on their way to an MQTT broker."""
 RABBITMQ_UNCONFIRMED_MAX = 1000
 """Messages that a sink has on their way to RabbitMQ."""
 NATS_UNANSWERED_MAX = 4096

@@ -16,6 +16,7 @@ from tests.support import sizes
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
     from tests.support.kafka_server import KafkaServer
+    from tests.support.mqtt_broker import MqttServer
     from tests.support.object_server import ObjectServer
     from tests.support.postgres_server import PostgresServer
     from tests.support.rabbit_server import RabbitServer
@@ -97,6 +98,17 @@ def sqs() -> Iterator[SqsServer]:
     if why := why_missing():
         pytest.skip(why)
     with open_sqs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mqtt() -> Iterator[MqttServer]:
+    """An MQTT broker, the same one for every test that asks for it. A test that kills it starts it again."""
+    from tests.support.mqtt_broker import open_mqtt, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_mqtt() as server:
         yield server
 
 

@@ -42,6 +42,8 @@ _VERTEX = [
     "avro",
     "--extra",
     "jsonschema",
+    "--extra",
+    "mqtt",
 ]
 """What every vertex may need."""
 INPUTS: dict[Path, list[str]] = {

@@ -93,6 +93,11 @@ def fetch_rabbitmq(directory: Path) -> None:
     _unpack_debian(_RABBITMQ_PACKAGES, directory)
 
 
+def fetch_mosquitto(directory: Path) -> None:
+    """An MQTT broker and its libraries, from Debian's archive, installed nowhere."""
+    _unpack_debian(("mosquitto", "libcjson1", "libdlt2", "libmosquitto1", "libwrap0"), directory)
+
+
 def _unpack_debian(packages: Sequence[str], directory: Path) -> None:
     """What is in packages of Debian, below a directory."""
     for program in ("apt-get", "dpkg"):
@@ -147,6 +152,7 @@ FETCHED: dict[str, Callable[[Path], None]] = {
     "kafka": fetch_kafka,
     "postgres": fetch_postgres,
     "rabbitmq": fetch_rabbitmq,
+    "mosquitto": fetch_mosquitto,
     "seaweedfs": fetch_seaweedfs,
     "moto": fetch_moto,
 }

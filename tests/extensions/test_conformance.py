@@ -17,6 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
+from tests.support.mqtt_broker import MqttServer
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer, open_redis
 from tests.support.sqs_server import SqsServer
@@ -145,6 +146,62 @@ class TestRabbitSource(SourceConformance):
         (place / "password").write_text("wr0ng")
         settings = {**self.server.settings, "user": "shop", "password": {"file": "password"}, "queue": "in"}
         return {"rabbitmq": settings}, "wr0ng"
+
+
+@pytest.mark.sweep
+class TestMqttSink(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, mqtt: MqttServer) -> None:
+        self.server = mqtt
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.topic = self.server.topic()
+        self.found: list[int] = []
+        self.server.keep(self.topic)
+        return {"mqtt": {**self.server.settings, "topic": self.topic}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        self.found += [json.loads(message.payload)["n"] for message in self.server.kept(self.topic)]
+        return self.found
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.stop()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "password").write_text("wr0ng")
+        return {"mqtt": {**self.server.settings, "password": {"file": "password"}, "topic": "t/x"}}, "wr0ng"
+
+
+@pytest.mark.sweep
+class TestMqttSource(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, mqtt: MqttServer) -> None:
+        self.server = mqtt
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        topic = self.server.topic()
+        self.server.keep(topic)
+        self.server.send(topic, self.expected(place), ids="m")
+        return {"mqtt": {**self.server.settings, "topic": topic, "session": f"kept-{topic}"}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b"%d" % n for n in range(100)]
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.stop()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "password").write_text("wr0ng")
+        settings = {**self.server.settings, "password": {"file": "password"}, "topic": "t/x", "session": "x"}
+        return {"mqtt": settings}, "wr0ng"
 
 
 @pytest.mark.sweep

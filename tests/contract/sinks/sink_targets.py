@@ -21,6 +21,7 @@ from tests.contract.sinks.file_target import COLUMNS, file_spec, numbers_in, num
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.support import sizes
 from tests.support.kafka_server import KafkaServer
+from tests.support.mqtt_broker import MqttServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.object_server import Bucket, ObjectServer
 from tests.support.postgres_server import Database, PostgresServer
@@ -49,6 +50,7 @@ KINDS = [
     "rabbit quorum",
     "delta",
     *(("sqs", "sqs fifo") if sizes.ALL else ("sqs",)),
+    "mqtt",
 ]
 
 _GUARANTEES = {
@@ -62,6 +64,7 @@ _GUARANTEES = {
     "jetstream positions": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "jetstream ids": Guarantee.AT_LEAST_ONCE,
     "sqs": Guarantee.AT_LEAST_ONCE,
+    "mqtt": Guarantee.AT_LEAST_ONCE,
     "rabbit": Guarantee.AT_LEAST_ONCE,
     "delta": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
 }
@@ -81,10 +84,11 @@ class SinkTarget:
     redis: RedisServer | None = None
     rabbit: RabbitServer | None = None
     sqs: SqsServer | None = None
+    mqtt: MqttServer | None = None
     nats: OutsideNats | None = None
     bucket: Bucket | None = None
     topic: str = ""
-    """Of Kafka; the stream or prefix of Redis; the queue of RabbitMQ or SQS."""
+    """Of Kafka; the stream or prefix of Redis; the queue of RabbitMQ or SQS; the topic of MQTT."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -112,6 +116,8 @@ class SinkTarget:
             found = [json.loads(message["Body"])["n"] for message in self.sqs.taken(self.topic)]
             # Only a FIFO queue has an order, and it leaves repeated messages out.
             return found if self.topic.endswith(".fifo") else sorted(found)
+        if self.mqtt is not None:
+            return [json.loads(message.payload)["n"] for message in self.mqtt.kept(self.topic)]
         if self.nats is not None:
             return [json.loads(value)["n"] for value in self.nats.values_at_once("orders", "orders.new")]
         written = self.directory / "written"
@@ -188,6 +194,7 @@ async def open_target(
     objects: ObjectServer | None = None,
     rabbit: RabbitServer | None = None,
     sqs: SqsServer | None = None,
+    mqtt: MqttServer | None = None,
 ) -> AsyncIterator[SinkTarget]:
     """The servers: for kinds that begin with their names."""
     name, _, option = kind.partition(" ")
@@ -228,6 +235,12 @@ async def open_target(
             queue = sqs.queue(fifo=option == "fifo")
             spec = FallbackSink.model_validate({"sqs": sqs.settings(queue)})
             yield SinkTarget(kind, directory, spec, sqs=sqs, topic=queue)
+        elif name == "mqtt":
+            assert mqtt is not None
+            topic = mqtt.topic()
+            mqtt.keep(topic)
+            spec = FallbackSink.model_validate({"mqtt": {**mqtt.settings, "topic": topic}})
+            yield SinkTarget(kind, directory, spec, mqtt=mqtt, topic=topic)
         elif name == "kafka":
             assert kafka is not None
             topic = kafka.create(f"records-{uuid4()}")

@@ -27,7 +27,9 @@ FRAME_RECORDS = 10
 @pytest.fixture(params=KINDS)
 async def target(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SinkTarget]:
     servers = [
-        name for name in ("postgres", "kafka", "redis", "objects", "rabbit", "sqs") if request.param.startswith(name)
+        name
+        for name in ("postgres", "kafka", "redis", "objects", "rabbit", "sqs", "mqtt")
+        if request.param.startswith(name)
     ]
     given = {name: request.getfixturevalue(name) for name in servers}
     async with asyncio.timeout(60), open_target(request.param, tmp_path, **given) as opened:

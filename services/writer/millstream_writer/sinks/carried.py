@@ -11,6 +11,7 @@ from hashlib import blake2b
 
 KEYS = "Millstream-Keys"
 EVENT_TIME = "Millstream-Event-Time"
+RECORD_ID = "Millstream-Id"
 OURS = "millstream-"
 """How headers begin that are ours, in small letters; those of a record that begin so are left out."""
 

@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from millstream import codes
 from millstream.durable import step
-from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.errors import DamageError, UserError
 from millstream.limits import NATS_BATCH_MESSAGES_MAX, NATS_POSITION_REFRESH_S, NATS_UNANSWERED_MAX
 from millstream.nats.connection import ApiError, BrokerConnection
 from millstream.nats.link import NO_MESSAGE, PASSING, linked, translated
@@ -35,6 +35,7 @@ from millstream_writer.sinks.jetstream.connector import JetStreamSink
 from millstream_writer.sinks.jetstream.messages import Put, convert
 from millstream_writer.sinks.jetstream.target import Fault, Target, find_target
 from millstream_writer.sinks.kept import Converted, Kept, KeptLane, check_kept, fenced
+from millstream_writer.sinks.reaching import first_try
 
 GUARD = "Nats-Expected-Last-Subject-Sequence"
 BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
@@ -288,8 +289,5 @@ async def open_jetstream_sink(settings: JetStreamSink, owner: SinkOwner) -> Asyn
     async with AsyncExitStack() as life:
         target = _Target(settings, owner, life)
         lane = JetStreamIdLane(target) if settings.positions is None else JetStreamKeptLane(target)
-        try:
-            await lane.open()
-        except RetryLaterError as error:
-            _log.warning("%s", error)
+        await first_try(lane.open(), _log)
         yield lane

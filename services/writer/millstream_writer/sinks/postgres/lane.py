@@ -32,7 +32,7 @@ from uuid import uuid4
 
 from millstream import codes
 from millstream.durable import step
-from millstream.errors import RetryLaterError, UserError
+from millstream.errors import UserError
 from millstream.limits import POSTGRES_LOCK_TIMEOUT_S
 from millstream.postgres.connecting import (
     FAILURES,
@@ -60,6 +60,7 @@ from millstream_writer.sinks.postgres.connector import PostgresSink
 from millstream_writer.sinks.postgres.rows import RowFormat, line_of
 from millstream_writer.sinks.postgres.target import Target
 from millstream_writer.sinks.postgres.typed import Row, typed_rows
+from millstream_writer.sinks.reaching import first_try
 
 _log = logging.getLogger(__name__)
 
@@ -426,10 +427,7 @@ async def open_postgres_sink(settings: PostgresSink, owner: SinkOwner) -> AsyncI
     """The lane's target, every former owner fenced. A server that is away is waited for by the first write."""
     lane = PostgresSinkLane(settings, owner)
     try:
-        try:
-            await lane.open()
-        except RetryLaterError as error:
-            _log.warning("%s", error)
+        await first_try(lane.open(), _log)
         yield lane
     finally:
         lane.close()

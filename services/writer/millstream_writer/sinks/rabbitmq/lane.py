@@ -32,6 +32,7 @@ from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 from millstream_writer.sinks.carried import EVENT_TIME, KEYS, OURS, keys_text, message_id, time_text
 from millstream_writer.sinks.rabbitmq.connector import RabbitSink
+from millstream_writer.sinks.reaching import first_try
 
 UNROUTED = "no queue takes it"
 HEADER = "header cannot be written"
@@ -195,10 +196,7 @@ async def open_rabbit_sink(settings: RabbitSink, owner: SinkOwner) -> AsyncItera
     """The lane's target. A server that is away is waited for by the first write."""
     lane = RabbitSinkLane(settings, owner)
     try:
-        try:
-            await lane.open()
-        except RetryLaterError as error:
-            _log.warning("%s", error)
+        await first_try(lane.open(), _log)
         yield lane
     finally:
         await lane.close()

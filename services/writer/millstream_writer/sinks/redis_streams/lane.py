@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from millstream import codes
 from millstream.durable import step
-from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.errors import DamageError, UserError
 from millstream.limits import REDIS_COMMIT_RECORDS_MAX
 from millstream.record import Position
 from millstream.redis.link import (
@@ -39,6 +39,7 @@ from millstream.redis.link import (
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 from millstream_writer.sinks.kept import Converted, Kept, KeptLane, check_kept, fenced
+from millstream_writer.sinks.reaching import first_try
 from millstream_writer.sinks.redis_streams.connector import RedisSink
 from millstream_writer.sinks.redis_streams.entries import Put, convert
 from millstream_writer.sinks.redis_streams.script import COMMIT, OWN
@@ -204,10 +205,7 @@ async def open_redis_sink(settings: RedisSink, owner: SinkOwner) -> AsyncIterato
     """The lane's target, every former owner fenced. A server that is away is waited for by the first write."""
     lane = RedisSinkLane(settings, owner)
     try:
-        try:
-            await lane.open()
-        except RetryLaterError as error:
-            _log.warning("%s", error)
+        await first_try(lane.open(), _log)
         yield lane
     finally:
         await lane.close()

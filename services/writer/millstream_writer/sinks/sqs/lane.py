@@ -21,6 +21,7 @@ from millstream.record import Position
 from millstream.sqs.link import BATCH, SqsLink, all_of, linked
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
+from millstream_writer.sinks.reaching import first_try
 from millstream_writer.sinks.sqs.connector import SqsSink
 from millstream_writer.sinks.sqs.messages import Put, convert, requests_of
 
@@ -68,8 +69,5 @@ class SqsSinkLane(UnkeptLane):
 async def open_sqs_sink(settings: SqsSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
     """The lane's target. A service that is away is waited for by the first write."""
     async with linked(settings, owner.base_dir, owner.where) as link:
-        try:
-            await link.ask("get_queue_attributes", AttributeNames=["QueueArn"])
-        except RetryLaterError as error:
-            _log.warning("%s", error)
+        await first_try(link.ask("get_queue_attributes", AttributeNames=["QueueArn"]), _log)
         yield SqsSinkLane(settings, owner, link)

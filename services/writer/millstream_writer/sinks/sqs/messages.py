@@ -8,9 +8,8 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from millstream_writer.sink import SinkFailure, SinkFrame
-from millstream_writer.sinks.carried import EVENT_TIME, KEYS, OURS, keys_text, message_id, time_text
+from millstream_writer.sinks.carried import EVENT_TIME, KEYS, OURS, RECORD_ID, keys_text, message_id, time_text
 
-RECORD_ID = "Millstream-Id"
 BYTES_MAX = 256 * 1024
 """Of the messages of a request, and so of one: what every queue takes."""
 TOO_LARGE = "record is larger than SQS takes"

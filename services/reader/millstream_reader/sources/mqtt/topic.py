@@ -1,0 +1,140 @@
+"""Messages of an MQTT session, for a lane that acknowledges.
+
+    topics ─► session at the broker, kept while the pipeline is down ─► message, QoS 1 ─► inbox
+                       ◄─ acknowledged in the order in which they came, once committed
+
+When the session is connected again, the broker repeats every message that was not acknowledged. Its own number of a
+message is used again for another message, so it is not an id.
+
+Above it: `acknowledged`. Below it: a connection to the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from paho.mqtt.client import MQTTMessage
+
+from millstream import codes
+from millstream.errors import RetryLaterError, UserError
+from millstream.mqtt.link import MqttLink, Session, linked, open_link
+from millstream_reader.connector import SourceOwner
+from millstream_reader.sources.acknowledged import Inbox, Message
+from millstream_reader.sources.mqtt.connector import SHARED, MqttSource
+
+KIND = "mqtt"
+TOPIC, CONTENT_TYPE = "MQTT-Topic", "Content-Type"
+
+_log = logging.getLogger(__name__)
+
+
+class MqttSubscription:
+    """See `Subscription`."""
+
+    def __init__(self, spec: MqttSource, owner: SourceOwner) -> None:
+        self._spec = spec
+        self._owner = owner
+        self._link: MqttLink | None = None
+        self._window = spec.prefetch
+        self._largest = 0
+        """Bytes of the largest message so far."""
+        self._known = bool(owner.position)
+        """A lane has read from the session before, so the broker should have it."""
+        self._told_dropped = False
+
+    @property
+    def lease_s(self) -> float | None:
+        return None
+
+    async def connect(self, inbox: Inbox) -> None:
+        spec, owner = self._spec, self._owner
+        session = Session(spec.session, self._window, lambda message: self._arrived(message, inbox), inbox.lose)
+        link = await open_link(spec, owner.base_dir, f"lane {owner.lane}", session)
+        try:
+            await link.subscribe(spec.topic)
+        except BaseException:
+            await link.close()
+            raise
+        if self._known and not link.resumed:
+            _log.warning(
+                "lane %s: the broker no longer has the session %s, from which earlier runs read: messages that came "
+                "while nothing was connected may be lost",
+                owner.lane,
+                spec.session,
+            )
+        self._link, self._known = link, True
+
+    async def receive(self, inbox: Inbox) -> None:
+        """The broker sends messages by itself."""
+
+    async def acknowledge(self, messages: Sequence[Message]) -> None:
+        if self._link is not None:
+            for message in messages:
+                if message.tag is not None:
+                    self._link.acknowledge(message.tag)
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """A message is held as long as the connection."""
+
+    async def adjust(self, inbox: Inbox) -> None:
+        fitting = max(1, inbox.bounds.size // max(1, self._largest))
+        if inbox.size >= inbox.bounds.size and fitting < self._window:
+            # The broker counts messages, and learns how many only with a connection.
+            self._window = fitting
+            what = f"lane {self._owner.lane}: messages of {self._spec.topic} have up to {self._largest} bytes"
+            raise RetryLaterError(codes.TARGET_AWAY, f"{what}, so the source asks for {fitting} at once from now on")
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close(self._spec.topic)
+
+    def pending(self) -> int | None:
+        """MQTT does not say."""
+        return None
+
+    def _arrived(self, found: MQTTMessage, inbox: Inbox) -> None:
+        if not found.qos and inbox.full:
+            # The broker does not count these, so nothing else limits them.
+            if not self._told_dropped:
+                self._told_dropped = True
+                what = "lane %s: messages of QoS 0 arrive faster than they are processed, and some are left out"
+                _log.warning(what, self._owner.lane)
+            return
+        message = message_of(found, self._spec.id_property, self._owner.clock.now_us())
+        self._largest = max(self._largest, message.size)
+        inbox.put(message)
+        if inbox.size >= inbox.bounds.size:
+            inbox.changed.set()
+
+
+def message_of(found: MQTTMessage, id_property: str, now_us: int) -> Message:
+    """A message as it was handed out. Pure."""
+    # Of several properties with one name, the first counts.
+    headers = {name: text.encode() for name, text in reversed(getattr(found.properties, "UserProperty", ()))}
+    record_id = headers.pop(id_property, b"").decode()
+    headers[TOPIC] = found.topic.encode()
+    if content_type := getattr(found.properties, "ContentType", ""):
+        headers[CONTENT_TYPE] = content_type.encode()
+    return Message(
+        value=bytes(found.payload),
+        tag=found.mid if found.qos else None,
+        time_us=now_us,
+        record_id=record_id,
+        headers=headers,
+        redelivered=bool(found.dup),
+    )
+
+
+async def look(spec: MqttSource, base_dir: Path) -> list[tuple[str, str]]:
+    """What does not fit, of a broker that is reached, with what would. Raises errors of ours where it is not."""
+    async with linked(spec, base_dir, "validate --online") as link:
+        if not spec.topic.startswith(SHARED):
+            # A reader of a shared subscription would take messages from the others.
+            try:
+                await link.subscribe(spec.topic)
+            except UserError as error:
+                return [(str(error), "a filter of topics that the user may read")]
+    return []

@@ -1,0 +1,74 @@
+"""A pipeline between two topics of MQTT, and all that it needs, killed at random.
+
+Mosquitto stores its sessions when it ends, and loses them when it is killed, so it is stopped and started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.mesh.running import start
+from tests.support.mqtt_broker import PASSWORD, MqttServer, carried
+
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source:
+      mqtt: FROM
+      guarantee: exactlyOnce
+  - name: same
+    udf: {builtin: {name: cat}}
+  - name: out
+    sink: {mqtt: TO}
+  edges:
+  - {from: in, to: same}
+  - {from: same, to: out}
+"""
+_EACH = 500
+
+
+@pytest.mark.guarantee("I1", "I2", "I9")
+@pytest.mark.timeout(240)
+async def test_each_message_counts_once_though_everything_is_killed(mqtt: MqttServer, tmp_path: Path) -> None:
+    source, target = mqtt.topic(), mqtt.topic()
+    (tmp_path / "password").write_text(PASSWORD)
+    settings = {**mqtt.settings, "password": {"file": "password"}}
+    text = PIPELINE.replace("FROM", json.dumps({**settings, "topic": source, "session": f"s-{source}"}))
+    (tmp_path / "pipeline.yaml").write_text(text.replace("TO", json.dumps({**settings, "topic": target})))
+    victims = ("in-0", "mqtt", "in-0", "broker", "in-0")
+    mqtt.keep(target)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await asyncio.to_thread(mqtt.until_subscribed, source)
+        for kill, victim in enumerate(victims):
+            values = [b"%d" % n for n in range(_EACH * kill, _EACH * kill + _EACH)]
+            await asyncio.to_thread(mqtt.send, source, values, ids=f"{kill}-")
+            seen = run.records("out")
+            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
+            if victim == "mqtt":
+                mqtt.stop()
+                mqtt.start()
+            else:
+                with suppress(ProcessLookupError, KeyError):
+                    os.kill(run.pids()[victim], signal.SIGKILL)
+        await run.until(lambda: run.records("out") >= _EACH * len(victims))
+        run.interrupt()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    # The sink may send a message again after a failure, with the same id; by its id each is there once.
+    by_id: dict[str, int] = {}
+    for message in await asyncio.to_thread(mqtt.kept, target):
+        number = json.loads(message.payload)
+        assert by_id.setdefault(carried(message)["Millstream-Id"], number) == number
+    assert sorted(by_id.values()) == [*range(_EACH * len(victims))]

@@ -1,0 +1,234 @@
+"""An MQTT broker for tests: Mosquitto on the loopback, with kills as its API.
+
+Above it: tests. Below it: the program that `make servers` fetched, and a client.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+
+from paho.mqtt.client import Client, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from millstream.die_with_parent import dying_with_parent
+from millstream.ports import free_ports
+
+FETCHED = Path(__file__).parents[2] / ".cache" / "servers" / "mosquitto"
+PROGRAM = FETCHED / "usr" / "sbin" / "mosquitto"
+START_TIMEOUT_S = 20.0
+PACKET_BYTES_MAX = 2_000_000
+USER, PASSWORD = "shop", "a long secret"
+_WAIT_S = 20.0
+_NO_SUBSCRIBERS = 0x10
+
+
+def why_missing() -> str:
+    """Why no broker can be started here; empty when one can."""
+    return "" if PROGRAM.exists() else "`make servers` fetches Mosquitto, and has not"
+
+
+class MqttServer:
+    """After `stop` and `start` it has the same port and the same sessions; it stores them only when it ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_ports()
+        self.tls_port = free_ports()
+        self.certificate = directory / "server.crt"
+        """Of the broker, and of its authority; there where openssl is."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """How pipeline files name it."""
+        return {"url": f"mqtt://127.0.0.1:{self.port}", "user": USER, "password": PASSWORD}
+
+    def start(self) -> None:
+        """Returns when it takes connections. It ends with the thread that calls this."""
+        here = self._directory
+        libraries = [str(FETCHED / part / "x86_64-linux-gnu") for part in ("usr/lib", "lib")]
+        environment = {"LD_LIBRARY_PATH": ":".join(libraries), "PATH": os.environ["PATH"]}
+        users = here / "users"
+        if not users.exists():
+            words = [str(FETCHED / "usr" / "bin" / "mosquitto_passwd"), "-b", "-c", str(users), USER, PASSWORD]
+            subprocess.run(words, check=True, capture_output=True, env=environment, timeout=20)
+        config = here / "mosquitto.conf"
+        config.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous false\npassword_file {users}\nuser root\n"
+            f"acl_file {here}/rights\nmax_packet_size {PACKET_BYTES_MAX}\n"
+            f"persistence true\npersistence_location {here}/\nautosave_interval 0\n"
+            f"max_queued_messages 0\nmax_inflight_messages 0\n{self._tls()}"
+        )
+        (here / "rights").write_text(f"user {USER}\ntopic readwrite t/#\n")
+        log = (here / "log").open("ab")
+        with log:
+            self._process = subprocess.Popen(
+                dying_with_parent([str(PROGRAM), "-c", str(config)]), env=environment, stdout=log, stderr=log, cwd=here
+            )
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
+                return
+            assert time.monotonic() < deadline_s, self._tail()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.02)
+                raise AssertionError(f"Mosquitto ended at once: {self._tail()}")
+
+    def stop(self) -> None:
+        """It stores what it has, and ends. Mosquitto loses messages when it is killed."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(20)
+            self._process = None
+
+    def kill(self) -> None:
+        """As `kill -9`."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """It keeps its connections, and does nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """It continues."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _tls(self) -> str:
+        """The settings for encrypted connections."""
+        if shutil.which("openssl") is None:
+            return ""
+        if not self.certificate.exists():
+            subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+            files = ["-keyout", str(self._directory / "server.key"), "-out", str(self.certificate)]
+            command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+        return (
+            f"listener {self.tls_port} 127.0.0.1\ncertfile {self.certificate}\nkeyfile {self._directory}/server.key\n"
+        )
+
+    # What tests do there
+
+    def topic(self) -> str:
+        """A new one."""
+        return f"t/{uuid4()}"
+
+    def send(self, topic: str, values: Sequence[bytes], *, ids: str = "", qos: int = 1, **more: str) -> None:
+        """Messages, confirmed, in order; with ids of this beginning and their number."""
+        client = self._client()
+        client.connect("127.0.0.1", self.port)
+        client.loop_start()
+        try:
+            sent = []
+            for n, value in enumerate(values):
+                named = {"Millstream-Id": f"{ids}{n}"} if ids else {}
+                sent.append(client.publish(topic, value, qos=qos, properties=_properties({**more, **named})))
+            for one in sent:
+                one.wait_for_publish(_WAIT_S)
+        finally:
+            client.disconnect()
+            client.loop_stop()
+
+    def keep(self, topic: str) -> None:
+        """From now on the broker keeps what comes to a topic, for `kept`."""
+        with self._listening(topic):
+            pass
+
+    def kept(self, topic: str) -> list[MQTTMessage]:
+        """What has come to a topic since `keep`, or since the call before. Ends with a message of its own."""
+        mark = f"{uuid4()}".encode()
+        self.send(topic, [mark])
+        found: list[MQTTMessage] = []
+        with self._listening(topic) as arriving:
+            while not found or found[-1].payload != mark:
+                found.append(arriving.get(timeout=_WAIT_S))
+        return found[:-1]
+
+    @contextmanager
+    def _listening(self, topic: str) -> Iterator[SimpleQueue[MQTTMessage]]:
+        """What comes to a topic while this is open, and what the broker has kept since it was open before."""
+        found: SimpleQueue[MQTTMessage] = SimpleQueue()
+        ready = threading.Event()
+        client = self._client(f"kept-{topic}")
+        properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # as paho has it
+        properties.SessionExpiryInterval = 3600
+        client.on_message = lambda c, u, message: found.put(message)
+        client.on_subscribe = lambda c, u, mid, reasons, p: ready.set()
+        client.on_connect = lambda c, u, flags, reason, p: c.subscribe(topic, qos=1)
+        client.connect("127.0.0.1", self.port, clean_start=False, properties=properties)
+        client.loop_start()
+        try:
+            assert ready.wait(_WAIT_S), "no subscription"
+            yield found
+        finally:
+            client.disconnect()
+            client.loop_stop()
+
+    def until_subscribed(self, topic: str) -> None:
+        """Return when the broker hands on what is sent to a topic."""
+        client = self._client()
+        client.connect("127.0.0.1", self.port)
+        client.loop_start()
+        taken = threading.Event()
+        # A message that no subscription matches is confirmed with this reason.
+        client.on_publish = lambda c, u, mid, reason, p: taken.set() if reason != _NO_SUBSCRIBERS else None
+        deadline_s = time.monotonic() + _WAIT_S
+        try:
+            while not taken.wait(0.1):
+                assert time.monotonic() < deadline_s, f"there is no subscription to {topic}"
+                client.publish(topic, b"0", qos=1, properties=_properties({"Millstream-Id": "0-0"}))
+        finally:
+            client.disconnect()
+            client.loop_stop()
+
+    def _client(self, session: str = "") -> Client:
+        client = Client(CallbackAPIVersion.VERSION2, client_id=session, protocol=MQTTProtocolVersion.MQTTv5)
+        client.username_pw_set(USER, PASSWORD)
+        return client
+
+    def _tail(self) -> str:
+        return (self._directory / "log").read_text(errors="replace")[-2000:]
+
+
+def carried(message: MQTTMessage) -> dict[str, str]:
+    """The user properties of a message."""
+    return dict(getattr(message.properties, "UserProperty", ()))
+
+
+def _properties(pairs: Mapping[str, str]) -> Any:
+    """Of a message: what it carries."""
+    properties: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]  # as paho has it
+    if pairs:
+        properties.UserProperty = [*pairs.items()]
+    return properties
+
+
+@contextmanager
+def open_mqtt() -> Iterator[MqttServer]:
+    """A broker of its own; ended when the context ends."""
+    with TemporaryDirectory() as directory:
+        server = MqttServer(Path(directory))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
