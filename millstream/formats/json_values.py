@@ -10,25 +10,24 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.formats.registry import Schema
+from millstream.json_text import all_json
 
 _BASE = "json-schema:///"
 """Of the addresses of schemas that have none, as jsonschema-rs resolves them."""
 
 
 def from_json(value: bytes) -> Any:
-    """What a text means. Raises `ValueError`; NaN and infinities are not JSON."""
+    """What a text means. Raises `ValueError`; NaN and infinities are not JSON, and no encoding but UTF-8 is taken."""
     try:
-        return json.loads(value, parse_constant=_no_constant)
+        return json.loads(value.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the value is not JSON: {error}") from None
 
 
 def checked(value: bytes) -> bytes:
     """JSON as it is. Readers do not check it by its schema, as Confluent's do by default. Raises `ValueError`."""
-    try:
-        json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the value is not JSON: {error}") from error
+    if not all_json((value,)):
+        from_json(value)
     return value
 
 
