@@ -161,7 +161,7 @@ class CallStream(Generic[_Answer]):
                 why,
                 len(self._waiting),
                 pauses.next_s,
-                f"; the oldest, of {oldest.records} records, for the {oldest.sends + 1}th time"
+                f"; the oldest one, with {oldest.records} records, for the {oldest.sends + 1}th time"
                 if oldest is not None and oldest.sends > 2
                 else "",
             )
@@ -202,7 +202,7 @@ class CallStream(Generic[_Answer]):
     def _take_welcome(self, data: bytes) -> None:
         self.calls_max = self._decoded(self._dialect.welcome, data)
         if self.calls_max < 1:
-            raise self._broken("it allows no calls")
+            raise self._broken("it does not allow any calls")
         if not self._welcomed.done():
             self._welcomed.set_result(None)
 
@@ -213,7 +213,7 @@ class CallStream(Generic[_Answer]):
             raise self._broken(
                 f"it answered call {call_id} twice"
                 if 0 < call_id <= self._ids
-                else f"it answered call {call_id}, which was not made"
+                else f"it answered call {call_id}, which does not exist"
             )
         try:
             answer = fit(call.records)
@@ -233,7 +233,7 @@ class CallStream(Generic[_Answer]):
         what = f"its answer to call {call.call_id} ({call.records} records{which}) does not fit: {error}"
         if self.refused.bit_count() == 1:
             # At each doubling: a function may do so at every call.
-            _log.warning("%s: %s (%d such answers; nothing of them is used)", self._where, what, self.refused)
+            _log.warning("%s: %s (%d such answers so far; none of them is used)", self._where, what, self.refused)
         return f"the function breaks its protocol: {what}"
 
     def _decoded(self, decode: Callable[[bytes], _T], data: bytes) -> _T:

@@ -52,15 +52,13 @@ def check_map_answer(
         return
     count = answer.records
     if count > outputs_max:
-        raise ValueError(f"it has {count:,} outputs; at most {outputs_max:,} are taken of one call (`outputsMax`)")
+        raise ValueError(f"it has {count:,} outputs; at most {outputs_max:,} are allowed per call (`outputsMax`)")
     failed = check_outcomes(answer.outcomes, inputs, MAP_RESULTS)
     in_column("values", columns.check_bytes, answer.values, count)
     if answer.parents:
         _check_parents(answer.parents, count, inputs, failed)
     elif count and count != inputs:
-        raise ValueError(
-            f"it has {count} outputs for {inputs} inputs, and no column parents that says which came from which"
-        )
+        raise ValueError(f"it has {count} outputs for {inputs} inputs, but no column parents with the input of each")
     elif count and failed:
         raise ValueError(f"input {min(failed)} has both an outcome and an output")
     if answer.event_times_us:
@@ -81,21 +79,23 @@ def check_read_batch(batch: ReadBatch, records_max: int) -> None:
     if batch.error:
         return
     if len(batch.position) > SOURCE_POSITION_BYTES_MAX:
-        raise ValueError(f"its position has {len(batch.position)} bytes; at most {SOURCE_POSITION_BYTES_MAX} are kept")
+        raise ValueError(
+            f"its position has {len(batch.position)} bytes; at most {SOURCE_POSITION_BYTES_MAX} are allowed"
+        )
     frame = batch.frame
     if frame is None:
         return
     if frame.records > records_max:
-        raise ValueError(f"it has {frame.records} records; at most {records_max} were asked for")
+        raise ValueError(f"it has {frame.records} records, but at most {records_max} were requested")
     _check_times(frame.event_times_column, frame.records)
     in_column("values", columns.check_bytes, frame.values_column, frame.records)
     if frame.ids_column:
         in_column("ids", columns.check_bytes, frame.ids_column, frame.records, text=True)
     check_columns(frame.keys_column, frame.headers_column, b"", frame.records)
     if not 0 <= frame.ingest_time_us < YEAR_10000_US or len(frame.traceparent) > TRACEPARENT_BYTES_MAX:
-        raise ValueError("its info has a time or a trace context that is none")
+        raise ValueError("its info has an invalid time or trace context")
     if frame.size > RECORD_BYTES_MAX and (largest := max(frame.record_sizes())) > RECORD_BYTES_MAX:
-        raise ValueError(f"a record has {largest} bytes; at most {RECORD_BYTES_MAX} can be sent")
+        raise ValueError(f"a record has {largest} bytes; at most {RECORD_BYTES_MAX} are allowed")
 
 
 def check_outcomes(outcomes: Collection[Outcome], inputs: int, results: Collection[Result]) -> set[int]:
@@ -103,12 +103,12 @@ def check_outcomes(outcomes: Collection[Outcome], inputs: int, results: Collecti
     named: set[int] = set()
     for outcome in outcomes:
         if not 0 <= outcome.index < inputs:
-            raise ValueError(f"an outcome speaks of input {outcome.index} of {inputs}")
+            raise ValueError(f"an outcome is for input {outcome.index} of {inputs}")
         if outcome.index in named:
-            raise ValueError(f"two outcomes speak of input {outcome.index}")
+            raise ValueError(f"two outcomes are for input {outcome.index}")
         if outcome.result not in results:
             result = outcome.result.value
-            raise ValueError(f"the outcome of input {outcome.index} has a result, {result}, that is none here")
+            raise ValueError(f"the outcome of input {outcome.index} has the result {result}, which is not allowed here")
         named.add(outcome.index)
     return named
 
@@ -125,11 +125,13 @@ def check_columns(keys: bytes, headers: bytes, tags: bytes, count: int, items_ma
 
 def _check_parents(data: bytes, count: int, inputs: int, failed: set[int]) -> None:
     if len(data) != 4 * count:
-        raise ValueError(f"it has {count} outputs, and {len(data) / 4:g} parents")
+        raise ValueError(f"it has {count} outputs, but {len(data) / 4:g} parents")
     try:
         columns.check_rising(data)
     except ValueError as error:
-        raise ValueError(f"parents fall; outputs are given in the order of their inputs ({error})") from error
+        raise ValueError(
+            f"parents are not in ascending order; outputs must be in the order of their inputs ({error})"
+        ) from error
     last = int.from_bytes(data[-4:], "little")
     if last >= inputs:
         raise ValueError(f"an output came from input {last} of {inputs}")
@@ -139,7 +141,7 @@ def _check_parents(data: bytes, count: int, inputs: int, failed: set[int]) -> No
 
 def _check_times(data: bytes, count: int) -> None:
     if len(data) != 8 * count:
-        raise ValueError(f"it has {count} records, and {len(data)} bytes of event times")
+        raise ValueError(f"it has {count} records, but {len(data)} bytes of event times")
     times = columns.unpack_times(data)
     for time_us in (min(times), max(times)):
         if not YEAR_1_US <= time_us < YEAR_10000_US:
@@ -162,7 +164,7 @@ def count_parts(data: memoryview, path: Sequence[int], left: int) -> int:
     while position < end:
         left -= 1
         if left < 0:
-            raise ValueError("it has more fields than such a message can have")
+            raise ValueError("it has more fields than this message can have")
         tag, position = _varint(data, position)
         kind = tag & 7
         if kind == 2:
@@ -192,4 +194,4 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
-    raise ValueError("a number has no end")
+    raise ValueError("a number has no last byte")

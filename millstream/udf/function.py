@@ -75,7 +75,7 @@ class Function:
             served = " and ".join(known.value for known in FunctionKind if known in kinds) or "nothing"
             raise UdfError(
                 codes.FUNCTION_KIND,
-                f"{name.pipeline}/{name.vertex}: the function serves {served}, and this vertex needs a {kind.value}"
+                f"{name.pipeline}/{name.vertex}: the function serves {served}, but this vertex needs a {kind.value}"
                 + (_WINDOW_FORGOTTEN if kinds == {FunctionKind.REDUCE} else ""),
             )
 
@@ -131,7 +131,9 @@ async def open_remote_function(
         try:
             await function.ask(timeout_s)
         except NoAnswerError as error:
-            asked = "is it running?" if tls is None else "is it running, and do both take the other's certificate?"
+            asked = (
+                "is it running?" if tls is None else "is it running, and does each side accept the other's certificate?"
+            )
             raise UdfError(
                 codes.FUNCTION_NOT_STARTED,
                 f"no function answered at {address} within {timeout_s:g} s ({error}); {asked}",

@@ -175,10 +175,10 @@ def protocol_of(name: str) -> UdfProtocol:
     found = PROTOCOLS.load(name)
     if not isinstance(found, UdfProtocol):
         raise MillstreamError(
-            codes.IMPOSSIBLE, f"the UDF protocol {name} cannot be spoken: it is not a {UdfProtocol.__name__}"
+            codes.IMPOSSIBLE, f"the UDF protocol {name} is not usable: it is not a {UdfProtocol.__name__}"
         )
     return found
 
 
 def _absent(kind: FunctionKind, name: StreamName) -> UdfError:
-    return UdfError(codes.FUNCTION_KIND, f"{name.where}: the protocol of the function has no streams of a {kind.value}")
+    return UdfError(codes.FUNCTION_KIND, f"{name.where}: the function's protocol has no streams for a {kind.value}")

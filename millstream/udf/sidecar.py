@@ -200,7 +200,7 @@ class Sidecar:
             _log.log(
                 # When it is given up, one error says all.
                 logging.WARNING if self._ready.done() else logging.INFO,
-                "%s %s; it is started again in %.1f s%s",
+                "%s %s; it is restarted in %.1f s%s",
                 self.spec.where,
                 run.why,
                 pauses.next_s,
@@ -252,7 +252,7 @@ class Sidecar:
         self._is_ready = True
         if self._said_of_start:
             self._said_of_start = ""
-            self._note("the function is started, and the pipeline goes on")
+            self._note("the function is running, and the pipeline continues")
         try:
             why = await self._watch(process)
         finally:
@@ -270,8 +270,8 @@ class Sidecar:
                 await self._until_saved()
                 return self._sources.changed() or changed
             self._note(
-                f"{self._sources.name(changed)} changed, and this run goes on with what it was: start it again to take "
-                "the change in, or let `millstream run --watch` do that"
+                f"{self._sources.name(changed)} changed, but this run continues with the old version: restart it to "
+                "use the change, or use `millstream run --watch`"
             )
         await asyncio.Event().wait()
         return []
@@ -289,7 +289,7 @@ class Sidecar:
     async def _wait_for_change(self, run: _Run) -> None:
         """It cannot be started as it is: say so, once, and return when a file of it was saved."""
         printed = "\n".join(self._printed()) or run.why
-        waits = "The pipeline waits, and goes on when you have saved the fix."
+        waits = "The pipeline waits, and continues when you have saved the fix."
         if printed == self._said_of_start:
             self._note("the function cannot be started, for the same reason as before")
         else:

@@ -26,8 +26,8 @@ SOCKET_PATH_BYTES_MAX = 107
 _PREFIX = "millstream-udf-"
 _LOCK = "owner"
 _NO_PLACE = (
-    "there is no place for the socket of a function: set TMPDIR to a directory that can be written to, or mount a "
-    "tmpfs at /tmp (a container with a read-only root needs one)"
+    "there is no directory for the socket of a function: set TMPDIR to a writable directory, or mount a tmpfs at "
+    "/tmp (a container with a read-only root needs one)"
 )
 _YOUNG_S = 30.0
 """A directory may be between its making and its locking for this long."""
@@ -43,7 +43,7 @@ def open_socket_directory() -> Iterator[Path]:
     if len(os.fsencode(base)) + 40 > SOCKET_PATH_BYTES_MAX:
         raise InfrastructureError(
             codes.TEMPORARY_DIRECTORY,
-            f"the temporary directory {base} has too long a name for unix sockets: set TMPDIR to a shorter one",
+            f"the path of the temporary directory {base} is too long for unix sockets: set TMPDIR to a shorter one",
         )
     remove_abandoned(base)
     try:

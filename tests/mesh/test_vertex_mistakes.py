@@ -68,7 +68,7 @@ async def test_a_machine_without_a_temporary_directory(files: PipelineFiles, tmp
         options = ("--pipeline", str(file), "--vertex", "map", *broker)
         code, message = await vertex(*options, before=NO_TEMPORARY_DIRECTORY)
     assert code == 4
-    assert "there is no place for the socket of a function: set TMPDIR" in message
+    assert "there is no directory for the socket of a function: set TMPDIR" in message
 
 
 async def test_a_reduce_without_the_packages_it_needs(files: PipelineFiles, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ async def test_only_the_records_that_are_answered_badly_are_given_up(files: Pipe
     assert Counter(one.value.decode() for one in dead) == Counter(bad)
     assert all("does not fit: " in one.reason and one.vertex == "evil" for one in dead)
     (many,) = (one.reason for one in dead if one.value == BAD + b"many")
-    assert "5,000,000 outputs; at most 500,000 are taken of one call (`outputsMax`)" in many
+    assert "5,000,000 outputs; at most 500,000 are allowed per call (`outputsMax`)" in many
     assert 0 < peak_bytes < MEMORY_BYTES_MAX
 
 

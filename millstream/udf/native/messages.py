@@ -57,13 +57,13 @@ def description_of(data: bytes) -> Description:
         described = udf_pb2.DescribeResponse.FromString(data)
     except DecodeError as error:
         raise UdfError(
-            codes.FUNCTION_PROTOCOL, f"what answers Describe does not speak the protocol: {error}"
+            codes.FUNCTION_PROTOCOL, f"the program at this address does not use the protocol: {error}"
         ) from error
     if described.protocol_version < PROTOCOL_VERSION:
         raise UdfError(
             codes.FUNCTION_VERSION,
-            f"the function speaks version {described.protocol_version} of the protocol and this Millstream version "
-            f"{PROTOCOL_VERSION}: install a newer SDK ({described.language or 'language unknown'}, "
+            f"the function uses version {described.protocol_version} of the protocol, but this Millstream uses "
+            f"version {PROTOCOL_VERSION}: install a newer SDK ({described.language or 'language unknown'}, "
             f"{described.sdk_version or 'version unknown'})",
         )
     kinds = frozenset(kind for kind, number in KINDS.items() if number in described.kinds)
@@ -75,8 +75,9 @@ def calls_allowed(welcome: udf_pb2.Welcome, where: str) -> int:
     if welcome.protocol_version != PROTOCOL_VERSION:
         raise UdfError(
             codes.FUNCTION_VERSION,
-            f"{where}: the function breaks its protocol: it speaks version {welcome.protocol_version} of the protocol, "
-            f"and this Millstream version {PROTOCOL_VERSION}; install a version of the SDK that goes with it",
+            f"{where}: the function breaks its protocol: it uses version {welcome.protocol_version} of the "
+            f"protocol, but this Millstream uses version {PROTOCOL_VERSION}; install the SDK of the same release as "
+            "Millstream",
         )
     return welcome.calls_max
 

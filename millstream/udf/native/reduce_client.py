@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 
 from millstream import codes
 from millstream.errors import UdfError
+from millstream.plurals import counted
 from millstream.udf.checks import check_parts
 from millstream.udf.native.reduce_checks import check_reduce_answer, check_reduce_groups
 from millstream.udf.native.reduce_parts import PartEncoder, PartMessage, decode_answer, one_by_one
@@ -170,13 +171,13 @@ class UdfReduction:
         group = self._encoder.group(number)
         if number in self._once:
             raise FunctionLostError(
-                f"{self._where} went away ({stream.why}) in the middle of {group}, which is too large to be sent again "
+                f"{self._where} ended ({stream.why}) in the middle of {group}, which is too large to be sent again "
                 "from here; run the task again"
             )
         self._suspected = self._suspected + 1 if number == self._suspect else 1
         self._suspect = number
         if self._suspected == BREAKS_MAX:
-            error = f"the function's process went away {BREAKS_MAX} times while it worked on this group ({stream.why})"
+            error = f"the function's process ended {BREAKS_MAX} times while it processed this group ({stream.why})"
             self._tail = []
             yield Answer([group], [0], [], [Failure(0, error)])
             self._settle(1)
@@ -195,7 +196,7 @@ class UdfReduction:
                 check_reduce_groups(sealed, self._encoder.count - self._answered)
             except (ValueError, DecodeError) as error:
                 raise UdfError(
-                    codes.FUNCTION_PROTOCOL, f"{self._where} gave an answer that does not fit: {error}"
+                    codes.FUNCTION_PROTOCOL, f"{self._where} returned an answer that does not fit: {error}"
                 ) from error
             groups = [self._encoder.group(self._answered + index) for index in range(len(sealed.counts))]
             yield from self._hold(self._decoded(sealed, groups), len(data))
@@ -205,7 +206,7 @@ class UdfReduction:
         try:
             check_reduce_answer(sealed)
         except ValueError as error:
-            reason = f"{self._where} gave an answer of {len(groups)} group(s) that does not fit: {error}"
+            reason = f"{self._where} returned an answer for {counted(len(groups), 'group')} that does not fit: {error}"
             failures = [Failure(index, reason) for index in range(len(groups))]
             return Answer(list(groups), [0] * len(groups), [], failures, sealed.unfinished)
         return decode_answer(sealed, groups)

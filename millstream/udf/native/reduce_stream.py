@@ -187,7 +187,7 @@ def open_stream(program: engine_pb2.UdfProgram, where: str, first: int) -> Strea
             raise UdfError(error_code, f"{where}: {what}: {stream.details or stream.code.name}")
         threading.Event().wait(REOPEN_PAUSE_S)
         if time.monotonic() > deadline:
-            raise FunctionLostError(f"{where} has opened no stream for {CONNECT_TIMEOUT_S:g} s ({stream.why})")
+            raise FunctionLostError(f"{where} has not opened a stream for {CONNECT_TIMEOUT_S:g} s ({stream.why})")
 
 
 def _wait_ready(address: str, where: str, deadline: float) -> None:
@@ -207,7 +207,7 @@ def _is_welcomed(stream: Stream, where: str) -> bool:
         if not _is_welcome(data):
             stream.close()
             raise UdfError(
-                codes.FUNCTION_PROTOCOL, f"{where} does not speak the protocol: its first message is not a Welcome"
+                codes.FUNCTION_PROTOCOL, f"{where} does not use the protocol: its first message is not a Welcome"
             )
         return True
     return False

@@ -63,7 +63,7 @@ class NativeSourceStream:
                 _log.log(
                     # As in `calls.py`.
                     logging.INFO if pauses.none_yet else logging.WARNING,
-                    "%s: the stream to the source ended (%s); it is opened again in %.1f s",
+                    "%s: the stream to the source ended (%s); it is reopened in %.1f s",
                     self._name.where,
                     ended,
                     pauses.next_s,
@@ -71,7 +71,7 @@ class NativeSourceStream:
                 await pauses.wait()
                 continue
             if response.WhichOneof("message") != "batch":
-                raise self._broken("it answered a read with something else than a batch")
+                raise self._broken("it answered a read with something other than a batch")
             try:
                 batch = batch_of(response.batch, records_max)
             except ValueError as error:

@@ -84,7 +84,7 @@ def test_a_call_that_failed_as_a_whole_has_failed_for_each_record() -> None:
     ("outcomes", "what"),
     [
         ([udf_pb2.Outcome(index=3, result=udf_pb2.Outcome.RESULT_DROP)], "input 3 of 3"),
-        ([udf_pb2.Outcome(index=1, result=udf_pb2.Outcome.RESULT_DROP)] * 2, "two outcomes speak of input 1"),
+        ([udf_pb2.Outcome(index=1, result=udf_pb2.Outcome.RESULT_DROP)] * 2, "two outcomes are for input 1"),
         ([udf_pb2.Outcome(index=1)], "has no result"),
     ],
 )

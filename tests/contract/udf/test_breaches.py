@@ -85,7 +85,7 @@ async def serving(
     ("changes", "message"),
     [
         ({"records": 3}, "values: a column has 2 items for 3 records"),
-        ({"records": 1, "values": columns.pack_bytes([b"a"])}, "1 outputs for 2 inputs, and no column parents"),
+        ({"records": 1, "values": columns.pack_bytes([b"a"])}, "1 outputs for 2 inputs, but no column parents"),
         ({"parents": columns.pack_offsets([1, 0])}, "parents fall"),
         ({"parents": columns.pack_offsets([0, 2])}, "came from input 2 of 2"),
         ({"parents": columns.pack_offsets([0])}, "2 outputs, and 1 parents"),
@@ -95,7 +95,7 @@ async def serving(
         ({"values": bytes_column([0, 2**31, 2], b"ab")}, "values: offsets fall at place 2"),
         ({"values": bytes_column([0, 1, 3], b"ab")}, "values: offsets do not begin at 0 and end at 2"),
         ({"values": bytes_column([1, 1, 2], b"ab")}, "values: offsets do not begin at 0 and end at 2"),
-        ({"records": 500_001, "parents": b""}, "500,001 outputs; at most 500,000 are taken of one call"),
+        ({"records": 500_001, "parents": b""}, "500,001 outputs; at most 500,000 are allowed per call"),
         ({"keys": columns.pack_lists([[b"a"]])}, "keys: a list column has 1 entries for 2 records"),
         ({"keys": columns.pack_lists([[b"\xff"], [b"a"]])}, "keys: a text is not UTF-8"),
         ({"keys": columns.pack_lists([[b"\xc3"], [b"\xbc"]])}, "keys: .* begins in the middle of a character"),
@@ -110,7 +110,7 @@ async def serving(
         ({"event_times_us": columns.pack_times([1, 2])}, "sets event times, which only a source transform can"),
         (
             {"outcomes": [udf_pb2.Outcome(index=0, result=udf_pb2.Outcome.RESULT_FALLBACK)]},
-            "a result, fallback, that is none",
+            "the result fallback, which is not allowed",
         ),
         ({"outcomes": [udf_pb2.Outcome(index=2, result=udf_pb2.Outcome.RESULT_DROP)]}, "input 2 of 2"),
         ({"outcomes": [udf_pb2.Outcome(index=1, result=udf_pb2.Outcome.RESULT_DROP)]}, "both an outcome and an output"),
@@ -121,7 +121,7 @@ async def serving(
                 "values": b"",
                 "outcomes": [udf_pb2.Outcome(index=1, result=udf_pb2.Outcome.RESULT_DROP)] * 2,
             },
-            "two outcomes speak of input 1",
+            "two outcomes are for input 1",
         ),
     ],
 )
@@ -160,10 +160,10 @@ async def test_an_answer_that_does_not_fit_is_a_failure_of_the_function(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"call_id": 77}, "answered call 77, which was not made"),
-        ({"call_id": 0}, "answered call 0, which was not made"),
+        ({"call_id": 77}, "answered call 77, which does not exist"),
+        ({"call_id": 0}, "answered call 0, which does not exist"),
         # Two MiB of them, which would take sixty.
-        ({"reason": b"\x4a\x00" * limits.MIB}, "more fields than such a message can have"),
+        ({"reason": b"\x4a\x00" * limits.MIB}, "more fields than this message can have"),
     ],
 )
 async def test_an_answer_that_belongs_to_no_call(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -233,7 +233,7 @@ async def test_every_waiting_call_hears_of_a_breach(tmp_path: Path) -> None:
     [
         (
             udf_pb2.Welcome(protocol_version=2, calls_max=1),
-            "speaks version 2 of the protocol, and this Mill.* version 1",
+            "uses version 2 of the protocol, but this Mill.* version 1",
         ),
         (udf_pb2.Welcome(protocol_version=1), "allows no calls"),
     ],

@@ -81,7 +81,7 @@ async def test_a_source_transform(serve: Serve) -> None:
 
 async def test_a_source_transform_is_no_map(serve: Serve) -> None:
     async with serve("stamp") as sidecar:
-        with raises(codes.FUNCTION_KIND, match="the function serves source transform, and this vertex needs a map"):
+        with raises(codes.FUNCTION_KIND, match="the function serves source transform, but this vertex needs a map"):
             async with sidecar.open_map(FunctionKind.MAP, NAME):
                 pass
 

@@ -231,7 +231,7 @@ async def test_a_group_that_always_ends_the_process_fails_alone(sidecar: LocalFu
     groups = {group(str(key)): [b"die" if key == 5 else b"1"] for key in range(10)}
     results, failures = await reduced(sidecar, [part(groups)])
     assert list(failures) == [group("5")]
-    assert "went away 3 times while it worked on this group" in failures[group("5")]
+    assert "ended 3 times while it processed this group" in failures[group("5")]
     assert list(results) == [one for one in groups if one != group("5")]
 
 
@@ -346,7 +346,7 @@ async def test_a_function_that_drains_answers_what_is_whole(sidecar: LocalFuncti
 
 async def test_a_map_is_no_reduce(open_function: Open) -> None:
     async with open_function(python_command(f"{HERE / 'conformance.py'}:obey")) as sidecar:
-        with raises(codes.FUNCTION_KIND, match=r"the function serves map, and this vertex needs a reduce"):
+        with raises(codes.FUNCTION_KIND, match=r"the function serves map, but this vertex needs a reduce"):
             sidecar.check_kind(FunctionKind.REDUCE, NAME)
         with raises(codes.FUNCTION_KIND, match=r"obey serves map, but vertex clean of flights needs reduce"):
             await reduced(sidecar, [part({group("a"): [b"1"]})])

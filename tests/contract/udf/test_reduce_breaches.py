@@ -64,10 +64,10 @@ async def answers(program: engine_pb2.UdfProgram) -> list[Answer]:
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (answer([1, 1, 1], [b"a", b"b", b"c"]), "speaks of 3 groups, and 2 have no answer yet"),
-        (answer([], []), "speaks of no group"),
-        (WELCOME, "speaks of no group"),
-        (b"\xff\xff", "gave an answer that does not fit"),
+        (answer([1, 1, 1], [b"a", b"b", b"c"]), "contains 3 groups, but 2 are unanswered"),
+        (answer([], []), "contains no group"),
+        (WELCOME, "contains no group"),
+        (b"\xff\xff", "returned an answer that does not fit"),
     ],
 )
 async def test_an_answer_that_does_not_fit(tmp_path: Path, reply: bytes, message: str) -> None:
@@ -149,7 +149,7 @@ async def test_streams_that_end_before_their_welcome(tmp_path: Path, monkeypatch
         streams += 1
 
     async with serving(tmp_path, serve) as program:
-        with raises(codes.FUNCTION_UNREACHABLE, match=r"has opened no stream for 0.5 s \(the stream ended early\)"):
+        with raises(codes.FUNCTION_UNREACHABLE, match=r"has not opened a stream for 0.5 s \(the stream ended early\)"):
             await answers(program)
     assert streams > 1
 

@@ -103,4 +103,4 @@ async def test_after_a_batch_that_does_not_fit_it_goes_on_where_it_stood(tmp_pat
     # Each stream but the first gives one batch that fits, and then one that does not.
     assert positions == [b"", b"", b"2"]
     assert ["offsets fall at place 2" in error for error in errors] == [True, False, True, False]
-    assert "it has 2 records; at most 1 were asked for" in small.error
+    assert "it has 2 records, but at most 1 were requested" in small.error

@@ -140,8 +140,8 @@ def answer(
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (answer([], []), "speaks of no group"),
-        (answer([0, 0, 0], []), "speaks of 3 groups, and 2 have no answer yet"),
+        (answer([], []), "contains no group"),
+        (answer([0, 0, 0], []), "contains 3 groups, but 2 are unanswered"),
         (answer([1, 1], [b"a"]), "values: a column has 1 items for 2 records"),
         (
             answer([1], [b"a"], keys=columns.pack_lists([[b"k"], [b"l"]])),
@@ -153,11 +153,11 @@ def answer(
         ),
         (
             udf_pb2.SealedReduceAnswer(counts=[0], failures=[udf_pb2.GroupFailure(index=1)]),
-            "a failure speaks of group 1 of 1",
+            "a failure is for group 1 of 1",
         ),
         (
             udf_pb2.SealedReduceAnswer(counts=[0, 0], failures=[udf_pb2.GroupFailure(index=1)] * 2),
-            "two failures speak of one group",
+            "two failures are for one group",
         ),
     ],
 )
