@@ -86,10 +86,10 @@ async def serving(
     [
         ({"records": 3}, "values: a column has 2 items for 3 records"),
         ({"records": 1, "values": columns.pack_bytes([b"a"])}, "1 outputs for 2 inputs, but no column parents"),
-        ({"parents": columns.pack_offsets([1, 0])}, "parents fall"),
+        ({"parents": columns.pack_offsets([1, 0])}, "parents are not in ascending order"),
         ({"parents": columns.pack_offsets([0, 2])}, "came from input 2 of 2"),
-        ({"parents": columns.pack_offsets([0])}, "2 outputs, and 1 parents"),
-        ({"parents": b"abc"}, "2 outputs, and 0.75 parents"),
+        ({"parents": columns.pack_offsets([0])}, "2 outputs, but 1 parents"),
+        ({"parents": b"abc"}, "2 outputs, but 0.75 parents"),
         ({"values": b"\xff\xff"}, "values: not a column"),
         ({"values": bytes_column([0, 9, 2], b"ab")}, "values: offsets fall at place 2"),
         ({"values": bytes_column([0, 2**31, 2], b"ab")}, "values: offsets fall at place 2"),
@@ -235,7 +235,7 @@ async def test_every_waiting_call_hears_of_a_breach(tmp_path: Path) -> None:
             udf_pb2.Welcome(protocol_version=2, calls_max=1),
             "uses version 2 of the protocol, but this Mill.* version 1",
         ),
-        (udf_pb2.Welcome(protocol_version=1), "allows no calls"),
+        (udf_pb2.Welcome(protocol_version=1), "does not allow any calls"),
     ],
 )
 async def test_a_welcome_that_does_not_fit(tmp_path: Path, welcome: udf_pb2.Welcome, message: str) -> None:

@@ -142,7 +142,7 @@ server.wait_for_termination()
 
 async def test_a_command_that_speaks_an_older_protocol() -> None:
     spec = spec_of([sys.executable, "-c", OLD])
-    with pytest.raises(UdfError, match=r"udf the function uses version 0 of the protocol .* install a newer SDK"):
+    with pytest.raises(UdfError, match=r"udf the function uses version 0 of the protocol, .* install a newer SDK"):
         async with asyncio.timeout(TIMEOUT_S), open_local_function(spec, log=lambda *_: None):
             pass
 
