@@ -105,6 +105,11 @@ POSTGRES_SLOT_REPORTED_BYTES = 1024 * MIB
 """So much is reported, and each time when it has doubled."""
 POSTGRES_OPEN_REPORTED_EVERY_S = 60.0
 """Between two messages about a transaction that keeps a source waiting."""
+SQL_CONNECT_TIMEOUT_S = 10
+SQL_LOCK_TIMEOUT_S = 5
+"""How long a transaction waits for a lock of another one; then all of it is repeated later."""
+SQL_PAGE_ROWS = 4 * 1024
+"""Rows that a source of a database reads at once; they are in memory together."""
 SIDECAR_BACKOFF_FIRST_S = 0.1
 SIDECAR_BACKOFF_LAST_S = 5.0
 """A sidecar that dies is restarted after the first, then double, up to the last."""

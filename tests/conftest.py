@@ -16,6 +16,7 @@ from tests.support import sizes
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
     from tests.support.kafka_server import KafkaServer
+    from tests.support.mariadb_server import MariaServer
     from tests.support.mqtt_broker import MqttServer
     from tests.support.object_server import ObjectServer
     from tests.support.postgres_server import PostgresServer
@@ -65,6 +66,17 @@ def postgres() -> Iterator[PostgresServer]:
     if why := why_missing():
         pytest.skip(why)
     with open_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaServer]:
+    """A MariaDB server, the same one for every test that asks for it. A test that kills it starts it again."""
+    from tests.support.mariadb_server import open_mariadb, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_mariadb() as server:
         yield server
 
 

@@ -33,6 +33,8 @@ _VERTEX = [
     "--extra",
     "postgres",
     "--extra",
+    "sql",
+    "--extra",
     "rabbitmq",
     "--extra",
     "delta",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Literal
@@ -10,45 +9,9 @@ from typing import Annotated, Literal
 from millstream import codes
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference
-from millstream.spec.rules import After, Strict
+from millstream.spec.rules import Strict
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
-
-NAME_BYTES_MAX = 63
-"""PostgreSQL cuts longer names off, so two could become one."""
-
-_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\([0-9, ]+\))?( with(out)? time zone)?(\[\])*")
-
-
-def _checked_name(written: str) -> str:
-    if "\0" in written or len(written.encode()) > NAME_BYTES_MAX:
-        what = f"{written[:80]!r} is not a name in PostgreSQL"
-        raise problem(codes.VALUE_MALFORMED, what, f"at most {NAME_BYTES_MAX} bytes")
-    return written
-
-
-def _checked_table(written: str) -> str:
-    parts = written.split(".")
-    if len(parts) > 2 or not all(parts):
-        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not the name of a table", "`table` or `schema.table`")
-    for part in parts:
-        _checked_name(part)
-    return written
-
-
-def _checked_type(written: str) -> str:
-    if _TYPE.fullmatch(written) is None:
-        what = f"{written!r} is not a type of PostgreSQL"
-        raise problem(codes.VALUE_MALFORMED, what, "such as `bigint`, `numeric(12, 2)`, `timestamptz` or `jsonb`")
-    return written
-
-
-ColumnName = Annotated[Text, After(_checked_name)]
-"""As it is in the database; upper and lower case differ."""
-TableName = Annotated[Text, After(_checked_table)]
-"""`table` or `schema.table`, as it is in the database; upper and lower case differ."""
-ColumnTypeName = Annotated[Text, After(_checked_type)]
-"""A type of PostgreSQL's."""
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
 
 SslMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 

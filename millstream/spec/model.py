@@ -140,7 +140,10 @@ class SpecModel:
             own[name] = SpecField(given.alias or to_camel(name), given.default, given.factory)
             if isinstance(written, SpecField):
                 delattr(cls, name)
-        cls.model_fields = {**cls.model_fields, **own}
+        inherited: dict[str, SpecField] = {}
+        for base in reversed(cls.__mro__[1:]):
+            inherited |= base.__dict__.get("model_fields", {})
+        cls.model_fields = {**inherited, **own}
 
     def __init__(self, **given: Any) -> None:
         named = {field.alias: name for name, field in self.model_fields.items()}

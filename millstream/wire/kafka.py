@@ -6,14 +6,10 @@ What brokers say of their own accord (not reachable, password refused) arrives b
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +17,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from millstream import codes
+from millstream.blocking import ClientThread, open_thread
 from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError, UserError
 from millstream.limits import KAFKA_CALL_S, KAFKA_REPORTED_EVERY_S
 from millstream.spec.kafka import PATTERN, KafkaCluster
@@ -48,10 +45,6 @@ _UNKNOWN = frozenset((
     KafkaError._UNKNOWN_PARTITION,
     KafkaError.TOPIC_EXCEPTION,
 ))  # fmt: skip
-
-
-class ClosingError(Exception):
-    """The lane is being closed: a call that waited for the cluster was given up."""
 
 
 def client_settings(cluster: KafkaCluster, base_dir: Path, where: str) -> Settings:
@@ -125,46 +118,6 @@ class Heard:
         """Raises `UserError` where something of it since `forget` is what only the user can put right."""
         if self._stop is not None:
             raise self._stop
-
-
-class ClientThread:
-    """The one thread in which a lane's clients are used."""
-
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
-        self._executor = executor
-        self._closing = threading.Event()
-
-    async def run(self, call: Callable[..., _T], *arguments: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
-
-    def check(self) -> None:
-        """In the thread. Raises `ClosingError` when the lane is being closed."""
-        if self._closing.is_set():
-            raise ClosingError
-
-    def submit(self, call: Callable[[], object]) -> None:
-        """Has it called when the thread is free, and does not wait. It raises nothing that matters."""
-        self._executor.submit(call)
-
-    def end(self, call: Callable[[], object]) -> None:
-        """Calls that wait give up, and `call` follows as the last; it is not waited for."""
-        self._closing.set()
-        self._executor.submit(call)
-
-    def wait(self, seconds: float) -> None:
-        """In the thread."""
-        self._closing.wait(seconds)
-        self.check()
-
-
-@asynccontextmanager
-async def open_thread(name: str) -> AsyncIterator[ClientThread]:
-    """A thread that ends with the block; a call that it is busy with gives up within seconds, and is not waited for."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-    try:
-        yield ClientThread(executor)
-    finally:
-        executor.shutdown(wait=False)
 
 
 def made(client: Callable[[Settings], _T], settings: Mapping[str, Any], where: str) -> _T:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from deltalake import DeltaTable
@@ -41,6 +43,8 @@ KINDS = [
     "udsink",
     "postgres insert",
     "postgres upsert",
+    "sqlite insert",
+    "sqlite upsert",
     "kafka",
     "redis stream",
     "redis set",
@@ -59,6 +63,7 @@ _GUARANTEES = {
     "http": Guarantee.EXACTLY_ONCE_IDEMPOTENT,
     "udsink": Guarantee.AT_LEAST_ONCE,
     "postgres": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "sqlite": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "kafka": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "redis": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "jetstream positions": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
@@ -100,6 +105,8 @@ class SinkTarget:
             return object_numbers(self.bucket)
         if self.spec.kind == "file":
             return numbers_in(self.directory / "out")
+        if self.spec.kind == "sql":
+            return [row[0] for row in sqlite_rows(self.directory / "shop.db", "SELECT n FROM numbers ORDER BY place")]
         if self.spec.kind == "delta":
             return delta_numbers(self.directory / "table")
         if self.spec.kind == "http":
@@ -129,6 +136,19 @@ def postgres_spec(database: Database, mode: str, /, **more: object) -> FallbackS
     columns = [{"name": "n"}, {"name": "text"}]
     options = {"table": "numbers", "mode": mode, "columns": columns, "keys": ["n"] if mode != "insert" else []}
     return FallbackSink.model_validate({"postgres": {**database.settings, **options, **more}})
+
+
+def sql_spec(url: str, mode: str, /, **more: object) -> FallbackSink:
+    """A sink that writes into the table `numbers`."""
+    columns = [{"name": "n"}, {"name": "text"}]
+    options = {"table": "numbers", "mode": mode, "columns": columns, "keys": ["n"] if mode != "insert" else []}
+    return FallbackSink.model_validate({"sql": {"url": url, **options, **more}})
+
+
+def sqlite_rows(file: Path, statement: str) -> list[tuple[Any, ...]]:
+    """Of a database, for which the file is created."""
+    with closing(sqlite3.connect(file)) as connection, connection:
+        return connection.execute(statement).fetchall()
 
 
 def delta_spec(path: str, /, **more: object) -> FallbackSink:
@@ -207,6 +227,10 @@ async def open_target(
             assert objects is not None
             bucket = objects.bucket()
             yield SinkTarget(kind, directory, object_spec(bucket, option), bucket=bucket)
+        elif name == "sqlite":
+            file = directory / "shop.db"
+            sqlite_rows(file, "CREATE TABLE numbers (n INTEGER UNIQUE, text TEXT, place INTEGER PRIMARY KEY)")
+            yield SinkTarget(kind, directory, sql_spec(f"sqlite:///{file}", option))
         elif name == "postgres":
             assert postgres is not None
             database = await postgres.database()

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from millstream_writer.sinks.postgres.connector import PostgresSink, TableColumn
-from millstream_writer.sinks.postgres.rows import RowFormat, line_of
+from millstream_writer.sinks.postgres.rows import CopyFormat, line_of
 from millstream_writer.sinks.postgres.typed import typed_rows
 from tests.unit.writer.sink_frames import sink_frame
 
@@ -46,7 +46,7 @@ def random_object(rng: random.Random) -> dict[str, object]:
 @pytest.mark.parametrize(("mode", "keys"), [("insert", []), ("upsert", ["whole"]), ("delete", ["whole"])])
 def test_rows_are_what_lines_would_be(mode: str, keys: list[str]) -> None:
     rng = random.Random(7)
-    lines, rows = RowFormat(settings(mode, keys)), RowFormat(settings(mode, keys))
+    lines, rows = CopyFormat(settings(mode, keys)), CopyFormat(settings(mode, keys))
     rows.typed = typed_rows(COLUMNS, TYPES)
     assert rows.typed is not None
     binary = 0
@@ -54,8 +54,8 @@ def test_rows_are_what_lines_would_be(mode: str, keys: list[str]) -> None:
         frame = sink_frame([json.dumps(random_object(rng)).encode() for _ in range(3)], 1)
         expected, got = lines.convert(frame), rows.convert(frame)
         assert (got.rows, got.failures) == (expected.rows, expected.failures)
-        assert list(map(line_of, got.lines)) == list(expected.lines)
-        binary += set(map(type, got.lines)) == {tuple}
+        assert list(map(line_of, got.made)) == list(expected.made)
+        binary += set(map(type, got.made)) == {tuple}
     # Where a key is null, the record is refused, and lines say which.
     assert binary == 200 if mode == "insert" else 0 < binary < 200
 

@@ -136,15 +136,14 @@ class _Rest(NamedTuple, Generic[T]):
     frame: str
 
 
-class KeptLane(ABC, Generic[T]):
-    """A lane whose target keeps a position, and whose records are refused before anything is written, if at all."""
+class PositionLane(ABC, Generic[T]):
+    """A lane whose target keeps a position: what all of these have in common."""
 
     def __init__(self, owner: SinkOwner, records_max: int) -> None:
-        """`records_max`: in one transaction."""
+        """`records_max`: in one delivery."""
         self._owner = owner
         self._records_max = records_max
         self._durable = owner.start
-        self._rest: _Rest[T] | None = None
 
     @property
     def guarantee(self) -> Guarantee:
@@ -154,14 +153,73 @@ class KeptLane(ABC, Generic[T]):
     def durable(self) -> Position | None:
         return self._durable
 
+    @property
+    def collects(self) -> bool:
+        return False
+
+    @property
+    @abstractmethod
+    def is_ripe(self) -> bool:
+        """A write has left something, which the next call commits."""
+
+    @property
+    def delivery_records_max(self) -> int:
+        return self._records_max
+
+    async def reach(self) -> Position:
+        async with self._session():
+            return self._durable
+
+    async def flush(self) -> None:
+        if self.is_ripe:
+            async with self._session():
+                await self._finish()
+
+    async def tick(self) -> None:
+        await self.flush()
+
+    async def open(self) -> None:
+        """Connect, and take the lane over."""
+        async with self._session():
+            pass
+
+    def _reached(self, frames: Sequence[SinkFrame], end: Position) -> tuple[Position, str]:
+        """Where the lane stands after a write, and the name of the frame with its last record, where it is known."""
+        reached = exact_end(frames, end)
+        is_last = bool(frames) and frames[-1].sequence == frame_at(reached)
+        return reached, frames[-1].name if is_last else ""
+
+    @abstractmethod
+    def _convert(self, item: SinkFrame) -> Converted[T]:
+        """What becomes of a frame's records."""
+
+    @abstractmethod
+    def _session(self) -> AbstractAsyncContextManager[object]:
+        """The lane taken over, and `_durable` at what the target has. Makes errors ours."""
+
+    @abstractmethod
+    async def _finish(self) -> None:
+        """Commit what a write left: its records that were refused have been dealt with."""
+
+
+class KeptLane(PositionLane[T]):
+    """One whose records are refused before anything is written, if at all."""
+
+    def __init__(self, owner: SinkOwner, records_max: int) -> None:
+        super().__init__(owner, records_max)
+        self._rest: _Rest[T] | None = None
+
+    @property
+    def is_ripe(self) -> bool:
+        return self._rest is not None
+
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         async with self._session():
             await self._finish()
             # Only now it is known how far the target is.
             converted = [await self._made_of(item) for item in frames]
             pieces = [self._new(item, found) for item, found in zip(frames, converted, strict=True)]
-            reached = exact_end(frames, end)
-            name = frames[-1].name if frames and frames[-1].sequence == frame_at(reached) else ""
+            reached, name = self._reached(frames, end)
             first = min(self._refused(frames, converted), default=None)
             if first is None:
                 await self._put(pieces, reached, name)
@@ -175,38 +233,6 @@ class KeptLane(ABC, Generic[T]):
                 self._rest = _Rest([part for _, part in parts], reached, name)
         failures = [found.failures for found in converted]
         return WriteResult(failures if any(failures) else ())
-
-    @property
-    def collects(self) -> bool:
-        return False
-
-    @property
-    def is_ripe(self) -> bool:
-        return self._rest is not None
-
-    @property
-    def delivery_records_max(self) -> int:
-        return self._records_max
-
-    async def reach(self) -> Position:
-        async with self._session():
-            return self._durable
-
-    async def flush(self) -> None:
-        if self._rest is not None:
-            async with self._session():
-                await self._finish()
-
-    async def tick(self) -> None:
-        await self.flush()
-
-    @abstractmethod
-    def _convert(self, item: SinkFrame) -> Converted[T]:
-        """What becomes of a frame's records."""
-
-    @abstractmethod
-    def _session(self) -> AbstractAsyncContextManager[object]:
-        """The lane taken over, and `_durable` at what the target has. Makes errors ours."""
 
     @abstractmethod
     async def _commit(self, made: Sequence[T], end: Position, frame: str) -> None:
@@ -242,7 +268,6 @@ class KeptLane(ABC, Generic[T]):
                     yield end
 
     async def _finish(self) -> None:
-        """What a write left: its records that were refused have been dealt with."""
         if self._rest is not None:
             # What of it is in the target already, is: the answer to an earlier attempt may be lost.
             fresh = [self._new(item, Converted(rows, made, ())) for item, rows, made in self._rest.pieces]

@@ -21,19 +21,10 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from millstream import codes
+from millstream.blocking import ClientThread, open_thread
 from millstream.errors import DamageError
 from millstream.limits import KAFKA_FETCH_AGAIN_MS, KAFKA_PREFETCH_BYTES, KAFKA_TOPICS_REREAD_S, RECORD_BYTES_MAX
-from millstream.wire.kafka import (
-    ClientThread,
-    Heard,
-    client_settings,
-    made,
-    open_thread,
-    reach,
-    topic_partitions,
-    topics_like,
-    user_error,
-)
+from millstream.wire.kafka import Heard, client_settings, made, reach, topic_partitions, topics_like, user_error
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.kafka.connector import KafkaSource

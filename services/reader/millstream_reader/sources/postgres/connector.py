@@ -8,22 +8,16 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from millstream import codes
-from millstream.postgres.settings import ColumnName, PostgresServer, TableName, server_findings, server_notes
+from millstream.postgres.settings import PostgresServer, server_findings, server_notes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import After
+from millstream.spec.tables import ColumnName, Query, TableName
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
-
-
-def _checked_query(written: str) -> str:
-    text = written.strip().removesuffix(";").rstrip()
-    if not text:
-        raise problem(codes.VALUE_MALFORMED, f"{written[:80]!r} is not a query", "a SELECT")
-    return text
 
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
@@ -71,7 +65,7 @@ class PostgresSource(PostgresServer):
 
     noun = "a postgres source"
 
-    query: Annotated[Text, After(_checked_query)] | None = None
+    query: Query | None = None
     """A SELECT. Each of its rows becomes a record: a JSON object with a member for each column."""
     cursor: tuple[ColumnName, ...] = ()
     """Columns of the query that identify a row together and grow from row to row, the most significant one first:

@@ -25,15 +25,16 @@ from dataclasses import replace
 from millstream import codes
 from millstream.errors import RetryLaterError, UserError
 from millstream.frame import build_frame
-from millstream.limits import POSTGRES_OPEN_REPORTED_EVERY_S, RECORD_BYTES_MAX
+from millstream.limits import POSTGRES_OPEN_REPORTED_EVERY_S
 from millstream.pauses import Pauses
 from millstream.postgres.connecting import FAILURES, Connection, connect, error_of
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.postgres.connector import PostgresSource
-from millstream_reader.sources.postgres.query import BLIND, Cursor, Query, Row, is_blind, prepare, set_up
+from millstream_reader.sources.postgres.query import BLIND, Cursor, Query, is_blind, prepare, set_up
 from millstream_reader.sources.reaching import Reaching
+from millstream_reader.sources.rows import Row, Taken, take
 
 KIND = "postgres"
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.005, 0.1
@@ -62,7 +63,7 @@ class PostgresQueryLane:
         self._end: Cursor | None = None
         """The last row that is to be read, where that was decided at the first run; empty where there was none."""
         self._known_types: Sequence[str] = ()
-        self._waiting: deque[Row] = deque()
+        self._waiting: deque[Row[Cursor]] = deque()
         self._round: Cursor | None = None
         """Where the round in progress ends; None between two of them."""
         self._open: Mapping[str, int | None] = {}
@@ -252,7 +253,7 @@ class PostgresQueryLane:
             )
         return not self._open
 
-    def _check_identity(self, rows: Sequence[Row]) -> None:
+    def _check_identity(self, rows: Sequence[Row[Cursor]]) -> None:
         """Rows with one cursor could not be told apart by a position between them."""
         before = self._at
         for row in rows:
@@ -268,27 +269,13 @@ class PostgresQueryLane:
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """A batch of what waits."""
-        values: list[bytes] = []
-        invalid: list[InvalidRecord] = []
-        size = 0
-        while self._waiting and len(values) < records_max:
-            row = self._waiting[0]
-            if values and size + row.size > bytes_max:
-                break
-            self._waiting.popleft()
-            self._at = row.cursor
-            if row.size > RECORD_BYTES_MAX:
-                place = f"the row with the cursor ({', '.join(row.cursor)})"
-                reason = f"{place}: its JSON has {row.size} bytes; the limit is {RECORD_BYTES_MAX}"
-                invalid.append(InvalidRecord(row.value, reason, place))
-                continue
-            size += row.size
-            values.append(row.value)
+        taken: Taken[Cursor] = take(self._waiting, "the row with the cursor ({})", records_max, bytes_max)
+        values, self._at = taken.values, taken.at or self._at
         ended = self._finished and not self._waiting
         now_us = self._owner.clock.now_us()
         times = array("q", [now_us]) * len(values)
         frame = build_frame(values, times, ingest_time_us=now_us) if values else None
-        return SourceBatch(frame, self._position(), ended=ended, invalid=tuple(invalid))
+        return SourceBatch(frame, self._position(), ended=ended, invalid=taken.invalid)
 
     def _now_s(self) -> float:
         return self._owner.clock.monotonic_s()

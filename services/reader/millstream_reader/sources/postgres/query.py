@@ -19,6 +19,7 @@ from millstream.limits import POSTGRES_PAGE_BYTES, POSTGRES_PAGE_ROWS, RECORD_BY
 from millstream.postgres.connecting import Connection, connected
 from millstream.postgres.settings import quoted
 from millstream_reader.sources.postgres.connector import PostgresSource
+from millstream_reader.sources.rows import Row
 
 Cursor = tuple[str, ...]
 """Values of the cursor's columns, as the server writes them."""
@@ -45,16 +46,6 @@ WHERE l.locktype = 'relation' AND l.relation = ANY($1::oid[]) AND l.granted AND 
 """
 """A statement locks its table before it computes a value of a row, and until its transaction ends."""
 _MINE = "SELECT relation FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation'"
-
-
-class Row(NamedTuple):
-    """One row of the query."""
-
-    cursor: Cursor
-    size: int
-    """Bytes of the value."""
-    value: bytes
-    """The row as a JSON object; the beginning of it when it is larger than a record may be."""
 
 
 class Fault(NamedTuple):
@@ -107,7 +98,7 @@ class Query:
             rows = await connection.fetch(_OPEN)
         return {row["name"]: row["pid"] for row in rows}
 
-    async def page(self, connection: Connection, after: Cursor | None, end: Cursor) -> tuple[list[Row], bool]:
+    async def page(self, connection: Connection, after: Cursor | None, end: Cursor) -> tuple[list[Row[Cursor]], bool]:
         """The first rows behind `after` and up to `end`, at least two where there are so many; and whether they are
         all."""
         arguments: list[object] = []
@@ -120,7 +111,7 @@ class Query:
             f"ELSE left(j, {_SHOWN}) END AS value FROM (SELECT {self._texts}, row_to_json(q)::text AS j "
             f"FROM ({self.settings.query}\n) q WHERE {where} ORDER BY {order} LIMIT {POSTGRES_PAGE_ROWS}) r"
         )
-        rows: list[Row] = []
+        rows: list[Row[Cursor]] = []
         size, step, count = 0, _FIRST_STEP, len(self.types)
         async with connection.transaction(readonly=True):
             portal = await connection.cursor(statement, *arguments)

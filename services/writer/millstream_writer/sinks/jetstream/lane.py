@@ -96,11 +96,6 @@ class JetStreamKeptLane(KeptLane[Put]):
         self._written_s = 0.0
         """When that was."""
 
-    async def open(self) -> None:
-        """Connect, and take the lane over."""
-        async with self._session():
-            pass
-
     async def tick(self) -> None:
         await super().tick()
         if self._last >= 0 and self._now_s() >= self._written_s + NATS_POSITION_REFRESH_S:

@@ -21,10 +21,10 @@ from contextlib import asynccontextmanager
 from confluent_kafka import KafkaError
 
 from millstream import codes
+from millstream.blocking import ClientThread, open_thread
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError
 from millstream.limits import KAFKA_MARKER_REFRESH_S
 from millstream.record import Position
-from millstream.wire.kafka import ClientThread, open_thread
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane, UnkeptLane, WriteResult, frame_at
 from millstream_writer.sinks.kafka.connector import KafkaSink

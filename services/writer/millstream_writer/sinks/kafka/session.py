@@ -28,12 +28,12 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # it is documented there
 
 from millstream import codes
+from millstream.blocking import ClientThread
 from millstream.durable import step
 from millstream.errors import DamageError, FencedError, UserError
 from millstream.limits import KAFKA_CALL_S, KAFKA_COMMIT_S, KAFKA_QUEUE_MESSAGES_MAX, KAFKA_RECORD_BYTES
 from millstream.record import Position
 from millstream.wire.kafka import (
-    ClientThread,
     Heard,
     Settings,
     away,

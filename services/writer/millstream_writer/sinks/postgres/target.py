@@ -17,10 +17,12 @@ from millstream.durable import step
 from millstream.postgres.connecting import Connection, connected
 from millstream.postgres.settings import quoted, quoted_table
 from millstream.record import Position
+from millstream.spec.tables import table_parts
 from millstream_writer.sinks.kept import Kept
 from millstream_writer.sinks.postgres.connector import PostgresSink
 from millstream_writer.sinks.postgres.rows import line_of
 from millstream_writer.sinks.postgres.typed import Row
+from millstream_writer.sinks.tables.settings import TableColumn
 
 _BATCH = "millstream_batch"
 _ROW, _DELETE = "millstream_row", "millstream_delete"
@@ -41,7 +43,7 @@ class Target:
 
     def __init__(self, settings: PostgresSink) -> None:
         self._settings = settings
-        self._schema, self._name = _parts(settings.table)
+        self._schema, self._name = table_parts(settings.table)
         self._table = quoted_table(settings.table)
         self.positions = quoted_table(settings.position_table)
         self._refused = quoted_table(f"{settings.position_table}_refused")
@@ -76,7 +78,7 @@ class Target:
             "detail text NOT NULL, PRIMARY KEY (pipeline, lane, sequence, record))"
         )
         if self._settings.create_table:
-            columns = [f"{quoted(column.name)} {column.type_name}" for column in self._settings.row]
+            columns = [f"{quoted(column.name)} {_type_of(column)}" for column in self._settings.row]
             keys = ", ".join(map(quoted, self._settings.keys))
             columns += [f"PRIMARY KEY ({keys})"] if keys else []
             yield f"CREATE TABLE IF NOT EXISTS {self._table} ({', '.join(columns)})"
@@ -244,9 +246,10 @@ def _rights(rights: str) -> str:
     return " AND ".join(checks)
 
 
-def _parts(table: str) -> tuple[str | None, str]:
-    schema, _, name = table.rpartition(".")
-    return schema or None, name
+def _type_of(column: TableColumn) -> str:
+    return column.type or {"eventTime": "timestamptz", "keys": "jsonb", "headers": "jsonb"}.get(
+        column.part or "", "text"
+    )
 
 
 async def _copy(

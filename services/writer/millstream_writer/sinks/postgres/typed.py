@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from millstream_writer.sinks.postgres.connector import TableColumn
+from millstream_writer.sinks.tables.settings import TableColumn
 
 
 def _whole(bits: int) -> Any:

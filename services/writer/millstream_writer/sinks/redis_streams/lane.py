@@ -64,11 +64,6 @@ class RedisSinkLane(KeptLane[Put]):
         self._link: Link | None = None
         self._warned = False
 
-    async def open(self) -> None:
-        """Connect, and take the lane over."""
-        async with self._session():
-            pass
-
     async def close(self) -> None:
         """What is in progress may still have its effect."""
         if self._link is not None:

@@ -1,0 +1,61 @@
+"""How pipeline files name tables, their columns and types, whatever the database. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from millstream import codes
+from millstream.spec.rules import After
+from millstream.spec.values import Text, problem
+
+NAME_BYTES_MAX = 63
+"""PostgreSQL cuts longer names off, so two could become one; MySQL refuses them."""
+
+_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\([0-9, ]+\))?( with(out)? time zone)?(\[\])*")
+
+
+def _checked_name(written: str) -> str:
+    if "\0" in written or len(written.encode()) > NAME_BYTES_MAX:
+        what = f"{written[:80]!r} is not a name in a database"
+        raise problem(codes.VALUE_MALFORMED, what, f"at most {NAME_BYTES_MAX} bytes")
+    return written
+
+
+def _checked_table(written: str) -> str:
+    parts = written.split(".")
+    if len(parts) > 2 or not all(parts):
+        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not the name of a table", "`table` or `schema.table`")
+    for part in parts:
+        _checked_name(part)
+    return written
+
+
+def _checked_type(written: str) -> str:
+    if _TYPE.fullmatch(written) is None:
+        what = f"{written!r} is not the type of a column"
+        raise problem(codes.VALUE_MALFORMED, what, "such as `bigint`, `numeric(12, 2)` or `text`")
+    return written
+
+
+def _checked_query(written: str) -> str:
+    text = written.strip().removesuffix(";").rstrip()
+    if not text:
+        raise problem(codes.VALUE_MALFORMED, f"{written[:80]!r} is not a query", "a SELECT")
+    return text
+
+
+ColumnName = Annotated[Text, After(_checked_name)]
+"""As it is in the database; upper and lower case differ where they do there."""
+TableName = Annotated[Text, After(_checked_table)]
+"""`table` or `schema.table`, as it is in the database."""
+ColumnTypeName = Annotated[Text, After(_checked_type)]
+"""A type, as the database names it."""
+Query = Annotated[Text, After(_checked_query)]
+"""A SELECT, without a semicolon behind it."""
+
+
+def table_parts(table: str) -> tuple[str | None, str]:
+    """Schema and name."""
+    schema, _, name = table.rpartition(".")
+    return schema or None, name

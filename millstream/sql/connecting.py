@@ -1,0 +1,295 @@
+"""Connections to databases by SQLAlchemy, each in a thread of its own, and what their errors mean to a lane.
+
+Above it: connectors. Below it: SQLAlchemy and a driver. What is run here blocks, so a lane has a thread for it
+(`SqlThread`). Every failure becomes an error of ours, by who must act: what passes by itself is `RetryLaterError`, so a
+server that is away, restarts or is full, a lock and a deadlock are waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.engine import Connection, Dialect, Engine
+from sqlalchemy.pool import NullPool
+
+from millstream import codes
+from millstream.blocking import ClientThread, open_thread
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.limits import SQL_CONNECT_TIMEOUT_S, SQL_LOCK_TIMEOUT_S
+from millstream.spec.references import resolve
+from millstream.sql.settings import SQLITE, SqlDatabase
+from millstream.wire.client_tls import context_of
+
+T = TypeVar("T")
+
+FAILURES = (exc.SQLAlchemyError, OSError, TimeoutError, OverflowError, UnicodeEncodeError)
+"""All that goes wrong between a lane and its database."""
+
+
+class _Means(Enum):
+    RECORD = "one of the records is wrong"
+    PASSING = "it may work later"
+    REFUSED = "who connects may not"
+    UNFIT = "the user has to change something"
+
+
+_MYSQL: dict[int, _Means] = {
+    # A value that does not fit its column, a check, a trigger's SIGNAL.
+    **dict.fromkeys((1264, 1265, 1292, 1366, 1406, 1411, 1441, 1644, 1690, 3819, 4025), _Means.RECORD),
+    # Refused users, databases, tables and columns.
+    **dict.fromkeys((1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1370, 1698), _Means.REFUSED),
+    # Full disks, lock time-outs, deadlocks, shutdowns, read-only servers, killed statements, lost connections.
+    **dict.fromkeys(
+        (1020, 1021, 1026, 1030, 1037, 1040, 1041, 1053, 1077, 1105, 1114, 1129, 1152, 1158, 1159, 1160, 1161, 1180),
+        _Means.PASSING,
+    ),
+    **dict.fromkeys(
+        (1203, 1205, 1206, 1213, 1226, 1290, 1317, 1412, 1836, 1927, 1969, 2002, 2003, 2006, 2013, 3024, 4031),
+        _Means.PASSING,
+    ),
+    # Columns, tables and functions that do not exist.
+    **dict.fromkeys((1054, 1064, 1146, 1305, 1364), _Means.UNFIT),
+}
+"""By the server's number; what PyMySQL makes of it is too coarse."""
+_SQLITE: dict[int, _Means] = {
+    sqlite3.SQLITE_CONSTRAINT: _Means.RECORD,
+    sqlite3.SQLITE_MISMATCH: _Means.RECORD,
+    sqlite3.SQLITE_TOOBIG: _Means.RECORD,
+    sqlite3.SQLITE_ERROR: _Means.UNFIT,
+    sqlite3.SQLITE_NOTADB: _Means.UNFIT,
+    sqlite3.SQLITE_CORRUPT: _Means.UNFIT,
+    sqlite3.SQLITE_PERM: _Means.REFUSED,
+    sqlite3.SQLITE_AUTH: _Means.REFUSED,
+    sqlite3.SQLITE_READONLY: _Means.REFUSED,
+    sqlite3.SQLITE_CANTOPEN: _Means.REFUSED,
+}
+"""By its primary code; others may pass: busy, locked, full, I/O errors, no memory, interrupted."""
+_SQLSTATES = {
+    _Means.RECORD: ("22", "23", "44", "P0", "27"),
+    _Means.REFUSED: ("28", "3D", "42501"),
+    _Means.PASSING: ("08", "25", "40", "53", "55", "57", "58", "XX", "HYT"),
+}
+"""Of other databases, whose driver tells the state that the standard has for an error."""
+
+
+class SqlThread:
+    """A lane's thread, and its connection to the database in it."""
+
+    def __init__(self, settings: SqlDatabase, base_dir: Path, where: str, thread: ClientThread) -> None:
+        self._settings = settings
+        self._base_dir = base_dir
+        self._where = where
+        self._thread = thread
+        self._engine: Engine | None = None
+        self._connection: Connection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    async def open(self, *, create: bool = False, writes: bool = False) -> None:
+        """Connect. `create`: a file of SQLite that does not exist; `writes`: what for. Raises errors of ours."""
+        settings = self._settings
+        if self._engine is None:
+            self._engine = _engine(settings, self._base_dir, self._where, create=create, writes=writes)
+        opened: list[Connection] = []
+        try:
+            async with asyncio.timeout(settings.timeout_s):
+                await self._thread.run(lambda engine: opened.append(engine.connect()), self._engine)
+        except BaseException as error:
+            # It may be made after it was waited for.
+            self._thread.submit(lambda: _give_up(*opened))
+            if isinstance(error, FAILURES):
+                raise error_of(error, settings, self._where) from error
+            raise
+        self._connection = opened[0]
+
+    async def run(self, call: Callable[[Connection], T]) -> T:
+        """The result of a call in the thread, on the connection. Raises what it raises, and `TimeoutError`."""
+        connection = self._connection
+        assert connection is not None, "it is open"
+        async with asyncio.timeout(self._settings.timeout_s):
+            return await self._thread.run(call, connection)
+
+    def close(self) -> None:
+        """Gives the connection up, with what was not committed. Does not wait for it."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._settings.backend == SQLITE:
+            # A statement that waits or runs ends at once.
+            raw: Any = connection.connection.driver_connection if not connection.closed else None
+            if raw is not None:
+                raw.interrupt()
+        self._thread.submit(lambda: _give_up(connection))
+
+
+def _give_up(*connections: Connection) -> None:
+    for connection in connections:
+        with suppress(Exception):
+            # Without asking the server, which may not answer.
+            connection.invalidate()
+            connection.close()
+
+
+@asynccontextmanager
+async def open_sql_thread(settings: SqlDatabase, base_dir: Path, where: str, name: str) -> AsyncIterator[SqlThread]:
+    """A thread, without a connection so far. Whatever it is busy with is not waited for at the end."""
+    async with open_thread(name) as thread:
+        way = SqlThread(settings, base_dir, where, thread)
+        try:
+            yield way
+        finally:
+            way.close()
+
+
+def _engine(settings: SqlDatabase, base_dir: Path, where: str, *, create: bool, writes: bool) -> Engine:
+    """What makes connections; each is given to the lane alone."""
+    fault = driver_fault(settings)
+    if fault is not None:
+        raise UserError(codes.EXTRA_NEEDED, f"{where}: {settings.shown}: it {fault[0]} ({fault[1]})")
+    if settings.file is not None:
+        return _sqlite_engine(base_dir / settings.file, create=create, writes=writes)
+    password = None
+    if settings.password is not None:
+        password = resolve(settings.password, base_dir, f"{where}: the password for {settings.shown}")
+    url = _url(settings).set(username=settings.user, password=password)
+    arguments: dict[str, Any] = {}
+    if settings.driver == "pymysql":
+        seconds = max(1, round(settings.timeout_s))
+        arguments = {"connect_timeout": SQL_CONNECT_TIMEOUT_S, "read_timeout": seconds, "write_timeout": seconds}
+        if settings.tls is not None:
+            arguments["ssl"] = context_of(settings.tls, base_dir, where)
+        # What does not fit is refused, not cut off.
+        arguments["init_command"] = (
+            "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'), time_zone = '+00:00', "
+            f"innodb_lock_wait_timeout = {SQL_LOCK_TIMEOUT_S}"
+        )
+    return sa.create_engine(url, poolclass=NullPool, connect_args=arguments)
+
+
+def _sqlite_engine(file: Path, *, create: bool, writes: bool) -> Engine:
+    address = f"file:{quote(str(file))}?mode={'rwc' if create else 'rw'}"
+
+    def connect() -> sqlite3.Connection:
+        # A statement is ended from another thread where it is given up.
+        connection = sqlite3.connect(
+            address, uri=True, timeout=SQL_LOCK_TIMEOUT_S, check_same_thread=False, isolation_level=None
+        )
+        if not writes:
+            # A text that is not UTF-8 is shown with marks in place of its bytes.
+            connection.text_factory = lambda found: found.decode("utf-8", "surrogateescape")
+            connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=NullPool)
+
+    # The driver begins no transaction by itself: one that writes has the lock from its first moment, and one that reads
+    # takes none.
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _url(settings: SqlDatabase) -> sa.URL:
+    url = sa.make_url(settings.url)
+    return url.set(drivername=f"{settings.backend}+{settings.driver}") if settings.driver else url
+
+
+def driver_fault(settings: SqlDatabase) -> tuple[str, str] | None:
+    """What is wrong with the way to a database that the URL names, and what would do."""
+    try:
+        dialect: type[Dialect] = _url(settings).get_dialect()
+        if dialect.is_async:
+            return f"has the driver {dialect.driver}, whose calls are coroutines", "a driver without them"
+        dialect.import_dbapi()
+    except exc.NoSuchModuleError:
+        return (
+            f"is of a kind that SQLAlchemy does not know: {settings.url.partition(':')[0]}",
+            "a dialect of SQLAlchemy",
+        )
+    except ImportError as error:
+        return f"needs a driver that is not installed: {error}", "the driver's package, beside `millstream[sql]`"
+    return None
+
+
+def _means(error: BaseException) -> _Means:
+    if isinstance(error, OverflowError | UnicodeEncodeError):
+        return _Means.RECORD
+    cause = getattr(error, "orig", None) or error
+    if isinstance(cause, sqlite3.Error):
+        code = getattr(cause, "sqlite_errorcode", None)
+        if code is not None:
+            return _SQLITE.get(code & 0xFF, _Means.PASSING)
+    number = cause.args[0] if cause.args else None
+    if type(cause).__module__.startswith("pymysql") and number in _MYSQL:
+        return _MYSQL[number]
+    state = str(getattr(cause, "sqlstate", None) or "")
+    for means, classes in _SQLSTATES.items():
+        if state.startswith(classes):
+            return means
+    if isinstance(error, exc.IntegrityError | exc.DataError):
+        return _Means.RECORD
+    if isinstance(error, exc.OperationalError | exc.InterfaceError | exc.InternalError | OSError | TimeoutError):
+        return _Means.PASSING
+    return _Means.UNFIT
+
+
+def is_of_a_record(error: BaseException) -> bool:
+    """Whether the database refuses what one of the records says."""
+    return isinstance(error, FAILURES) and _means(error) is _Means.RECORD
+
+
+def is_a_lock(error: BaseException) -> bool:
+    """Whether another transaction holds what is wanted."""
+    cause = getattr(error, "orig", None)
+    return bool(cause is not None and cause.args and cause.args[0] == 1205)
+
+
+def said(error: BaseException) -> str:
+    """What the database says, without the statement and its values."""
+    cause = getattr(error, "orig", None) or error
+    number = cause.args[0] if len(cause.args) > 1 else None
+    text = str(cause.args[1]) if isinstance(number, int) else str(cause)
+    return text or type(error).__name__
+
+
+def reason_of(error: BaseException) -> str:
+    """What the database refuses, in words from a small set: `integrity error`."""
+    cause = getattr(error, "orig", None) or error
+    code = getattr(cause, "sqlite_errorname", None)
+    if code is not None:
+        return f"refused by the database: {code.removeprefix('SQLITE_').replace('_', ' ').lower()}"
+    if type(cause).__module__.startswith("pymysql") and cause.args and isinstance(cause.args[0], int):
+        return f"refused by the database: error {cause.args[0]}"
+    name = type(cause).__name__.removesuffix("Error")
+    return f"refused by the database: {name.lower()}"
+
+
+def error_of(error: BaseException, settings: SqlDatabase, where: str) -> MillstreamError:
+    """An error of ours for whatever went wrong."""
+    place, text = f"{where}: {settings.shown}", said(error)
+    if isinstance(error, TimeoutError):
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
+    if "CERTIFICATE_VERIFY_FAILED" in text or "doesn't support SSL" in text or "WRONG_VERSION_NUMBER" in text:
+        return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {text}")
+    means = _means(error)
+    if means is _Means.REFUSED:
+        who = f" {settings.user}" if settings.user is not None else ""
+        return UserError(codes.TARGET_REFUSES, f"{place} refuses{who}: {text}" if who else f"{place}: {text}")
+    if means is _Means.PASSING:
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {text}")
+    return UserError(codes.TARGET_UNFIT, f"{place}: {text}")

@@ -1,0 +1,125 @@
+"""The `sql` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from millstream import codes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import Strict
+from millstream.spec.tables import ColumnName, Query, TableName
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, field
+from millstream.sql.settings import SQLITE, SqlDatabase, database_findings, database_notes
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+class SqlSplit(SpecModel):
+    """How the rows are shared by the lanes of several partitions."""
+
+    noun = "`split`"
+
+    column: ColumnName
+    """A column of whole numbers. A row in which it is null is in the first range."""
+    first: Annotated[int, Strict()] = field(alias="from")
+    """About the smallest number; smaller ones are in the first range."""
+    last: Annotated[int, Strict()] = field(alias="to")
+    """About the largest number; larger ones are in the last range."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """A range."""
+        if self.last <= self.first:
+            what = f"`to` is {self.last}, and `from` is {self.first}"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("to",), what, "a larger number than `from`")
+
+    def bounds(self, partition: int, partitions: int) -> tuple[int | None, int | None]:
+        """Of the range of a partition: its first number, and the first one after it; None: without a bound."""
+        size = self.last - self.first + 1
+        low, high = (self.first + size * number // partitions for number in (partition, partition + 1))
+        return (low if partition else None), (high if partition + 1 < partitions else None)
+
+
+class SqlSource(SqlDatabase):
+    """Reads the rows of a table, or of a query, in the order of a cursor."""
+
+    noun = "a sql source"
+
+    table: TableName | None = None
+    """The table that is read, `table` or `schema.table`."""
+    query: Query | None = None
+    """A SELECT in place of a table. Each row becomes a record: a JSON object with a member for each column."""
+    cursor: tuple[ColumnName, ...] = ()
+    """Columns that identify a row together, by whose order the rows are read, the most significant one first; whole
+    numbers, decimals, times or texts. An index on them keeps each read short. Rows in which one is null are left out.
+    Default, for a table: its primary key."""
+    split: SqlSplit | None = None
+    """How several `partitions` share the rows, by ranges of a column. Without it the first lane reads all of them."""
+    follow: Flag = False
+    """Look for rows with a greater cursor after the last one, without an end. Of SQLite only: other databases may
+    commit a row after one with a greater cursor, and it would be missed."""
+    poll_every_s: PositiveDuration = field(default=1.0, alias="pollEvery")
+    """With `follow`: how often it looks for new rows. Duration, default 1s."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """One thing to read, and what the database can do."""
+        yield from super().relation_problems()
+        if (self.query is None) == (self.table is None):
+            what = "a sql source reads one thing"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`table`, or `query` with `cursor`")
+        elif self.query is not None and not self.cursor:
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor",), "`query` has no `cursor`", "`cursor: [id]`")
+        for index, name in enumerate(self.cursor):
+            if name in self.cursor[:index]:
+                what = f"column `{name}` appears twice"
+                yield ShapeProblem(codes.NAME_TWICE, ("cursor", index), what, "each column once")
+        if self.follow and self.backend != SQLITE:
+            what = f"{self.backend} may commit a row after one with a greater cursor, which `follow` would miss"
+            yield ShapeProblem(codes.NOT_ALLOWED, ("follow",), what, "no `follow`; the `postgres` source has a way")
+        if not self.follow and "poll_every_s" in self.model_fields_set:
+            what = "`pollEvery` has no effect without `follow`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("pollEvery",), what, "`follow: true`")
+
+
+class _Sql(SourceConnector[SqlSource]):
+    model = SqlSource
+    meaning = "Rows of a table or a query of a database, by SQLAlchemy."
+    packages: ClassVar[Mapping[str, str]] = {"sqlalchemy": "millstream[sql]"}
+    promise = Guarantee(
+        GuaranteeId.POSITION,
+        "exactly once: it continues after the cursor in its last commit; rows that are changed while it reads may be "
+        "seen before or after",
+    )
+    ends = "at the last row, without `follow`"
+    has_headers = False
+    strangers = True
+
+    def bounded(self, settings: SqlSource) -> bool | None:
+        return not settings.follow
+
+    def local_findings(self, settings: SqlSource, place: Place) -> Iterator[Finding]:
+        yield from database_findings(settings, place.path, place.base_dir)
+        if settings.file is not None and not (place.base_dir / settings.file).exists():
+            what = f"there is no file {place.base_dir / settings.file}"
+            yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a database of SQLite")
+
+    async def online_findings(self, settings: SqlSource, place: Place) -> Sequence[Finding]:
+        from millstream_reader.sources.sql.lane import look
+
+        faults = await look(settings, place.base_dir)
+        return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
+
+    def notes(self, settings: SqlSource, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from database_notes(settings, path)
+
+    def open(self, settings: SqlSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.sql.lane import open_sql_source
+
+        return open_sql_source(settings, owner)
+
+
+SQL = _Sql()

@@ -1,0 +1,249 @@
+"""Lanes whose target keeps a position, and says only in the transaction which record it refuses.
+
+    write ─► converted ─► what is behind the position ─► one transaction: records, position
+                                                          └─ refused ─► halved, under savepoints, until it is known
+                                                                        which records are ─► those before the first one
+
+A record that the database refuses is found by halving the batch, and nothing of that attempt stays. Then everything
+before the first such record is committed, and nothing behind it, until the delivery has said what becomes of it: if the
+lane stops over it, the order of what follows is as if it had not been tried. That a record was set aside is committed
+with the position that passes it, so after a crash it is refused again, and goes again to a fallback that had not stored
+it.
+
+Above it: lanes of databases. Below it: nothing; a lane connects, commits and judges errors in its own way.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from millstream import codes
+from millstream.errors import UserError
+from millstream.record import Position
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import SinkFailure, SinkFrame, WriteResult, exact_position
+from millstream_writer.sinks.kept import PositionLane
+
+T = TypeVar("T")
+
+
+class Refusal(NamedTuple):
+    """What a database says of a record."""
+
+    reason: str
+    """From a small set."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Row(Generic[T]):
+    """A record that is to be written."""
+
+    end: Position
+    """Where the lane stands behind it."""
+    made: T
+    item: int
+    """Of its frame, in the write."""
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[T]):
+    """What goes into one transaction."""
+
+    made: Sequence[T]
+    end: Position
+    frame: str
+    """Name of the frame that the end lies in or behind; empty where it is not known."""
+    refused: Sequence[tuple[Position, str, str]] = ()
+    """Records that are set aside with it: where each ends, the reason and the detail."""
+
+
+@dataclass(slots=True)
+class _Write(Generic[T]):
+    """One call of `write`."""
+
+    frames: Sequence[SinkFrame]
+    end: Position
+    frame: str
+    new: list[tuple[int, Sequence[int], Sequence[T]]] = field(default_factory=list)
+    """What is to be written: of which frame, which records of it, and what they became."""
+    refused: list[tuple[Position, str, str]] = field(default_factory=list)
+    failures: list[list[SinkFailure]] = field(init=False)
+    """Per frame: those of `refused`, and of records that were set aside before."""
+
+    def __post_init__(self) -> None:
+        self.failures = [[] for _ in self.frames]
+
+    def part(self) -> Part[T]:
+        """All that is to be written."""
+        return Part([one for _, _, made in self.new for one in made], self.end, self.frame)
+
+    def rows(self, alone: Callable[[T], T]) -> list[_Row[T]]:
+        """The same, one by one; for a batch of which something is refused."""
+        return [
+            _Row(exact_position(self.frames[number], self.frames[number].indexes()[row] + 1), alone(one), number, row)
+            for number, rows, made in self.new
+            for row, one in zip(rows, made, strict=True)
+        ]
+
+    def result(self) -> WriteResult:
+        """What became of it."""
+        return WriteResult(self.failures if any(self.failures) else ())
+
+
+def _failure(row: int, reason: str, detail: str) -> SinkFailure:
+    return SinkFailure(row, reason, retryable=False, detail=detail, shows_value=True)
+
+
+class RefusableLane(PositionLane[T]):
+    """One whose database may refuse any record."""
+
+    def __init__(self, owner: SinkOwner) -> None:
+        super().__init__(owner, sys.maxsize)
+        self._refused: dict[Position, tuple[str, str]] = {}
+        self._rest: Part[T] | None = None
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        async with self._session():
+            await self._finish()
+            # Only now it is known how far the target is.
+            reached, name = self._reached(frames, end)
+            write: _Write[T] = _Write(frames, *((self._durable, "") if reached <= self._durable else (reached, name)))
+            for number, item in enumerate(frames):
+                self._sort(write, number, item)
+            if write.refused or not await self._tried(write):
+                await self._without_refused(write)
+        return write.result()
+
+    @property
+    def is_ripe(self) -> bool:
+        return self._rest is not None
+
+    @abstractmethod
+    async def _transact(self, part: Part[T]) -> None:
+        """One transaction: records, those that are set aside, and the position, which never goes back. Nothing of it
+        stays where a record is refused, and the connection may still be used. Raises `FencedError`."""
+
+    @abstractmethod
+    def _trying(self) -> AbstractAsyncContextManager[Callable[[Sequence[T]], Awaitable[None]]]:
+        """A transaction of which nothing stays. In it, a function that writes records behind those that it has written,
+        all of them or none."""
+
+    @abstractmethod
+    def _refusal(self, error: Exception) -> Refusal | None:
+        """What an error says of a record; None where it is about something else."""
+
+    def _alone(self, made: T) -> T:
+        """What a record becomes in a batch of which something is refused."""
+        return made
+
+    def _taken_over(self, position: Position, refused: dict[Position, tuple[str, str]]) -> None:
+        """What the target keeps of the lane, which is this owner's now."""
+        if self._owner.fallback:
+            return
+        self._durable = max(self._durable, position)
+        self._refused = refused
+        if self._rest is not None and self._rest.end <= self._durable:
+            self._rest = None
+
+    def _sort(self, write: _Write[T], number: int, item: SinkFrame) -> None:
+        """What of a frame is to be written, and what is refused."""
+        converted = self._convert(item)
+        indexes = item.indexes()
+        for row, index in enumerate(indexes if self._refused else ()):
+            end = exact_position(item, index + 1)
+            if end in self._refused and not self._is_new(end):
+                reason, detail = self._refused[end]
+                write.failures[number].append(_failure(row, reason, detail))
+        for failure in converted.failures:
+            end = exact_position(item, indexes[failure.index] + 1)
+            if self._is_new(end):
+                write.failures[number].append(failure)
+                write.refused.append((end, failure.reason, failure.detail))
+        rows = converted.rows
+        start = bisect_left(rows, True, key=lambda row: self._is_new(exact_position(item, indexes[row] + 1)))
+        write.new.append((number, rows[start:], converted.made[start:]))
+
+    def _is_new(self, end: Position) -> bool:
+        # A fallback gets some records only, and maybe others when they are offered again.
+        return self._owner.fallback or end > self._durable
+
+    async def _tried(self, write: _Write[T]) -> bool:
+        """Whether all of it is committed; False when the database refuses something of it, and nothing is."""
+        try:
+            await self._commit(write.part())
+        except Exception as error:
+            if self._refusal(error) is None:
+                raise
+            return False
+        return True
+
+    async def _without_refused(self, write: _Write[T]) -> None:
+        """Find what the database refuses; commit what comes before, and keep the rest until the next call."""
+        rows = write.rows(self._alone)
+        bad = await self._find(rows)
+        for row, refusal in bad:
+            write.failures[row.item].append(_failure(row.row, *refusal))
+            write.refused.append((row.end, *refusal))
+        if not write.refused:
+            # What was in the way has gone meanwhile, or is not in the way of what is written one by one.
+            await self._commit(Part([row.made for row in rows], write.end, write.frame))
+            return
+        # A whole delivery is one transaction, which is not made before it is known what becomes of these.
+        first = Position(0) if self._owner.whole else min(end for end, _, _ in write.refused)
+        before = [row for row in rows if row.end < first]
+        if before:
+            last = before[-1]
+            await self._commit(Part([row.made for row in before], last.end, write.frames[last.item].name))
+        refused = {id(row) for row, _ in bad}
+        behind = [row.made for row in rows if row.end >= first and id(row) not in refused]
+        self._rest = Part(behind, write.end, write.frame, write.refused)
+
+    async def _find(self, rows: Sequence[_Row[T]]) -> list[tuple[_Row[T], Refusal]]:
+        """The rows that the database refuses behind those before them. Nothing of the attempt stays."""
+        found: list[tuple[_Row[T], Refusal]] = []
+        async with self._trying() as attempt:
+            open_ = [rows] if rows else []
+            while open_:
+                part = open_.pop()
+                try:
+                    await attempt([row.made for row in part])
+                except Exception as error:
+                    refusal = self._refusal(error)
+                    if refusal is None:
+                        raise
+                    if len(part) == 1:
+                        found.append((part[0], refusal))
+                    else:
+                        half = len(part) // 2
+                        open_ += [part[half:], part[:half]]
+        return found
+
+    async def _finish(self) -> None:
+        if self._rest is None:
+            return
+        rest = self._rest
+        try:
+            if rest.end > self._durable:
+                await self._commit(rest)
+        except Exception as error:
+            if self._refusal(error) is not None:
+                # It was taken before; the lane continues from its mark, and meets the record as the first time.
+                what = f"{self._owner.where}: the database refuses a record that it would have taken before: {error}"
+                raise UserError(codes.SINK_REFUSED, what) from error
+            raise
+        self._refused.update({at: (reason, detail) for at, reason, detail in rest.refused})
+        self._rest = None
+
+    async def _commit(self, part: Part[T]) -> None:
+        if part.end <= self._durable and not part.made:
+            return
+        await self._transact(part)
+        self._durable = max(self._durable, part.end)

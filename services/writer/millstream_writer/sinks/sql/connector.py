@@ -1,0 +1,81 @@
+"""The `sql` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, ClassVar
+
+from millstream import codes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.values import ShapeProblem
+from millstream.sql.settings import SQLITE, UPSERTS, SqlDatabase, database_findings, database_notes
+from millstream_writer.connector import SinkConnector, SinkOwner
+from millstream_writer.sinks.tables.settings import TableSink
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class SqlSink(TableSink, SqlDatabase):
+    """Writes records into a table of a database, each batch in one transaction with the lane's position."""
+
+    noun = "a sql sink"
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """What the database can do."""
+        yield from super().relation_problems()
+        if self.mode == "upsert" and self.backend not in UPSERTS:
+            what = f"{self.backend} has no statement for `mode: upsert` that this sink knows"
+            yield ShapeProblem(
+                codes.NOT_ALLOWED, ("mode",), what, f"`insert`, `delete`, or one of {', '.join(UPSERTS)}"
+            )
+
+
+class _Sql(SinkConnector[SqlSink]):
+    whole = True
+    model = SqlSink
+    meaning = "To a table of a database, by SQLAlchemy."
+    packages: ClassVar[Mapping[str, str]] = {"sqlalchemy": "millstream[sql]"}
+    promise = Guarantee(
+        GuaranteeId.TRANSACTIONAL,
+        "exactly once: each transaction holds the rows and the position behind them, under the owner's epoch",
+    )
+
+    def guarantee(self, settings: SqlSink, *, fallback: bool) -> Guarantee:
+        if fallback:
+            what = (
+                "at least once: after a crash, records that went to the fallback shortly before may be in its table "
+                "twice"
+            )
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+        return self.promise
+
+    def local_findings(self, settings: SqlSink, place: Place) -> Iterator[Finding]:
+        yield from database_findings(settings, place.path, place.base_dir)
+        if settings.file is not None and not settings.create_table and not (place.base_dir / settings.file).exists():
+            what = f"there is no file {place.base_dir / settings.file}"
+            yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a database, or `createTable: true`")
+
+    async def online_findings(self, settings: SqlSink, place: Place) -> Sequence[Finding]:
+        from millstream_writer.sinks.sql.lane import look
+
+        if settings.file is not None and not (place.base_dir / settings.file).exists():
+            # What is created is not there yet; what is missing was found before.
+            return ()
+        faults = await look(settings, place.base_dir)
+        return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
+
+    def notes(self, settings: SqlSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from database_notes(settings, path)
+        if settings.backend not in (SQLITE, "mysql", "mariadb"):
+            yield (*path, "url"), f"the sink was tested against SQLite and MariaDB, not against {settings.backend}"
+
+    def open(self, settings: SqlSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_writer.sinks.sql.lane import open_sql_sink
+
+        return open_sql_sink(settings, owner)
+
+
+SQL = _Sql()

@@ -1,0 +1,223 @@
+"""The `sql` sink: rows, and how far the lane is, in one transaction of whatever database SQLAlchemy speaks to.
+
+    write ─► what is behind the position ─► BEGIN
+                                            move the lane's row, if the lane is still ours (locks it)
+                                            INSERT, upsert or DELETE of each record, in their order
+                                            COMMIT ─► durable
+
+The lane's row in the table of positions has the owner that opened the lane last. Only that owner can move it, so
+an older one, however late it resumes, changes nothing; and since the row is locked from the first statement of a
+transaction to its end, a new owner reads a position with nothing in flight after it. A COMMIT whose answer is lost is
+settled by reading that row again. After a deadlock, a lock that is not free in time or a full disk, the whole
+transaction is repeated.
+
+Above it: the delivery. Below it: the tables (`target`) and rows (`rows`), and the thread in which the connection is
+used; what becomes of a record that the database refuses is in `sinks.refusable`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from millstream import codes
+from millstream.durable import step
+from millstream.errors import RetryLaterError, UserError
+from millstream.limits import SQL_LOCK_TIMEOUT_S
+from millstream.record import Position
+from millstream.sql.connecting import (
+    FAILURES,
+    SqlThread,
+    error_of,
+    is_a_lock,
+    is_of_a_record,
+    open_sql_thread,
+    reason_of,
+    said,
+)
+from millstream.sql.settings import MYSQL, SQLITE
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import SinkFrame, SinkLane
+from millstream_writer.sinks.kept import Converted, Kept, check_kept, fenced
+from millstream_writer.sinks.refusable import Part, RefusableLane, Refusal
+from millstream_writer.sinks.sql.connector import SqlSink
+from millstream_writer.sinks.sql.rows import Change, SqlFormat
+from millstream_writer.sinks.sql.target import Fault, Target
+
+_log = logging.getLogger(__name__)
+
+
+class SqlSinkLane(RefusableLane[Change]):
+    """The lane's connection, which is opened when it is needed, and again when it is lost."""
+
+    def __init__(self, settings: SqlSink, owner: SinkOwner, way: SqlThread) -> None:
+        super().__init__(owner)
+        self._settings = settings
+        self._way = way
+        self._target = Target(settings)
+        self._format = SqlFormat(settings)
+        self._identity = uuid4().hex
+        self._token = ""
+
+    def _convert(self, item: SinkFrame) -> Converted[Change]:
+        return self._format.convert(item)
+
+    def _refusal(self, error: Exception) -> Refusal | None:
+        return Refusal(reason_of(error), said(error)) if is_of_a_record(error) else None
+
+    @asynccontextmanager
+    async def _trying(self) -> AsyncIterator[Callable[[Sequence[Change]], Awaitable[None]]]:
+        async def attempt(changes: Sequence[Change]) -> None:
+            def put(connection: Connection) -> None:
+                with connection.begin_nested():
+                    self._target.put(connection, changes)
+
+            await self._way.run(put)
+
+        await self._way.run(lambda connection: connection.begin())
+        yield attempt
+        await self._way.run(lambda connection: connection.rollback())
+
+    async def _transact(self, part: Part[Change]) -> None:
+        if not await self._way.run(lambda connection: self._write(connection, part)):
+            raise fenced(self._owner, self._settings.table)
+
+    def _write(self, connection: Connection, part: Part[Change]) -> bool:
+        """In the thread. Whether the lane is still ours; else nothing is written."""
+        owner, target = self._owner, self._target
+        try:
+            end = max(part.end, self._durable)
+            if not target.move(connection, owner.pipeline, owner.name, self._token, end, part.frame):
+                return False
+            if part.refused:
+                target.refuse(connection, owner.pipeline, owner.name, part.refused)
+            if part.made:
+                target.put(connection, part.made)
+            with step("sql_sink.commit", owner.lane.vertex):
+                connection.commit()
+        except FAILURES as error:
+            # After any other failure the connection is given up.
+            if is_of_a_record(error):
+                connection.rollback()
+            raise
+        return True
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[None]:
+        """The connection, the lane taken over on it. It is given up at the first failure that is not a record's."""
+        try:
+            if not self._way.is_open:
+                await self._open()
+            yield
+        except FAILURES as error:
+            self._way.close()
+            raise error_of(error, self._settings, self._owner.where) from error
+        except BaseException:
+            self._way.close()
+            raise
+
+    async def _open(self) -> None:
+        way, target, settings = self._way, self._target, self._settings
+        await way.open(create=settings.create_table, writes=True)
+        faults = await way.run(target.faults)
+        if not faults:
+            await way.run(target.create)
+            faults = await way.run(target.faults)
+        if faults:
+            what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
+            raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {what}")
+        self._format.learn(await way.run(target.types), parses=settings.backend != SQLITE)
+        await self._take_over()
+
+    async def _take_over(self) -> None:
+        """Fence every earlier owner, and read the target's position."""
+        # The answer to an earlier attempt may be lost: what it left is still this lane's own.
+        owner, target, way = self._owner, self._target, self._way
+        token = f"{self._identity}.{uuid4().hex}.{await way.run(self._number)}"
+        fresh = Kept(owner.ledger_id, owner.epoch, token, owner.start, "")
+        while True:
+            try:
+                kept = await way.run(lambda c: target.lock(c, owner.pipeline, owner.name, fresh))
+                break
+            except FAILURES as error:
+                if is_of_a_record(error):
+                    # Another owner has put in the first row of the lane at the same moment.
+                    await way.run(lambda c: c.rollback())
+                elif is_a_lock(error):
+                    await way.run(lambda c: c.rollback())
+                    await self._end_former()
+                else:
+                    raise
+        remedy = f"`DELETE FROM {target.positions} WHERE pipeline = '{owner.pipeline}' AND lane = '{owner.name}'`"
+        ours = kept.owner.startswith(self._identity)
+        await check_kept(owner, kept, self._settings.table, remedy, ours=ours)
+        refused = await way.run(lambda c: self._own(c, token))
+        self._token = token
+        self._taken_over(kept.position, refused)
+
+    def _own(self, connection: Connection, token: str) -> dict[Position, tuple[str, str]]:
+        owner, target = self._owner, self._target
+        with step("sql_sink.take_over", owner.lane.vertex):
+            target.own(connection, owner.pipeline, owner.name, owner.epoch, token)
+            refused = target.refused(connection, owner.pipeline, owner.name, owner.start)
+            connection.commit()
+        return refused
+
+    def _number(self, connection: Connection) -> int:
+        """Of the connection, at a server that can end it by that."""
+        if self._settings.backend not in MYSQL:
+            return 0
+        with connection.begin():
+            return int(connection.execute(sa.text("SELECT CONNECTION_ID()")).scalar_one())
+
+    async def _end_former(self) -> None:
+        """A former owner holds the lane's row: it hangs in a transaction, since it would not take so long."""
+        owner, target = self._owner, self._target
+        former = await self._way.run(lambda c: target.owner(c, owner.pipeline, owner.name))
+        number = former.rpartition(".")[2]
+        if self._settings.backend not in MYSQL or not number.isdecimal() or not int(number):
+            return
+
+        def kill(connection: Connection) -> None:
+            with connection.begin():
+                connection.execute(sa.text(f"KILL {int(number)}"))
+
+        try:
+            await self._way.run(kill)
+        except FAILURES as error:
+            _log.warning("%s: a former owner of the lane cannot be ended: %s", owner.where, said(error))
+            return
+        _log.warning(
+            "%s: a former owner of the lane did not end its transaction for %g s; ended its connection",
+            owner.where,
+            SQL_LOCK_TIMEOUT_S,
+        )
+
+
+@asynccontextmanager
+async def open_sql_sink(settings: SqlSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+    """The lane's target, every former owner fenced. A server that is away is waited for by the first write."""
+    async with open_sql_thread(settings, owner.base_dir, owner.where, "sql-sink") as way:
+        lane = SqlSinkLane(settings, owner, way)
+        try:
+            await lane.open()
+        except RetryLaterError as error:
+            _log.warning("%s", error)
+        yield lane
+
+
+async def look(settings: SqlSink, base_dir: Path) -> list[Fault]:
+    """What does not fit, of a database that is reached. Raises errors of ours where it is not."""
+    where = "validate --online"
+    async with open_sql_thread(settings, base_dir, where, "sql-look") as way:
+        await way.open()
+        try:
+            return await way.run(Target(settings).faults)
+        except FAILURES as error:
+            raise error_of(error, settings, where) from error

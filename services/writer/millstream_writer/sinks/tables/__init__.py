@@ -1,0 +1,1 @@
+"""What sinks that write into tables of a database have in common."""
