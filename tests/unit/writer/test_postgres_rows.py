@@ -7,9 +7,10 @@ import random
 
 import pytest
 
-from millstream_writer.sinks.postgres.connector import PostgresSink, TableColumn
+from millstream_writer.sinks.postgres.connector import PostgresSink
 from millstream_writer.sinks.postgres.rows import CopyFormat, line_of
 from millstream_writer.sinks.postgres.typed import typed_rows
+from millstream_writer.sinks.tables.settings import TableColumn
 from tests.unit.writer.sink_frames import sink_frame
 
 TYPES = {"small": "int2", "whole": "int4", "big": "int8", "number": "float8", "name": "text", "flag": "bool"}
