@@ -60,7 +60,7 @@ class CopyFormat(RowFormat[bytes | Row]):
 
     def convert(self, item: SinkFrame) -> Converted[bytes | Row]:
         if self.typed is not None and (typed := self._typed(self.typed, item)) is not None:
-            return Converted(range(item.frame.records), typed, ())
+            return Converted(range(item.frame.records), typed, [])
         return super().convert(item)
 
     def _typed(self, typed: TypedRows, item: SinkFrame) -> Sequence[Row] | None:
