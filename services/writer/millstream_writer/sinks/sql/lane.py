@@ -28,7 +28,7 @@ from sqlalchemy.engine import Connection
 
 from millstream import codes
 from millstream.durable import step
-from millstream.errors import RetryLaterError, UserError
+from millstream.errors import UserError
 from millstream.limits import SQL_LOCK_TIMEOUT_S
 from millstream.record import Position
 from millstream.sql.connecting import (
@@ -45,6 +45,7 @@ from millstream.sql.settings import MYSQL, SQLITE
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 from millstream_writer.sinks.kept import Converted, Kept, check_kept, fenced
+from millstream_writer.sinks.reaching import first_try
 from millstream_writer.sinks.refusable import Part, RefusableLane, Refusal
 from millstream_writer.sinks.sql.connector import SqlSink
 from millstream_writer.sinks.sql.rows import Change, SqlFormat
@@ -205,10 +206,7 @@ async def open_sql_sink(settings: SqlSink, owner: SinkOwner) -> AsyncIterator[Si
     """The lane's target, every former owner fenced. A server that is away is waited for by the first write."""
     async with open_sql_thread(settings, owner.base_dir, owner.where, "sql-sink") as way:
         lane = SqlSinkLane(settings, owner, way)
-        try:
-            await lane.open()
-        except RetryLaterError as error:
-            _log.warning("%s", error)
+        await first_try(lane.open(), _log)
         yield lane
 
 
