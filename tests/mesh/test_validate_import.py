@@ -147,7 +147,7 @@ async def test_everything_that_is_wrong_with_functions_is_told_at_once(tmp_path:
     assert says["6"][0] == unusable
     assert "Source.read must be async: async def read(...)" in says["6"][1]
     assert "good is not async and processes one record at a time" in says["7"][1]
-    assert "columns says arrow=True, and pyarrow is not installed where it runs: pip install" in says["8"][1]
+    assert "columns has arrow=True, but pyarrow is not installed where it runs: pip install" in says["8"][1]
     assert says["9"] == (codes.FUNCTION_NOT_FOUND.id, says["9"][1])
     assert "functions.py has no god; it has" in says["9"][1]
     assert says["10"] == (imports, "`ends.py:f` ended with exit code 3 without describing its function")

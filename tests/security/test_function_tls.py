@@ -148,4 +148,4 @@ def test_validate_points_at_what_others_may_read_and_at_what_may_do_everything(t
         "spec.vertices[4].udf.sql.unsafe",
         "spec.vertices[5].sink.http.url",
     ]
-    assert "records go to functions.example in the clear" in notes["spec.vertices[2].udf.address"]
+    assert "records are sent to functions.example unencrypted" in notes["spec.vertices[2].udf.address"]
