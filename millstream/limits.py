@@ -167,6 +167,10 @@ REREAD_INTERVAL_S = 1.0
 """Certificates and tokens are looked at this often, for they may have been replaced."""
 ACKNOWLEDGED_BYTES_MAX = 32 * MIB
 """Bytes of messages that a source holds unacknowledged, beside those in flight when the limit is reached."""
+SSE_ID_BYTES_MAX = 2 * KIB
+"""The id of an event: it goes into each position, and into the head of a request."""
+POLL_ANSWER_BYTES_MAX = 32 * MIB
+"""An answer that an HTTP source polls for; it is in memory as a whole."""
 KAFKA_CALL_S = 1.0
 """One call of Kafka's client: a lane that is closed waits no longer for it."""
 KAFKA_COMMIT_S = 10.0

@@ -350,8 +350,8 @@ SOURCE_DIFFERS = Code(
     5208,
     "A source gives other records than before",
     happened=(
-        "The records of one read of the source did not fit one commit, and the pipeline stopped in between. The "
-        "committed records were read again, in order to be skipped, and they differ."
+        "The pipeline stopped between records that a source gives only together: a read that did not fit one commit, "
+        "or an answer of a server. The committed records were read again, in order to be skipped, and they differ."
     ),
     data="What was committed is kept. Nothing was skipped: continuing would lose records, or process them twice.",
     do=(

@@ -482,14 +482,14 @@ HTTP_SOURCE_OPEN = Code(
     do="Set `http.auth` or `http.tls.clientCa`; or `http.allowUnauthenticated: true` if this is intended.",
 )
 
-HTTP_SINK_SETTINGS = Code(
+WEB_SETTINGS = Code(
     2509,
-    "An http sink has a URL or a header that cannot be sent",
+    "A connector has a URL or a header that cannot be sent",
     happened=(
         "A value that the pipeline takes from an environment variable or a file is not a URL, or not a valid "
         "header value."
     ),
-    data="The sink was not opened. Nothing was sent.",
+    data="The source or sink was not opened. Nothing was sent.",
     do=("Correct the variable or file that the message names; a line break at the end of a file is a common cause."),
 )
 

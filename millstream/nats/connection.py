@@ -234,6 +234,20 @@ class BrokerConnection:
         except (nats_errors.OutboundBufferLimitError, nats_errors.ConnectionClosedError) as error:
             raise AnswerLostError(repr(error)) from error
 
+    async def settled(self, timeout_s: float) -> None:
+        """Until the server has processed all that was sent. Raises what the client raises, and `NotPermittedError`.
+
+        The client writes a ping before what it has buffered, so one that is sent while something is buffered says
+        nothing about that.
+        """
+        seconds = max(1, round(timeout_s))
+        async with asyncio.timeout(timeout_s):
+            await self._client.flush(seconds)
+            while self._client.pending_data_size:
+                await self._client.flush(seconds)
+            await self._client.flush(seconds)
+        await self.connected()
+
     async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float = API_TIMEOUT_S) -> Msg:
         """Ask, once there is a connection. Raises `AnswerLostError`."""
         await self.connected()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -68,6 +69,14 @@ def overlap(one: str, other: str) -> bool:
         if a != b and "*" not in (a, b):
             return False
     return len(left) == len(right)
+
+
+def overlaps(patterns: Sequence[str], loc: tuple[str, ...]) -> Iterator[ShapeProblem]:
+    """A problem for each two patterns at `loc` that match the same subjects: their messages would be read twice."""
+    for one, other in combinations(patterns, 2):
+        if overlap(one, other):
+            what = f"{one!r} and {other!r} match the same subjects, so their messages would be read twice"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, loc, what, "patterns that match different subjects")
 
 
 class NatsBasic(SpecModel):

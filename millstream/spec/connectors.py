@@ -54,6 +54,7 @@ class GuaranteeId(Enum):
     RECORD_IDS = "exactly-once-ids"
     AT_LEAST_ONCE = "at-least-once"
     AT_MOST_ONCE = "at-most-once"
+    NO_PROMISE = "no-promise"
     NO_TARGET = "no-target"
 
 
@@ -64,7 +65,7 @@ _HOLDS: Mapping[Demand, frozenset[GuaranteeId]] = {
     "exactlyOnce": frozenset(
         (GuaranteeId.TRANSACTIONAL, GuaranteeId.IDEMPOTENT, GuaranteeId.POSITION, GuaranteeId.RECORD_IDS)
     ),
-    "atLeastOnce": frozenset(GuaranteeId) - {GuaranteeId.AT_MOST_ONCE, GuaranteeId.NO_TARGET},
+    "atLeastOnce": frozenset(GuaranteeId) - {GuaranteeId.AT_MOST_ONCE, GuaranteeId.NO_PROMISE, GuaranteeId.NO_TARGET},
 }
 
 
@@ -209,8 +210,12 @@ SOURCES: Registry[SourceKind[SpecModel]] = Registry(
         "generator": "millstream_reader.sources.generator.connector:GENERATOR",
         "file": "millstream_reader.sources.file.connector:FILE",
         "http": "millstream_reader.sources.http.connector:HTTP",
+        "httpPoll": "millstream_reader.sources.http_poll.connector:HTTP_POLL",
+        "sse": "millstream_reader.sources.sse.connector:SSE",
+        "websocket": "millstream_reader.sources.websocket.connector:WEBSOCKET",
         "kafka": "millstream_reader.sources.kafka.connector:KAFKA",
         "jetstream": "millstream_reader.sources.jetstream.connector:JETSTREAM",
+        "nats": "millstream_reader.sources.nats.connector:NATS",
         "postgres": "millstream_reader.sources.postgres.connector:POSTGRES",
         "delta": "millstream_reader.sources.delta.connector:DELTA",
         "mqtt": "millstream_reader.sources.mqtt.connector:MQTT",
@@ -239,6 +244,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "delta": "millstream_writer.sinks.delta.connector:DELTA",
         "jetstream": "millstream_writer.sinks.jetstream.connector:JETSTREAM",
         "mqtt": "millstream_writer.sinks.mqtt.connector:MQTT",
+        "nats": "millstream_writer.sinks.nats.connector:NATS",
         "rabbitmq": "millstream_writer.sinks.rabbitmq.connector:RABBITMQ",
         "redisStreams": "millstream_writer.sinks.redis_streams.connector:REDIS_STREAMS",
     },

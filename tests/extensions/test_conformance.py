@@ -21,6 +21,7 @@ from tests.support.mqtt_broker import MqttServer
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer, open_redis
 from tests.support.sqs_server import SqsServer
+from tests.support.web_server import WebProcess
 
 TOYS = Path(__file__).parent / "toys"
 
@@ -146,6 +147,74 @@ class TestRabbitSource(SourceConformance):
         (place / "password").write_text("wr0ng")
         settings = {**self.server.settings, "user": "shop", "password": {"file": "password"}, "queue": "in"}
         return {"rabbitmq": settings}, "wr0ng"
+
+
+@pytest.fixture(scope="module")
+def web_process() -> Iterator[WebProcess]:
+    server = WebProcess()
+    server.start()
+    yield server
+    server.kill()
+
+
+class _WebSource(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, web_process: WebProcess) -> None:
+        self.server = web_process
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.kill()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+    def at(self, path: str) -> str:
+        return f"http://{self.server.address}{path}"
+
+    def closed(self, place: Path) -> Mapping[str, Any]:
+        (place / "token").write_text("wr0ng")
+        return {"auth": {"token": {"file": "token"}}}
+
+
+class TestSseSource(_WebSource):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        return {"sse": {"url": self.at("/events?count=100&per=30")}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b"%d" % n for n in range(1, 101)]
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        return {"sse": {"url": self.at("/closed/events"), **self.closed(place)}}, "wr0ng"
+
+
+class TestHttpPollSource(_WebSource):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        cursor = {"path": "next", "parameter": "since"}
+        return {"httpPoll": {"url": self.at("/items?per=30"), "records": "items", "cursor": cursor, "stopAtEnd": True}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b'{"id":%d}' % n for n in range(1, 101)]
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        return {"httpPoll": {"url": self.at("/closed/items"), **self.closed(place)}}, "wr0ng"
+
+
+class TestWebSocketSource(_WebSource):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        url = self.at("/socket").replace("http", "ws")
+        return {"websocket": {"url": url, "subscribe": ['{"count": 100}']}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b"%d" % n for n in range(1, 101)]
+
+    def stop_target(self, place: Path) -> bool:
+        # It sends all of it again to the next connection, and nothing tells that from new messages.
+        return False
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        url = self.at("/closed/socket").replace("http", "ws")
+        return {"websocket": {"url": url, **self.closed(place)}}, "wr0ng"
 
 
 @pytest.mark.sweep

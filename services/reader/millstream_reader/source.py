@@ -54,7 +54,8 @@ class SourceLane(Protocol):
 
     @property
     def replayable(self) -> bool:
-        """True: reading again from a position gives the same records. False: records carry ids, and may be repeated."""
+        """True: reading again from a position gives the same records. False: records carry ids, and may be repeated;
+        or, of a source that counts them at most once, they carry none and never come again."""
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         """The next batch: whatever is ready, at most the limits; an empty one after `timeout_s`. Never waits to fill

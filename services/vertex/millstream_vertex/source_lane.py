@@ -101,7 +101,7 @@ class SourceVertexLane:
         grows: bool = False,
     ) -> None:
         """`router`: of the source, for its dead letters; `outlet`: for its output. `seen` is needed for a source
-        that is not replayable; `on_invalid` decides about input that cannot be read; `naming` how messages name a
+        that may repeat records; `on_invalid` decides about input that cannot be read; `naming` how messages name a
         record. `bound`: of event times; the transformer knows it itself. `run`: id of the lane's ledger, for the
         dead letters of those that follow in a chain. `grows`: reads may be larger than was asked for."""
         self.core = core

@@ -17,9 +17,10 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream.frame import build_frame
 from millstream.record import Position
+from millstream.web.link import retry_after_s
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane
 from millstream_writer.sinks.http.connector import HttpSink
-from millstream_writer.sinks.http.lane import open_http_sink, retry_after_s
+from millstream_writer.sinks.http.lane import open_http_sink
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
@@ -218,7 +219,7 @@ async def test_the_trace_goes_on_in_the_target() -> None:
     "options", [{"headers": {"X-Bad": "a\r\nX-More: b"}}, {"headers": {"X Bad": "a"}}, {"idempotencyHeader": "Key:"}]
 )
 async def test_headers_that_cannot_be_sent_are_the_users_to_change(options: dict[str, object]) -> None:
-    with raises(codes.HTTP_SINK_SETTINGS):
+    with raises(codes.WEB_SETTINGS):
         async with opened(HttpTarget(), **options):
             pass
 
@@ -241,10 +242,10 @@ async def test_what_a_header_or_the_url_refers_to_is_looked_up_when_the_sink_is_
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"headers": {"A": {"env": "NO_SUCH_TOKEN"}}}, "header 'A' .* NO_SUCH_TOKEN is not set"),
-        ({"url": {"file": "nowhere"}}, "the url .* there is no file .*nowhere"),
+        ({"headers": {"A": {"env": "NO_SUCH_TOKEN"}}}, "http sink: the header 'A': .* NO_SUCH_TOKEN is not set"),
+        ({"url": {"file": "nowhere"}}, "http sink: url: there is no file .*nowhere"),
         ({"url": {"file": "no-url"}}, "is not a URL"),
-        ({"headers": {"A": {"file": "two-lines"}}}, "'A' of the http sink cannot be sent"),
+        ({"headers": {"A": {"file": "two-lines"}}}, "http sink: the header 'A' cannot be sent"),
     ],
 )
 async def test_a_reference_that_leads_nowhere_is_the_users_to_mend_and_no_message_holds_a_value(

@@ -23,16 +23,19 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 from zlib import crc32
 
 from millstream.background import open_tasks
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
-from millstream.limits import ACKNOWLEDGED_BYTES_MAX, RECORD_BYTES_MAX
+from millstream.limits import RECORD_BYTES_MAX
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.sources.inbox import Bounds
+from millstream_reader.sources.inbox import Inbox as Received
+from millstream_reader.sources.messages import size_of, too_large
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.reaching import Reaching
 
@@ -40,9 +43,6 @@ _CLOSE_S = 5.0
 """How long the last acknowledgements may take when a lane is closed."""
 _LEASE_PARTS = 3
 """A lease is extended when this part of it has passed, so that one failure costs nothing."""
-_SHOWN_BYTES = 1024
-"""Of a message that is too large."""
-_OVERHEAD_BYTES = 64
 
 _log = logging.getLogger(__name__)
 
@@ -64,66 +64,32 @@ class Message:
     @property
     def size(self) -> int:
         """Bytes that a record of it has, about."""
-        pairs = sum(len(name) + len(text) for name, text in self.headers.items())
-        return _OVERHEAD_BYTES + len(self.value) + len(self.record_id) + pairs
+        return size_of(self.value, self.headers) + len(self.record_id)
 
 
-class Bounds(NamedTuple):
-    """What a lane holds at most without an acknowledgement."""
-
-    messages: int
-    size: int = ACKNOWLEDGED_BYTES_MAX
-
-
-class Inbox:
+class Inbox(Received[Message]):
     """The messages of one connection. Pure."""
 
     def __init__(self, given: int, bounds: Bounds) -> None:
         """`given`: messages that the lane has been given over its life."""
-        self.bounds = bounds
+        super().__init__(bounds)
         self.given = given
-        self.size = 0
-        """Bytes of all that is held."""
-        self.lost: MillstreamError | None = None
-        """Why the connection is gone. What is held comes again over another one."""
         self.changed = asyncio.Event()
         """Something is to be done beside the lane's reads."""
-        self._arrived = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-        self._waiting: deque[Message] = deque()
         self._unconfirmed: deque[tuple[int, Message]] = deque()
         self._done: list[Message] = []
 
     # The server's side
 
-    def put(self, message: Message) -> None:
-        """One more."""
-        self._waiting.append(message)
-        self.size += message.size
-        self._arrived.set()
-        self._note()
-
     def lose(self, error: MillstreamError) -> None:
-        """The connection is gone. The first reason counts."""
-        if self.lost is None:
-            self.lost = error
-        self._arrived.set()
-        self._room.set()
+        """The connection is gone; what is held comes again over another one. The first reason counts."""
+        super().lose(error)
         self.changed.set()
-
-    @property
-    def full(self) -> bool:
-        return self.held >= self.bounds.messages or self.size >= self.bounds.size
 
     @property
     def held(self) -> int:
         """Messages without an acknowledgement."""
         return len(self._waiting) + len(self._unconfirmed) + len(self._done)
-
-    async def room(self) -> None:
-        """Until more may be put, or the connection is lost."""
-        await self._room.wait()
 
     def unacknowledged(self) -> list[Message]:
         """All that is held, the oldest first."""
@@ -142,34 +108,6 @@ class Inbox:
 
     # The lane's side
 
-    @property
-    def waiting(self) -> int:
-        """Messages that were not given yet."""
-        return len(self._waiting)
-
-    async def arrival(self, timeout_s: float) -> None:
-        """Until there is a message, or the connection is lost, or the time is over."""
-        if self._waiting or self.lost is not None:
-            return
-        self._arrived.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._arrived.wait()
-
-    def take(self, records_max: int, bytes_max: int) -> list[Message]:
-        """The next ones, one at least if there are any."""
-        taken: list[Message] = []
-        size = 0
-        while self._waiting and len(taken) < records_max:
-            message = self._waiting[0]
-            if taken and size + message.size > bytes_max:
-                break
-            taken.append(self._waiting.popleft())
-            size += message.size
-            self.given += 1
-            self._unconfirmed.append((self.given, message))
-        return taken
-
     def committed(self, given: int) -> None:
         """All up to the one with this number may be acknowledged."""
         while self._unconfirmed and self._unconfirmed[0][0] <= given:
@@ -177,11 +115,9 @@ class Inbox:
         if self._done:
             self.changed.set()
 
-    def _note(self) -> None:
-        if self.full and self.lost is None:
-            self._room.clear()
-        else:
-            self._room.set()
+    def _taken(self, message: Message) -> None:
+        self.given += 1
+        self._unconfirmed.append((self.given, message))
 
 
 class Subscription(Protocol):
@@ -395,8 +331,7 @@ class AcknowledgedLane:
 
     def _too_large(self, message: Message) -> InvalidRecord:
         place = f"{self._queue}{f', message {message.record_id}' if message.record_id else ''}"
-        reason = f"{place}: the message has {message.size} bytes; the limit is {RECORD_BYTES_MAX}"
-        return InvalidRecord(message.value[:_SHOWN_BYTES], reason, place)
+        return too_large(message.value, message.size, place)
 
 
 @asynccontextmanager

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from itertools import combinations
 from typing import TYPE_CHECKING, Annotated
 
 from millstream import codes
-from millstream.nats.settings import NatsServer, checked_filter, filters_of, overlap, server_notes
+from millstream.nats.settings import NatsServer, checked_filter, filters_of, overlaps, server_notes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import After
@@ -39,10 +38,7 @@ class JetStreamSource(NatsServer):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Each message for one lane."""
         yield from super().relation_problems()
-        for one, other in combinations(self.subjects, 2):
-            if overlap(one, other):
-                what = f"{one!r} and {other!r} match the same subjects, so their messages would be read twice"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, ("subject",), what, "patterns that match different subjects")
+        yield from overlaps(self.subjects, ("subject",))
 
     @property
     def subjects(self) -> Sequence[str]:

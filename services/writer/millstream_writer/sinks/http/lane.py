@@ -17,24 +17,19 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import quote
 
 import aiohttp
 
-from millstream import codes
-from millstream.errors import UserError
 from millstream.limits import KIB
 from millstream.record import Position
-from millstream.retry import DELAY_MAX_S
-from millstream.spec.references import resolve
+from millstream.web.link import CONTROL, NOT_A_HEADER_NAME, PASSING, check_header, linked, retry_after_s
+from millstream.web.settings import HTTP as SCHEMES
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 from millstream_writer.sinks.file.formats import one_line, parse_json
-from millstream_writer.sinks.http.connector import HttpBatch, HttpSink, is_http_url
+from millstream_writer.sinks.http.connector import HttpBatch, HttpSink
 
-RETRIED_STATUSES = frozenset({408, 409, 425, 429})
-"""Below 500. 409 is what a target says that is still busy with a request of the same key."""
 ANSWER_BYTES_MAX = 64 * KIB
 """As much of an answer is read so that the connection can be used again; after more than that it is closed."""
 DETAIL_BYTES_MAX = 300
@@ -49,8 +44,6 @@ _JSON = "application/json"
 _LINES = "application/x-ndjson"
 _TRACE = frozenset(("traceparent", "tracestate"))
 """Headers with a place of their own in a request."""
-_NOT_A_HEADER_NAME = re.compile(r"[^A-Za-z0-9!#$%&'*+.^_`|~-]|^$")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _UNPRINTABLE = re.compile(r"[^ -~]")
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 """What stays as it is in an id that has to be percent-encoded to fit a header."""
@@ -141,10 +134,10 @@ def request_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
     sent: dict[str, str] = {}
     for own_name, value in headers.items():
         name = own_name.lower()
-        if name in _TRACE or _NOT_A_HEADER_NAME.search(name) is not None or len(value) > HEADER_BYTES_MAX:
+        if name in _TRACE or NOT_A_HEADER_NAME.search(name) is not None or len(value) > HEADER_BYTES_MAX:
             continue
         text = value.decode(errors="replace")
-        if _CONTROL.search(text) is None and len(sent) < HEADERS_MAX:
+        if CONTROL.search(text) is None and len(sent) < HEADERS_MAX:
             sent[name if name.startswith("x-") else f"x-{name}"] = text
     return sent
 
@@ -214,23 +207,10 @@ async def _judge(response: aiohttp.ClientResponse) -> _Failed | None:
         return None
     return _Failed(
         f"HTTP status {status}",
-        retryable=status >= 500 or status in RETRIED_STATUSES,
+        retryable=status >= 500 or status in PASSING,
         detail=text[:DETAIL_BYTES_MAX].decode(errors="replace"),
         delay_s=retry_after_s(response.headers, datetime.now(UTC)),
     )
-
-
-def retry_after_s(headers: Mapping[str, str], now: datetime) -> float:
-    """Seconds the target asks to be left alone: a number or a date; 0 when it does not, or says nothing sensible."""
-    text = headers.get("Retry-After", "").strip()
-    if text.isdecimal():
-        return min(float(text), DELAY_MAX_S)
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return 0.0
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return min(max((moment - now).total_seconds(), 0.0), DELAY_MAX_S)
 
 
 def _failures(batch: Batch, failed: _Failed) -> list[SinkFailure]:
@@ -248,34 +228,7 @@ async def open_http_sink(
 
     Raises `UserError` when that is not available, or cannot be sent.
     """
-    url = resolve(spec.url, base_dir, f"{where}: the url of the http sink")
-    if not is_http_url(url):
-        # It may hold a secret, so it is not shown.
-        raise UserError(
-            codes.HTTP_SINK_SETTINGS,
-            f"{where}: what the url of the http sink refers to is not a URL (http://host:port/path or https://…)",
-        )
-    headers = {
-        name: resolve(value, base_dir, f"{where}: the header {name!r} of the http sink")
-        for name, value in spec.headers.items()
-    }
-    for name, value in {**headers, spec.idempotency_header: ""}.items():
-        if _NOT_A_HEADER_NAME.search(name) is not None:
-            raise UserError(
-                codes.HTTP_SINK_SETTINGS,
-                f"{where}: the header {name!r} of the http sink cannot be sent: that is not a header's name",
-            )
-        if _CONTROL.search(value) is not None:
-            raise UserError(
-                codes.HTTP_SINK_SETTINGS,
-                f"{where}: the header {name!r} of the http sink cannot be sent: its value has a line break or another "
-                "control character",
-            )
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=1),
-        timeout=aiohttp.ClientTimeout(total=spec.timeout_s),
-        headers=headers,
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
-    async with session:
-        yield HttpSinkLane(session, spec, url, envelope=envelope)
+    whose = f"{where}: the http sink"
+    check_header(spec.idempotency_header, "", whose)
+    async with linked(spec, base_dir, whose, SCHEMES) as link:
+        yield HttpSinkLane(link.session, spec, link.url, envelope=envelope)

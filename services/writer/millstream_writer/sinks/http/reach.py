@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.spec.references import resolve
+from millstream.spec.tls import ServerTls
+from millstream.wire.client_tls import context_of
 from millstream_writer.sinks.http.connector import HttpSink
 
 
@@ -25,8 +27,9 @@ async def unreachable(settings: HttpSink, base_dir: Path) -> tuple[Code, str, st
     parts = urlsplit(resolve(settings.url, base_dir, "the url of the http sink"))
     is_tls = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if is_tls else 80)
+    tls = context_of(settings.tls or ServerTls(), base_dir, "the http sink") if is_tls else None
     try:
-        _, writer = await asyncio.open_connection(host, port, ssl=ssl.create_default_context() if is_tls else None)
+        _, writer = await asyncio.open_connection(host, port, ssl=tls)
     except ssl.SSLError as error:
         return codes.TARGET_REFUSES, f"no encrypted connection to {host}:{port}: {error}", "a certificate to rely on"
     except OSError as error:

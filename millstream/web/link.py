@@ -1,0 +1,225 @@
+"""A lane's way to a server that is reached over HTTP, and what its answers mean to the lane.
+
+Above it: connectors. Below it: aiohttp. Every failure becomes an error of ours, by who must act: what passes by itself
+is `RetryLaterError`. Redirects are not followed, since headers with secrets would follow them. Messages show host and
+port only: the URL and the bodies of answers may hold secrets.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from base64 import b64encode
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorSSLError,
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    InvalidURL,
+    TCPConnector,
+    TraceConfig,
+    TraceRequestRedirectParams,
+)
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.retry import DELAY_MAX_S
+from millstream.spec.references import resolve
+from millstream.spec.tls import ServerTls
+from millstream.web.settings import WebServer, is_url
+from millstream.wire.client_tls import context_of
+
+PASSING = frozenset({408, 409, 425, 429})
+"""Statuses below 500 that pass by themselves. 409 is what a server says that is still busy with the same request."""
+NOT_A_HEADER_NAME = re.compile(r"[^A-Za-z0-9!#$%&'*+.^_`|~-]|^$")
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_REFUSED = (401, 403, 407)
+_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+
+class AskedToWaitError(RetryLaterError):
+    """The server has said for how long it wants to be left alone."""
+
+    def __init__(self, message: str, delay_s: float) -> None:
+        super().__init__(codes.TARGET_AWAY, message)
+        self.delay_s = delay_s
+
+
+class _RedirectedError(ClientError):
+    """A request of a kind that follows redirects would follow one."""
+
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(f"redirected with status {status}")
+        self.status = status
+        self.headers = headers
+
+
+async def _refuse(session: ClientSession, context: object, parameters: TraceRequestRedirectParams) -> None:
+    raise _RedirectedError(parameters.response.status, parameters.response.headers)
+
+
+def _no_redirects() -> TraceConfig:
+    """For the handshake of a WebSocket, which has no other way to leave them."""
+    tracing = TraceConfig()
+    tracing.on_request_redirect.append(_refuse)
+    return tracing
+
+
+@dataclass(frozen=True, slots=True)
+class WebLink:
+    """A session, and what it asks."""
+
+    session: ClientSession
+    url: str
+    where: str
+    """Whose it is, for messages."""
+
+    @property
+    def place(self) -> str:
+        """The server, for messages."""
+        return f"the server at {place_of(self.url)}"
+
+    def away(self, what: str) -> RetryLaterError:
+        """What passes by itself."""
+        return RetryLaterError(codes.TARGET_AWAY, f"{self.where}: {self.place} {what}")
+
+    def unfit(self, what: str) -> UserError:
+        """What the user has to change: settings, or the server."""
+        return UserError(codes.TARGET_UNFIT, f"{self.where}: {self.place} {what}")
+
+    def refused(self, status: int, headers: Mapping[str, str]) -> MillstreamError:
+        """What a status means that is not the one hoped for."""
+        if status in _REFUSED:
+            what = f"{self.where}: {self.place} refuses with status {status}: see `auth` and `headers`"
+            return UserError(codes.TARGET_REFUSES, what)
+        if status >= 500 or status in PASSING:
+            what = f"{self.where}: {self.place} answers with status {status}"
+            return AskedToWaitError(what, retry_after_s(headers, datetime.now(UTC)))
+        if 300 <= status < 400:
+            return self.unfit(
+                f"answers with status {status} and leads to {_origin_text(headers.get('Location', ''))}; redirects are "
+                "not followed. Set `url` to where it leads"
+            )
+        return self.unfit(f"answers with status {status}; see `url`")
+
+
+@contextmanager
+def translated(link: WebLink) -> Iterator[None]:
+    """Makes every failure of a request an error of ours."""
+    try:
+        yield
+    except (ClientConnectorCertificateError, ClientConnectorSSLError, ssl.SSLError) as error:
+        what = f"{link.where}: no encrypted connection to {link.place}: {error}; see `tls`"
+        raise UserError(codes.TARGET_REFUSES, what) from error
+    except _RedirectedError as error:
+        raise link.refused(error.status, error.headers) from error
+    except InvalidURL as error:
+        raise link.unfit("has an address that cannot be used; see `url`") from error
+    except TimeoutError as error:
+        raise link.away("does not answer in time") from error
+    except (ClientError, OSError) as error:
+        raise link.away(f"cannot be reached: {_said(error, link.url)}") from error
+
+
+@asynccontextmanager
+async def linked(settings: WebServer, base_dir: Path, where: str, schemes: Collection[str]) -> AsyncIterator[WebLink]:
+    """A session with all that the settings refer to looked up. Nothing is asked yet.
+
+    Raises `UserError` for what is missing or cannot be sent.
+    """
+    url = resolve(settings.url, base_dir, f"{where}: url")
+    if not is_url(url, schemes):
+        # It may hold a secret, so it is not shown.
+        raise UserError(
+            codes.WEB_SETTINGS, f"{where}: what `url` refers to is not a URL that can be used ({schemes_text(schemes)})"
+        )
+    headers = headers_of(settings, base_dir, where)
+    encrypted = urlsplit(url).scheme in ("https", "wss")
+    tls = context_of(settings.tls or ServerTls(), base_dir, where) if encrypted else True
+    session = ClientSession(
+        connector=TCPConnector(limit=1, ssl=tls),
+        timeout=ClientTimeout(total=settings.timeout_s),
+        headers=headers,
+        cookie_jar=DummyCookieJar(),
+        trace_configs=[_no_redirects()],
+    )
+    async with session:
+        yield WebLink(session, url, where)
+
+
+def schemes_text(schemes: Collection[str]) -> str:
+    """How a URL looks, for messages."""
+    plain, encrypted = schemes
+    return f"{plain}://host:port/path or {encrypted}://…"
+
+
+def headers_of(settings: WebServer, base_dir: Path, where: str) -> dict[str, str]:
+    """Headers of every request, those of `auth` among them. Raises `UserError`."""
+    headers = {
+        name: resolve(value, base_dir, f"{where}: the header {name!r}") for name, value in settings.headers.items()
+    }
+    if settings.auth is not None and settings.auth.basic is not None:
+        basic = settings.auth.basic
+        user = resolve(basic.user, base_dir, f"{where}: auth.basic.user")
+        password = resolve(basic.password, base_dir, f"{where}: auth.basic.password")
+        headers["Authorization"] = "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+    elif settings.auth is not None and settings.auth.token is not None:
+        headers["Authorization"] = "Bearer " + resolve(settings.auth.token, base_dir, f"{where}: auth.token")
+    for name, value in headers.items():
+        check_header(name, value, where)
+    return headers
+
+
+def check_header(name: str, value: str, where: str) -> None:
+    """Raises `UserError` for one that cannot be sent."""
+    if NOT_A_HEADER_NAME.search(name) is not None:
+        what = f"{where}: the header {name!r} cannot be sent: that is not a header's name"
+        raise UserError(codes.WEB_SETTINGS, what)
+    if CONTROL.search(value) is not None:
+        what = f"{where}: the header {name!r} cannot be sent: its value has a line break or another control character"
+        raise UserError(codes.WEB_SETTINGS, what)
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime) -> float:
+    """Seconds the server asks to be left alone: a number or a date; 0 when it does not, or says nothing sensible."""
+    text = headers.get("Retry-After", "").strip()
+    if text.isdecimal():
+        return min(float(text), DELAY_MAX_S)
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return min(max((moment - now).total_seconds(), 0.0), DELAY_MAX_S)
+
+
+def place_of(url: str) -> str:
+    """Host and port."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port or _DEFAULT_PORTS.get(parts.scheme, 80)}"
+
+
+def _origin_text(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{place_of(url)}" if parts.hostname else "another path of it"
+    except ValueError:
+        return "an address that is not a URL"
+
+
+def _said(error: Exception, url: str) -> str:
+    """What went wrong, without the URL, in which a secret may stand."""
+    text = str(error) or type(error).__name__
+    for secret in (url, urlsplit(url).query):
+        text = text.replace(secret, "…") if secret else text
+    return text

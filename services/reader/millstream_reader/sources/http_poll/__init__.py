@@ -1,0 +1,1 @@
+"""Answers of a server that is asked again and again."""

@@ -1,0 +1,95 @@
+"""What is in an answer: its records, and what comes behind it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_reader.sources.http_poll.connector import HttpPollSource
+
+_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One page."""
+
+    records: Sequence[bytes]
+    following: str | None
+    """The next cursor, or the URL of the next page; None: the answer names none."""
+
+
+def read_answer(body: bytes, settings: HttpPollSource, link: str | None) -> Answer:
+    """The records of a body. `link`: the URL of its next page, as a header has it.
+
+    Raises `ValueError` for one that is not what the settings say.
+    """
+    document: Any = None
+    items: Sequence[Any] = ()
+    if settings.body == "json":
+        document = _parsed(body, "the answer")
+        found = document if settings.records is None else _at(document, settings.records)
+        if settings.records is not None and not isinstance(found, list):
+            raise ValueError(f"the answer has no array at {settings.records!r}; see `records`")
+        items = found if isinstance(found, list) else (found,)
+        records = [_text(item) for item in items]
+    elif settings.body == "lines":
+        records = [line for line in (line.removesuffix(b"\r") for line in body.split(b"\n")) if line]
+    else:
+        records = [body] if body else []
+    way = settings.cursor or settings.pages
+    if way is None:
+        return Answer(records, None)
+    if way.link:
+        return Answer(records, link)
+    if way.path is not None:
+        return Answer(records, _as_cursor(_at(document, way.path), way.path))
+    if settings.cursor is None or settings.cursor.record_field is None or not records:
+        return Answer(records, None)
+    name = settings.cursor.record_field
+    last = items[-1] if items else _parsed(records[-1], "the last record")
+    following = _as_cursor(_at(last, name), name)
+    if following is None:
+        raise ValueError(f"the last record has no {name!r}; see `cursor.recordField`")
+    return Answer(records, following)
+
+
+def _parsed(text: bytes, what: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is not JSON: {error}") from error
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _at(document: Any, path: str) -> Any:
+    """The member at a dotted path; None where it is missing."""
+    for name in path.split("."):
+        if not isinstance(document, dict):
+            return None
+        document = document.get(name)
+    return document
+
+
+def _as_cursor(value: Any, path: str) -> str | None:
+    if value is None or value == "" or value is False:
+        return None
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(f"what is at {path!r} is neither a text nor a whole number: {json.dumps(value)[:_SHOWN]}")
+
+
+def _text(item: Any) -> bytes:
+    text = json.dumps(item, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which JSON can have and UTF-8 cannot.
+        return json.dumps(item, separators=(",", ":")).encode()

@@ -1,0 +1,72 @@
+"""The `nats` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated
+
+from millstream.nats.settings import NatsServer, checked_filter, filters_of, overlaps, server_notes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.values import ShapeProblem, Text
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+class NatsSource(NatsServer):
+    """Receives the messages of subjects of NATS, which keeps none of them."""
+
+    noun = "a nats source"
+
+    subject: Annotated[Text, After(checked_filter)]
+    """The subject, or a pattern such as `orders.*`; several with commas between them. Without `queue` each is received
+    by one lane."""
+    queue: Text | None = None
+    """Name of a queue group: the server gives each message to one of its members, and every lane is one. Default: none,
+    so each lane has subjects of its own."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Each message once."""
+        yield from super().relation_problems()
+        yield from overlaps(self.subjects, ("subject",))
+
+    @property
+    def subjects(self) -> Sequence[str]:
+        """Patterns of the subjects."""
+        return filters_of(self.subject)
+
+
+class _Nats(SourceConnector[NatsSource]):
+    model = NatsSource
+    meaning = "Messages of subjects of NATS, without JetStream."
+    promise = Guarantee(
+        GuaranteeId.AT_MOST_ONCE,
+        "at most once: NATS keeps no messages, so what is sent while there is no connection is lost, and what a killed "
+        "process had not committed. `jetstream` is exactly once",
+    )
+    strangers = True
+    encoded = True
+
+    def bounded(self, settings: NatsSource) -> bool | None:
+        return False
+
+    def notes(self, settings: NatsSource, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    async def online_findings(self, settings: NatsSource, place: Place) -> Sequence[Finding]:
+        from millstream_reader.sources.nats.stream import look
+
+        await look(settings, place.base_dir)
+        return ()
+
+    def open(self, settings: NatsSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.nats.stream import open_nats_source
+
+        return open_nats_source(settings, owner)
+
+
+NATS = _Nats()

@@ -1,0 +1,245 @@
+"""A lane to which a server sends by itself, and which cannot ask for a message a second time, unless it has a name.
+
+    server ─► stream ─► Inbox ─ read ─► batch, with the place of its last message
+                 └── connected again, behind the last message that arrived
+
+Where messages have places (`replayable`), the lane's mark holds one, and another process continues after it. Where they
+have none, a message counts at most once: what a process that dies has received and not committed is lost, as is what
+the server sends while there is no connection. No account counts it, because a record is an input when it is committed.
+
+Above it: a source lane. Below it: the stream of one kind of server. Neither knows the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from millstream.background import open_tasks
+from millstream.errors import MillstreamError, RetryLaterError
+from millstream.frame import build_frame
+from millstream.limits import RECORD_BYTES_MAX
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.sources.inbox import Bounds, Inbox
+from millstream_reader.sources.messages import size_of, too_large
+from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
+from millstream_reader.sources.reaching import Reaching
+
+MESSAGES_MAX = 10_000
+"""Messages that wait to be read, at most."""
+_TRY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message that the server has sent."""
+
+    value: bytes | None
+    """None: it is nothing for the pipeline, and the stream is further than before."""
+    time_us: int
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    place: str = ""
+    """Where the stream is behind it, in the server's own words. Empty: it has none."""
+    whole_size: int = 0
+    """Of a value that is too large, so that only its beginning is here: the bytes that it has."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that a record of it has, about."""
+        return size_of(self.value or b"", self.headers)
+
+
+class Arrivals(Inbox[Received]):
+    """What has arrived, and how far the stream is."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(Bounds(MESSAGES_MAX))
+        self.place = place
+        """Behind what has arrived."""
+        self.ended = False
+        """Nothing will follow, ever."""
+
+    def put(self, message: Received) -> None:
+        self.place = message.place
+        super().put(message)
+
+    def end(self) -> None:
+        """Nothing will follow, ever."""
+        self.ended = True
+        self._arrived.set()
+
+
+class Stream(Protocol):
+    """The way to one server. Errors are ours: `RetryLaterError` where it helps to try again."""
+
+    @property
+    def replayable(self) -> bool:
+        """Whether messages have places from which the server sends again."""
+
+    @property
+    def pause_s(self) -> float:
+        """How long the server wants to be left alone before the next connection."""
+
+    async def connect(self, place: str) -> None:
+        """Connect, so as to receive what follows `place` (empty: as the settings say). A connection before it is
+        closed."""
+
+    async def receive(self, inbox: Arrivals) -> None:
+        """Put what comes into `inbox`, while it has room. Returns when the server says that nothing will follow, ever;
+        raises when the connection is lost."""
+
+    async def close(self) -> None:
+        """Called in any state, and again."""
+
+
+class ReceivingLane:
+    """One lane. See `SourceLane`."""
+
+    def __init__(self, kind: str, named: str, owner: SourceOwner, stream: Stream, *, idle: bool) -> None:
+        self._kind = kind
+        self._named = named
+        self._owner = owner
+        self._stream = stream
+        self._idle = idle
+        self._given = 0
+        """Messages that the lane was given over its life."""
+        self._place = ""
+        """Behind what was given."""
+        self._inbox = Arrivals("")
+        self._reaching = Reaching(owner.clock, _log)
+        self._draining = False
+        self._receiving: asyncio.Task[None] | None = None
+
+    @property
+    def replayable(self) -> bool:
+        return self._stream.replayable
+
+    async def open(self, timeout_s: float) -> None:
+        """Errors: those of `SourceConnector.open`."""
+        owner = self._owner
+        body = unpack_position(owner.position, self._kind, owner.partitions, owner.lane)
+        if body is not None:
+            given, place = body.get("given"), body.get("place")
+            if not isinstance(given, int) or not isinstance(place, str):
+                raise unreadable_position(f"lane {owner.lane}", owner.position, f"a {self._kind} source")
+            self._given, self._place = given, place
+        self._inbox.place = self._place
+        if not self._idle:
+            await self._reaching.first(lambda: self._stream.connect(self._place), timeout_s)
+
+    async def close(self) -> None:
+        await self._stream.close()
+
+    def begin(self, tasks: asyncio.TaskGroup) -> None:
+        """Receive, beside the reads."""
+        if not self._idle:
+            self._receiving = tasks.create_task(self._receive(), name=f"receive {self._owner.lane}")
+
+    def stop(self) -> None:
+        """Receive nothing more."""
+        if self._receiving is not None:
+            self._receiving.cancel()
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        inbox = self._inbox
+        if self._idle:
+            await asyncio.sleep(timeout_s)
+        elif not self._draining and not inbox.ended:
+            await inbox.arrival(timeout_s)
+        taken = inbox.take(records_max, bytes_max)
+        if taken:
+            self._reaching.worked()
+            self._given += len(taken)
+            self._place = taken[-1].place
+        elif inbox.lost is not None:
+            raise inbox.lost
+        return self._batch(taken)
+
+    async def committed(self, position: bytes) -> None:
+        """The server keeps nothing for this reader."""
+
+    def pending(self) -> int | None:
+        return self._inbox.waiting
+
+    async def drain(self) -> None:
+        # What has arrived is read: without a place it would be lost.
+        self._draining = True
+        self.stop()
+        if self._receiving is not None:
+            await asyncio.wait((self._receiving,))
+        await self._stream.close()
+
+    async def _receive(self) -> None:
+        """Until the stream has ended, or fails in a way that does not pass."""
+        inbox = self._inbox
+        try:
+            while True:
+                try:
+                    await self._stream.receive(inbox)
+                    break
+                except RetryLaterError as error:
+                    await self._connect_again(error)
+        except MillstreamError as error:
+            inbox.lose(error)
+        else:
+            inbox.end()
+
+    async def _connect_again(self, error: RetryLaterError) -> None:
+        """Until it works. Raises what does not pass."""
+        while True:
+            self._reaching.failed(error)
+            if self._stream.pause_s:
+                self._reaching.rest(self._stream.pause_s)
+            while not await self._reaching.may_try(_TRY_S):
+                pass
+            try:
+                await self._stream.connect(self._inbox.place)
+            except RetryLaterError as again:
+                error = again
+            else:
+                return
+
+    def _batch(self, taken: Sequence[Received]) -> SourceBatch:
+        owner = self._owner
+        position = pack_position(self._kind, owner.partitions, {"given": self._given, "place": self._place})
+        ended = self._inbox.ended and not self._inbox.waiting
+        invalid = tuple(self._too_large(one) for one in taken if one.whole_size or one.size > RECORD_BYTES_MAX)
+        good = [one for one in taken if one.value is not None and not one.whole_size and one.size <= RECORD_BYTES_MAX]
+        if not good:
+            return SourceBatch(None, position, ended, invalid)
+        frame = build_frame(
+            [one.value or b"" for one in good],
+            array("q", [one.time_us for one in good]),
+            ingest_time_us=owner.clock.now_us(),
+            headers=[one.headers for one in good],
+        )
+        return SourceBatch(frame, position, ended, invalid)
+
+    def _too_large(self, one: Received) -> InvalidRecord:
+        place = f"{self._named}{f', {one.place}' if one.place else ''}"
+        return too_large(one.value or b"", one.whole_size or one.size, place)
+
+
+@asynccontextmanager
+async def open_receiving(
+    kind: str, named: str, owner: SourceOwner, stream: Stream, *, timeout_s: float, idle: bool = False
+) -> AsyncIterator[SourceLane]:
+    """The lane at `owner.position`. `named`: the stream, for messages. `idle`: another lane reads it."""
+    lane = ReceivingLane(kind, named, owner, stream, idle=idle)
+    async with AsyncExitStack() as life:
+        life.push_async_callback(lane.close)
+        await lane.open(timeout_s)
+        tasks = await life.enter_async_context(open_tasks())
+        lane.begin(tasks)
+        try:
+            yield lane
+        finally:
+            lane.stop()

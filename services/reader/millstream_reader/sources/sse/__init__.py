@@ -1,0 +1,1 @@
+"""Events of a server that sends them over HTTP."""

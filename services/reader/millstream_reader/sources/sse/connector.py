@@ -1,0 +1,85 @@
+"""The `sse` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated
+
+from millstream import codes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.references import TextOrReference
+from millstream.spec.rules import After
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field
+from millstream.web.settings import HTTP, WebServer, server_notes, url_check
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+_ONCE = "at most once: what is sent while there is no connection is lost, and what a killed process had not committed"
+
+
+class SseSource(WebServer):
+    """Receives the events of an event stream (Server-Sent Events)."""
+
+    noun = "an sse source"
+
+    url: Annotated[TextOrReference, After(url_check(HTTP))]
+    """The event stream, or where its URL stands: `{env: NAME}` or `{file: PATH}`."""
+    replay: Flag = True
+    """Whether the server gives each event an id, and continues behind the one that `Last-Event-ID` names. `false`: for
+    a server that does not; an event then counts at most once."""
+    last_event_id: Text | None = field(default=None, alias="lastEventId")
+    """The id behind which the first run starts. Default: where the server starts without one. Later runs continue after
+    the event of the last commit."""
+    events: tuple[Text, ...] = ()
+    """Types of events that are read; events without a type have the type `message`. Default: all."""
+    idle_timeout_s: PositiveDuration = field(default=300.0, alias="idleTimeout")
+    """A connection that brings nothing for so long, not even a comment, is replaced by another. Duration, default
+    5m."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """An id is for servers that know it."""
+        yield from super().relation_problems()
+        if self.last_event_id is not None and not self.replay:
+            what = "`lastEventId` has no effect with `replay: false`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("lastEventId",), what, "one of them")
+
+
+class _Sse(SourceConnector[SseSource]):
+    model = SseSource
+    meaning = "Events that a server sends over HTTP (Server-Sent Events)."
+    promise = Guarantee(
+        GuaranteeId.POSITION,
+        "exactly once if the server replays the events behind `Last-Event-ID`; at most once with `replay: false`",
+    )
+    ends = "when the server answers 204"
+    strangers = True
+
+    def guarantee(self, settings: SseSource) -> Guarantee:
+        if not settings.replay:
+            return Guarantee(GuaranteeId.AT_MOST_ONCE, _ONCE)
+        what = (
+            "exactly once if the server replays the events behind the id in `Last-Event-ID`, which is in the lane's "
+            "last commit"
+        )
+        return Guarantee(GuaranteeId.POSITION, what)
+
+    def notes(self, settings: SseSource, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    async def online_findings(self, settings: SseSource, place: Place) -> Sequence[Finding]:
+        from millstream_reader.sources.sse.stream import look
+
+        await look(settings, place.base_dir)
+        return ()
+
+    def open(self, settings: SseSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.sse.stream import open_sse_source
+
+        return open_sse_source(settings, owner)
+
+
+SSE = _Sse()

@@ -1,0 +1,67 @@
+"""The `websocket` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated
+
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.references import TextOrReference
+from millstream.spec.rules import After
+from millstream.spec.values import PositiveDuration, Text, field
+from millstream.web.settings import WEBSOCKET as SCHEMES
+from millstream.web.settings import WebServer, server_notes, url_check
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+class WebSocketSource(WebServer):
+    """Receives the messages of a WebSocket."""
+
+    noun = "a websocket source"
+
+    url: Annotated[TextOrReference, After(url_check(SCHEMES))]
+    """Address of the server, `ws://…` or `wss://…`, or where it stands: `{env: NAME}` or `{file: PATH}`."""
+    subscribe: tuple[TextOrReference, ...] = ()
+    """Texts that are sent after each connection, in this order, such as `{"subscribe": "trades"}`; one with a secret as
+    `{env: NAME}` or `{file: PATH}`."""
+    protocols: tuple[Text, ...] = ()
+    """Subprotocols that are offered to the server, the preferred one first."""
+    ping_interval_s: PositiveDuration = field(default=20.0, alias="pingInterval")
+    """A connection that is silent for so long is pinged, and replaced by another if it stays silent for as long again.
+    Duration, default 20s."""
+
+
+class _WebSocket(SourceConnector[WebSocketSource]):
+    model = WebSocketSource
+    meaning = "Messages that a server sends over a WebSocket."
+    promise = Guarantee(
+        GuaranteeId.AT_MOST_ONCE,
+        "at most once: what is sent while there is no connection is lost, and what a killed process had not committed",
+    )
+    strangers = True
+    encoded = True
+
+    def bounded(self, settings: WebSocketSource) -> bool | None:
+        return False
+
+    def notes(self, settings: WebSocketSource, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    async def online_findings(self, settings: WebSocketSource, place: Place) -> Sequence[Finding]:
+        from millstream_reader.sources.websocket.stream import look
+
+        await look(settings, place.base_dir)
+        return ()
+
+    def open(self, settings: WebSocketSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.websocket.stream import open_websocket_source
+
+        return open_websocket_source(settings, owner)
+
+
+WEBSOCKET = _WebSocket()

@@ -1,0 +1,54 @@
+"""The `nats` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated
+
+from millstream.nats.settings import NatsServer, checked_subject, server_notes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.values import Text
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class NatsSink(NatsServer):
+    """Publishes records to a subject of NATS, which keeps none of them."""
+
+    noun = "a nats sink"
+
+    subject: Annotated[Text, After(checked_subject)]
+    """The subject."""
+
+
+class _Nats(SinkConnector[NatsSink]):
+    model = NatsSink
+    meaning = "To a subject of NATS, without JetStream."
+    promise = Guarantee(
+        GuaranteeId.NO_PROMISE,
+        "none: each record is handed to the server, more than once after a failure, and the server hands it to the "
+        "subscribers that are connected and fast enough. `jetstream` keeps records",
+    )
+    whole = True
+
+    def notes(self, settings: NatsSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    async def online_findings(self, settings: NatsSink, place: Place) -> Sequence[Finding]:
+        from millstream_writer.sinks.nats.lane import look
+
+        await look(settings, place.base_dir)
+        return ()
+
+    def open(self, settings: NatsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_writer.sinks.nats.lane import open_nats_sink
+
+        return open_nats_sink(settings, owner)
+
+
+NATS = _Nats()
