@@ -444,6 +444,30 @@ async def test_a_reader_to_which_nothing_comes_waits_with_one_pull(
     assert owner.ledger.statistics().read_restarts == 0
 
 
+async def test_a_reader_that_hears_nothing_begins_again(
+    harness: JetStreamHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The server's first sign of life comes after a second.
+    monkeypatch.setattr(pull, "_SILENCE_MAX_S", 0.2)
+    owner = await owner_of(harness)
+    async with owner.ledger.read(A, 0) as frames, asyncio.TaskGroup() as tasks, asyncio.timeout(WAIT_S):
+        assert isinstance(frames, PullReader)
+        first = tasks.create_task(anext(frames))
+        while not owner.ledger.statistics().read_restarts:
+            await harness.broker.existing_ledger("v")
+        monkeypatch.undo()
+        await owner.commit((A, b"a1"))
+        assert (await first).data == b"a1"
+        restarts = owner.ledger.statistics().read_restarts
+        second_one = tasks.create_task(anext(frames))
+        for _ in range(20):
+            await harness.broker.existing_ledger("v")
+        # A reader that waits for less than that does not.
+        await owner.commit((A, b"a2"))
+        assert (await second_one).data == b"a2"
+        assert owner.ledger.statistics().read_restarts == restarts
+
+
 @pytest.mark.guarantee("I10")
 async def test_a_reader_of_a_stream_that_was_made_anew_says_so(harness: JetStreamHarness) -> None:
     owner = await owner_of(harness)
