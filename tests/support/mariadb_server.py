@@ -80,7 +80,7 @@ class MariaServer:
             (share / name).read_text() + "\n"
             for name in ("mysql_system_tables.sql", "mysql_performance_tables.sql", "mysql_system_tables_data.sql")
         )
-        statements = f"CREATE DATABASE IF NOT EXISTS mysql; USE mysql;\n{tables}\nFLUSH PRIVILEGES;\n{_INIT}"
+        statements = f"CREATE DATABASE IF NOT EXISTS mysql;\nUSE mysql;\n{tables}\nFLUSH PRIVILEGES;\n{_INIT}"
         (self.directory / "data").mkdir()
         if os.geteuid() == 0:
             nobody = pwd.getpwnam(_NOBODY)
@@ -90,7 +90,7 @@ class MariaServer:
             self._command(*options), input=statements.encode(), capture_output=True, check=False, cwd=self.directory
         )
         assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
-        make_certificate(self.directory, "server")
+        make_certificate(self.directory)
         for name in ("server.pem", "server.key"):
             (self.directory / name).chmod(0o644)
 
