@@ -169,9 +169,9 @@ async def test_rows_that_cannot_be_told_apart_stop_the_lane(
 async def test_a_row_that_is_too_large_is_set_aside_with_its_place(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from millstream_reader.sources.postgres import lane as lane_module
+    from millstream_reader.sources import rows as rows_module
 
-    for module in (query_module, lane_module):
+    for module in (query_module, rows_module):
         monkeypatch.setattr(module, "RECORD_BYTES_MAX", 2_000)
     await database.execute("UPDATE numbers SET text = repeat('x', 3000) WHERE n = 50")
     async with open_lane(spec(database, stopAtEnd=True)) as lane:

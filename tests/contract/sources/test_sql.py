@@ -15,6 +15,7 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.spec.models import Source
 from millstream_reader.source import SourceBatch
+from millstream_reader.sources import rows as rows_module
 from millstream_reader.sources.sql import query as query_module
 from millstream_reader.sources.sql.connector import SqlSplit
 from millstream_runner.cli.main import main
@@ -160,6 +161,16 @@ async def test_what_does_not_fit_stops_the_lane(
     with raises(code, what):
         async with open_lane(spec(file, **settings)) as lane:
             await read_to_end(lane)
+
+
+async def test_a_row_that_is_too_large_is_set_aside_with_its_place(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (query_module, rows_module):
+        monkeypatch.setattr(module, "RECORD_BYTES_MAX", 2_000)
+    execute(file, f"UPDATE numbers SET text = '{'x' * 3000}' WHERE n = 50")
+    async with open_lane(spec(file)) as lane:
+        records, (invalid,), _ = await read_to_end(lane)
+    assert len(records) == 99
+    assert invalid.place == "the row with the cursor (50)"
 
 
 async def test_a_cursor_of_other_columns_stops_the_lane(file: Path) -> None:
