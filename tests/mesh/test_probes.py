@@ -63,7 +63,7 @@ async def test_ready_means_that_lanes_are_open_and_broker_and_program_are_there(
     async with open_pipeline(path, tmp_path / "run") as run, asyncio.TaskGroup() as group:
         stopping = asyncio.Event()
         serving = group.create_task(serve(run, port, stopping))
-        await until(port, 503, "starting: the broker and the programs", serving)
+        await until(port, 503, "starting: the broker or a program", serving)
         assert await probe(port, "/livez") == (200, "ok\n")
         (tmp_path / "go").touch()
         await until(port, 200, "ok", serving)
@@ -88,7 +88,7 @@ async def serve(run: PipelineRun, port: int, stopping: asyncio.Event) -> None:
         working = group.create_task(worker.run())
         await stopping.wait()
         worker.stop()
-        await until(port, 503, "stopping: what is in flight is being finished", working)
+        await until(port, 503, "stopping: records in flight are being finished", working)
         assert await working == 0
 
 

@@ -239,7 +239,7 @@ async def test_a_healthy_run_logs_where_its_lanes_begin_resume_and_end(files: Pi
     assert messages[0] == "starting vertex map of pipeline p"
     assert any("begins (epoch 1)" in message for message in messages)
     assert any("stopped: " in message for message in messages)
-    assert any("resumes behind " in message and "up to sequence " in message for message in messages)
+    assert any("resumes after " in message and "up to sequence " in message for message in messages)
     assert f"ended: {RECORDS:,} records read: {RECORDS:,} processed" in messages[-1]
     assert (told[-1]["lane"], told[-1]["level"], told[-1]["process"]) == ("in-map.0", "info", "map-0")
     assert await lines("map", "--tail", "1") == told[-1:]

@@ -252,7 +252,7 @@ async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path
                 # Where the broker cannot stage a commit it refuses it; where it cannot write one it stores nothing
                 # more, and may not answer.
                 return "records that cannot be stored wait" in run.err() and bool(
-                    re.search(r"commit put off|the broker failed to write|broker has not answered", run.err())
+                    re.search(r"commit delayed|the broker failed to write|broker has not answered", run.err())
                 )
 
             await run.until(keep_full)

@@ -253,8 +253,8 @@ async def test_all_that_a_stopped_vertex_has_written_is_published(files: Pipelin
 @pytest.mark.parametrize(
     ("replicas", "said"),
     [
-        (["map"], "--replicas: 'map' is not a replica; they are called <vertex>-<number>, as map-0"),
-        (["in-0", "in-0"], "--replicas: one is named twice: in-0 in-0"),
+        (["map"], "--replicas: 'map' is not the name of a replica; names are <vertex>-<number>, such as map-0"),
+        (["in-0", "in-0"], "--replicas: a replica is named twice: in-0 in-0"),
         (["map-2"], "there is no replica 2"),
         (["nope-0"], "pipeline p has no vertex nope; it has in, map, out"),
     ],

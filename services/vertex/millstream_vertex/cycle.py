@@ -40,7 +40,7 @@ async def wait_until_empty(cycle: Cycle, ledgers: Mapping[str, Ledger], interval
         try:
             now = await _look(cycle, ledgers)
         except RetryLaterError as error:
-            _log.warning("the cycle cannot be looked at now: %s", error)
+            _log.warning("cannot check the cycle now: %s", error)
             now = None
         if now is not None and now == before:
             return

@@ -21,12 +21,12 @@ def log_opened(lane: LaneId, mark: mark_pb2.Mark) -> None:
     fields: dict[str, object] = {"lane": lane.key, "epoch": mark.epoch, "inputs": inputs}
     places = [done for done in consumed(lane, mark) if done.position.sequence]
     if mark.ended:
-        log.info("lane %s had ended: %s records were read", lane, f"{inputs:,}", extra=fields)
+        log.info("lane %s ended in an earlier run: it has read %s records", lane, f"{inputs:,}", extra=fields)
     elif inputs or places or mark.position:
         where = "".join(f", {done.buffer.key} up to sequence {done.position.sequence}" for done in places)
         if places:
             fields["sequence"] = max(done.position.sequence for done in places)
-        log.info("lane %s resumes behind %s records%s (epoch %d)", lane, f"{inputs:,}", where, mark.epoch, extra=fields)
+        log.info("lane %s resumes after %s records%s (epoch %d)", lane, f"{inputs:,}", where, mark.epoch, extra=fields)
     else:
         log.info("lane %s begins (epoch %d)", lane, mark.epoch, extra=fields)
 

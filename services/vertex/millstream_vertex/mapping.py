@@ -262,15 +262,15 @@ class Mapper:
         waiting = attempted.asked.setdefault(index, Waiting())
         if waiting.again(outcome.delay_us / 1e6):
             _log.warning(
-                "%s: the function has asked %d times by Retry to see %s again, and holds the lane: %s",
+                "%s: the function has returned Retry %d times for %s, which holds up the lane: %s",
                 self._where,
                 waiting.times,
                 self._naming.of(attempted.frame, index, attempted.origin),
-                outcome.reason or "it gives no reason",
+                outcome.reason or "no reason given",
             )
         if self._policy.on_failure is OnFailure.RETRY or waiting.times <= self._policy.asked_max:
             return True
-        reason = f"asked by Retry to see it again {waiting.times} times" + (
+        reason = f"the function returned Retry {waiting.times} times" + (
             f": {outcome.reason}" if outcome.reason else ""
         )
         self._give_up(index, replace(outcome, reason=reason), attempted, attempted.attempts(index))
@@ -279,17 +279,17 @@ class Mapper:
     def _give_up(self, index: int, outcome: Outcome, attempted: _Attempted, attempts: int) -> None:
         if self._policy.on_failure is OnFailure.DROP:
             attempted.dropped[index] = MISFIT if _is_misfit(outcome) else "function failed"
-            self._warn(index, outcome, attempted, "it is dropped")
+            self._warn(index, outcome, attempted, "is dropped")
         elif self._has_dead_letter and self._policy.on_failure is not OnFailure.STOP:
             attempted.dead[index] = outcome
-            self._warn(index, outcome, attempted, "it goes to the dead-letter edge")
+            self._warn(index, outcome, attempted, "goes to the dead-letter edge")
         else:
             named = self._naming.of(attempted.frame, index, attempted.origin)
             if _is_misfit(outcome):
                 raise UdfError(
                     codes.RECORD_MISFIT,
                     f"{self._where}: {named} does not fit the function: {outcome.reason}\n"
-                    "Correct what makes such records, or the type that the function takes, and start again (nothing "
+                    "Fix the source of such records, or the type that the function takes, and start again (nothing "
                     "was lost), or set udf.retryStrategy.onFailure.",
                 )
             lines = [
@@ -312,7 +312,7 @@ class Mapper:
         named = self._naming.of(attempted.frame, index, attempted.origin)
         failed = "does not fit the function" if misfit else "made the function fail"
         lines = [
-            f"{self._where}: {named} {failed}, and {fate}: {outcome.reason}",
+            f"{self._where}: {named} {failed}, so it {fate}: {outcome.reason}",
             *places(outcome.detail),
             "Others like it are counted and not logged.",
         ]
@@ -349,7 +349,7 @@ class Mapper:
             largest = max((row.size for row in rows), default=0)
             if largest > RECORD_BYTES_MAX:
                 del attempted.rows[index]
-                reason = f"the function returned a record of {largest} bytes; at most {RECORD_BYTES_MAX} can be sent"
+                reason = f"the function returned a record of {largest} bytes; the limit is {RECORD_BYTES_MAX}"
                 self._give_up(index, Outcome(index, Result.ERROR, reason), attempted, attempted.attempts(index) + 1)
 
     def _refuse_future(self, pending: Sequence[int], attempted: _Attempted) -> None:

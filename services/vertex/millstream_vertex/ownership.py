@@ -56,7 +56,7 @@ class Ownership:
             try:
                 stored = await ledger.mark(lane)
             except (RetryLaterError, DamageError) as error:
-                _log.warning("it is not known whether lane %s has another owner: %s", lane, error)
+                _log.warning("cannot check whether lane %s has another owner: %s", lane, error)
                 continue
             if stored is not None and stored.mark.epoch > epoch:
                 raise fenced(lane, stored.mark.epoch, epoch, stored.mark.owner)
@@ -72,7 +72,8 @@ class Ownership:
             return
         raise DamageError(
             codes.LEDGER_CUT,
-            f"{refusal}. But the ledger of vertex {lane.vertex} knows no newer owner: it lost its end or was set back. "
-            "Restore it, or start the pipeline over; or, where that owner has left files of a file sink, move them all "
-            "away together with .millstream: then what lies behind the mark is written as it is now",
+            f"{refusal}. But the ledger of vertex {lane.vertex} has no newer owner: it lost its latest data or was "
+            "rolled back. Restore it, or start the pipeline over. If that owner has left files of a file sink, you "
+            "can instead move them all away together with .millstream: the records after the mark are then written "
+            "as they are now",
         ) from refusal

@@ -29,8 +29,8 @@ def check_not_older(lane: LaneId, stored: StoredMark | None, entry: ot_pb2.OtEnt
     state = "is gone" if stored is None else f"is back at epoch {stored.mark.epoch}"
     raise DamageError(
         codes.LEDGER_CUT,
-        f"the mark of lane {lane} in the ledger of vertex {lane.vertex} {state}, and the lane had published more: "
-        f"{'; '.join(lacking)}. The ledger has lost its end, was set back, or its mark is damaged. {REPAIR}",
+        f"the mark of lane {lane} in the ledger of vertex {lane.vertex} {state}, but the lane had published more: "
+        f"{'; '.join(lacking)}. The ledger lost its latest data or was rolled back, or its mark is damaged. {REPAIR}",
     )
 
 
@@ -59,7 +59,7 @@ def _lacking(lane: LaneId, mark: mark_pb2.Mark, entry: ot_pb2.OtEntry) -> Iterat
         sequence, records = (done.position.sequence, done.records) if done is not None else (0, 0)
         if state.sequence > sequence or state.records > records:
             yield (
-                f"{state.records:,} records of {state.edge}.{state.partition} were done, up to sequence "
+                f"{state.records:,} records of {state.edge}.{state.partition} were processed, up to sequence "
                 f"{state.sequence} (the mark has {records:,}, up to {sequence})"
             )
     written = {(total.edge, total.partition): total.records for total in mark.written}

@@ -106,7 +106,7 @@ class Replay:
                     raise UserError(
                         codes.NOT_REPLAYED,
                         f"vertex {vertex} has ended and its windows are closed, so nothing can be replayed to it or "
-                        "through it; nothing was changed. Give the records to a new run as input of their own",
+                        "through it. Nothing was changed. Process the records in a new run, as its input",
                     )
                 if lane.input in read:
                     ended.append(lane)
@@ -142,9 +142,9 @@ class Replay:
                 names = ", ".join(sorted({str(item.buffer) for item in part}))
                 raise InfrastructureError(
                     codes.BUFFERS_TAKE_NOTHING,
-                    f"the buffers {names} take nothing: they are full, or "
-                    f"the broker does not answer. {done.records} records were put back; run the pipeline, then replay "
-                    "again: those are left out",
+                    f"the buffers {names} accept no records: they are full, or the broker does not answer. "
+                    f"{done.records} records were put back. Run the pipeline, then replay again; these records are "
+                    "left out then",
                 ) from None
             done.records += len(part)
         # Also when nothing was new: the replay before may have been broken off between its commit and this.
@@ -173,7 +173,7 @@ class Replay:
         """Owns the lane as a vertex process would: its former owner is fenced."""
         ledger = await self._ledger(lane.vertex)
         if ledger is None:
-            raise UserError(codes.NOT_REPLAYED, f"vertex {lane.vertex} has stored nothing yet: run the pipeline first")
+            raise UserError(codes.NOT_REPLAYED, f"vertex {lane.vertex} has stored nothing yet. Run the pipeline first")
         taken_over = await ledger.take_over(lane, "millstream deadletters replay")
         # An edge may discard what does not fit; a record that is put back is not to be lost by it.
         routes = [

@@ -183,14 +183,14 @@ class SourceVertexLane:
             # A lane that has ended does not wait for the sake of a warning.
             return
         except MillstreamError as error:
-            more = f"what it has now cannot be read: {error}"
+            more = f"its new input cannot be read: {error}"
         else:
-            more = "it has more now" if batch.frame is not None or batch.invalid else ""
+            more = "it has new input" if batch.frame is not None or batch.invalid else ""
         if more:
             _log.warning(
-                "%s: the source ended in an earlier run, and nothing of it is read any more (%s). A source of another "
-                "name begins at its beginning; --fresh starts the pipeline over; a file source with `follow` does not "
-                "end",
+                "%s: the source ended in an earlier run and is no longer read (%s). To read more, give the source "
+                "another name, which begins at its start; start the pipeline over with --fresh; or use a file "
+                "source with `follow`, which does not end",
                 self._where,
                 more,
             )
@@ -291,7 +291,7 @@ class SourceVertexLane:
             raise UserError(
                 codes.RECORD_INVALID,
                 f"{self.core.lane}: {self._named(invalid[0], batch)}\n"
-                "Put the input right and start again (nothing was lost), or set the source's onInvalid to drop or "
+                "Fix the input and start again (nothing was lost), or set the source's onInvalid to drop or "
                 "deadLetter.",
             )
 
@@ -308,7 +308,7 @@ class SourceVertexLane:
     def _named(self, item: InvalidRecord, batch: SourceBatch) -> str:
         """What cannot be read, where, and why as far as that may be shown."""
         if not self._naming.values:
-            place = item.place or f"what was read before source position {_position_text(batch.position)}"
+            place = item.place or f"a record read before source position {_position_text(batch.position)}"
             return f"{place} cannot be read (the reason shows values, and `logging.values` is false)"
         if item.place:
             return item.reason

@@ -93,8 +93,8 @@ class LeftOut:
         if self._left or self._behind.digest != self._ahead.digest:
             raise DamageError(
                 codes.SOURCE_DIFFERS,
-                f"{self._lane}: the first {self._ahead.records} records behind the source's position are committed, "
-                "and now the source gives others there",
+                f"{self._lane}: the first {self._ahead.records} records after the source's position are committed, "
+                "but the source now returns others there",
             )
         rest = frame.slice(taken, frame.records) if frame is not None and taken < frame.records else None
         return replace(batch, frame=rest, invalid=self._invalid, made_up=batch.made_up[taken:])

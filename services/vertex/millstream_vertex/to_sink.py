@@ -93,9 +93,9 @@ async def recover(committer: Committer, kept: WholeLane, where: str) -> None:
     elif reached != Position(mark.delivered):
         raise DamageError(
             codes.SINK_AHEAD,
-            f"{where}: the target is at delivery {reached.sequence} ({reached.record_index} records behind it), and "
-            f"the lane has made {mark.delivered}: what the pipeline keeps is older than the target. Nothing was "
-            "written now. Put back the data directory that was there, or start over with another target",
+            f"{where}: the target is at delivery {reached.sequence} ({reached.record_index} records after it), but "
+            f"the lane has made {mark.delivered}: the pipeline's data is older than the target. Nothing was written "
+            "now. Restore the data directory that belongs to the target, or start over with another target",
         )
 
 

@@ -86,7 +86,7 @@ class Trimmer:
             await self._trim(wanted)
         except RetryLaterError as error:
             # Nothing depends on it at once: the lanes go on.
-            _log.warning("what is consumed cannot be removed now: %s", error)
+            _log.warning("consumed frames cannot be removed now: %s", error)
             return False
         self._trimmed.update(wanted)
         return True

@@ -64,7 +64,7 @@ def _note(config: WorkerConfig, file: Path) -> None:
     digest = spec_digest(file.read_text(encoding="utf-8"))
     audit = named_file()
     for replica, access in config.access.items():
-        log.info("%s of pipeline %s (spec %s) is started by user %d", replica, pipeline, digest, os.getuid())
+        log.info("starting %s of pipeline %s (spec %s) as user %d", replica, pipeline, digest, os.getuid())
         if audit is not None:
             of_it = {"pipeline": pipeline, "spec": digest, "replica": replica.name}
             write_entry(audit, "vertex", **of_it, broker=access.place, access=access.identity)
@@ -102,11 +102,11 @@ def _replicas(options: argparse.Namespace, pipeline: Resolved) -> Sequence[Repli
         if not number.isdecimal():
             raise UserError(
                 codes.NOT_IN_PIPELINE,
-                f"--replicas: {name!r} is not a replica; they are called <vertex>-<number>, as map-0",
+                f"--replicas: {name!r} is not the name of a replica; names are <vertex>-<number>, such as map-0",
             )
         found.append(_known(pipeline, ReplicaId(vertex, int(number)), "--replicas", "--replicas"))
     if len(set(found)) < len(found):
-        raise UserError(codes.OPTION_VALUE, f"--replicas: one is named twice: {' '.join(options.replicas)}")
+        raise UserError(codes.OPTION_VALUE, f"--replicas: a replica is named twice: {' '.join(options.replicas)}")
     return found
 
 
@@ -129,8 +129,8 @@ def _known(pipeline: Resolved, replica: ReplicaId, of_vertex: str, of_number: st
     if head != vertex.name:
         raise UserError(
             codes.NOT_IN_PIPELINE,
-            f"{of_vertex}: vertex {vertex.name} of pipeline {name} follows {head} in a chain and has no replicas "
-            f"of its own; it runs in those of {head}",
+            f"{of_vertex}: vertex {vertex.name} of pipeline {name} follows {head} in a chain, so it has no replicas "
+            f"itself; it runs in the replicas of {head}",
         )
     if not 0 <= replica.number < vertex.replicas:
         raise UserError(
@@ -220,17 +220,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="millstream_worker", description=__doc__)
     parser.add_argument("--pipeline", type=Path, required=True, help="the resolved pipeline, as JSON")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--vertex", help="the one vertex to run a replica of; which one, says --replica")
+    what.add_argument("--vertex", help="the one vertex to run a replica of; --replica says which replica")
     what.add_argument(
-        "--replicas", nargs="+", metavar="NAME", help="replicas to run, of any vertices: <vertex>-<number>, as map-0"
+        "--replicas",
+        nargs="+",
+        metavar="NAME",
+        help="replicas to run, of any vertices: <vertex>-<number>, such as map-0",
     )
-    parser.add_argument("--replica", type=int, default=0, help="of --vertex (default: 0)")
+    parser.add_argument("--replica", type=int, default=0, help="number of the replica of --vertex (default: 0)")
     parser.add_argument("--broker", required=True, help="URL of the broker, without user or password")
     parser.add_argument(
         "--broker-access",
         type=Path,
-        help="file that says who connects to the broker, and which certificates count; or a directory with such a file "
-        "for each vertex, <vertex>.yaml",
+        help="file with the broker's user and certificates; or a directory with such a file for each vertex, "
+        "<vertex>.yaml",
     )
     parser.add_argument(
         "--durability",
@@ -244,10 +247,14 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics-port", type=int, default=0, help="port of /metrics, /livez and /readyz (default: 0, none)"
     )
     parser.add_argument(
-        "--metrics-host", default="127.0.0.1", help="address they listen on; 0.0.0.0 for all (default: 127.0.0.1)"
+        "--metrics-host",
+        default="127.0.0.1",
+        help="address of these endpoints; 0.0.0.0 for all interfaces (default: 127.0.0.1)",
     )
     parser.add_argument(
-        "--orders", action="store_true", help="read orders from standard input, a line each: `stop NAME` of a replica"
+        "--orders",
+        action="store_true",
+        help="read commands from standard input, one per line: `stop NAME` stops a replica",
     )
     parser.add_argument(
         "--on-change",
@@ -260,7 +267,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="VERTEX:PORT",
-        help="have the function of that vertex wait for a debugger at that port; replica n at the n-th after it",
+        help="let the function of that vertex wait for a debugger at that port; replica n uses the n-th port after it",
     )
     parser.add_argument(
         "--log-level", type=str.upper, choices=["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], default="INFO"

@@ -28,8 +28,8 @@ def report(error: BaseException) -> int:
         return first.exit_code
     if isinstance(first, ModuleNotFoundError) and first.name in _OF_EXTRAS:
         _log.error(
-            "this vertex needs %s, which is not installed here: `pip install 'millstream[%s]'`, or use an image that "
-            "has it",
+            "this vertex needs %s, which is not installed here: `pip install 'millstream[%s]'`, or use an image "
+            "that includes it",
             first.name,
             _OF_EXTRAS[first.name],
             extra={"code": codes.EXTRA_NEEDED.id},

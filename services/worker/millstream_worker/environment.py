@@ -144,7 +144,7 @@ class Outside:
             for role, sidecar in programs.statistics().items()
             if not sidecar.running
         ]
-        return f"the program of the {' and the '.join(down)} does not run" if down else None
+        return f"the program of the {' and the '.join(down)} is not running" if down else None
 
     def engine(self, address: str) -> AbstractAsyncContextManager[Engine]:
         from millstream_reduce.spark.settings import TOKEN_VARIABLE

@@ -162,8 +162,8 @@ def sidecar_spec(
     if program.container is not None:
         raise UserError(
             codes.FUNCTION_IN_CONTAINER,
-            f"vertex {vertex}: its {role} is a container image, and this process starts no containers; "
-            "start it beside this process and name its `address`, or use `command` or `python`",
+            f"vertex {vertex}: its {role} is a container image, but this process does not start containers. Start "
+            "it beside this process and set its `address`, or use `command` or `python`",
         )
     if program.python is not None:
         command = python_command(program.python)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from millstream_worker.environment import Environment
 
-_STARTING = "starting: the broker and the programs of the vertex are not all there yet"
+_STARTING = "starting: the broker or a program of the vertex is not ready yet"
 _OPENING = "starting: lanes are being opened"
-_STOPPING = "stopping: what is in flight is being finished"
+_STOPPING = "stopping: records in flight are being finished"
 
 
 class Readiness:

@@ -225,11 +225,13 @@ async def _run_until_stopped(process: VertexProcess, stopped: asyncio.Event) -> 
         await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
         ended = not stopped.is_set()
         if not running.done():
-            _log.info("stopping: finishing what is in flight")
+            _log.info("stopping: finishing the records in flight")
             process.stop()
             await asyncio.wait((running,), timeout=DRAIN_TIMEOUT_S)
             if not running.done():
-                _log.warning("not finished in %.0f s: the rest is processed at the next start", DRAIN_TIMEOUT_S)
+                _log.warning(
+                    "not finished in %.0f s: the remaining records are processed at the next start", DRAIN_TIMEOUT_S
+                )
                 running.cancel()
         watching.cancel()
     return ended

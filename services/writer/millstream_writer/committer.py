@@ -235,7 +235,7 @@ class Committer:
                 if leave_out:
                     continue
                 if pauses.none_yet:
-                    log.warning("commit put off: %s%s", error, self._hint(error), extra={"lane": str(self._lane)})
+                    log.warning("commit delayed: %s%s", error, self._hint(error), extra={"lane": str(self._lane)})
                 await pauses.wait()
                 continue
             break
@@ -281,7 +281,7 @@ class Committer:
                 receipt = await self._ledger.commit(commit)
             except RetryLaterError as error:
                 if pauses.none_yet:
-                    log.warning("commit put off: %s%s", error, self._hint(error), extra={"lane": str(self._lane)})
+                    log.warning("commit delayed: %s%s", error, self._hint(error), extra={"lane": str(self._lane)})
                 await pauses.wait()
                 continue
             self._landed(commit, receipt)
@@ -299,9 +299,8 @@ class Committer:
         if len(frames) > COMMIT_FRAMES_MAX:
             raise UserError(
                 codes.COMMIT_TOO_LARGE,
-                f"{self._lane}: what is to be committed together became {len(frames)} frames; "
-                f"{COMMIT_FRAMES_MAX} are the most. Let the function give fewer outputs for one input, "
-                "or send them to fewer edges and partitions",
+                f"{self._lane}: one commit would have {len(frames)} frames; the limit is {COMMIT_FRAMES_MAX}. Let "
+                "the function return fewer outputs for one input, or send them to fewer edges and partitions",
             )
         return frames
 
@@ -347,9 +346,9 @@ class Committer:
         if not edges or not isinstance(error, BufferFullError | StorageFullError):
             return ""
         return (
-            f". What was written to {', '.join(edges)} stays there until the windows it is in are committed "
-            "(`keepInput`): when this does not pass, give the reduce more room (`limits.bufferMaxBytes`, "
-            "`limits.bufferMaxLength`), or shorter windows"
+            f". Records on {', '.join(edges)} are kept until the windows that they are in are committed "
+            "(`keepInput`). If this does not pass, give the reduce a larger buffer (`limits.bufferMaxBytes`, "
+            "`limits.bufferMaxLength`) or shorter windows"
         )
 
     def _may_discard(self, frames: Sequence[tuple[BufferId, Frame]]) -> bool:

@@ -36,7 +36,7 @@ class EnvelopeForm(Enum):
 
     VALUE = "as the value of each record"
     COLUMNS = "as the value of each record, with keys and headers as text, for columns"
-    NONE = "it makes its own, or has no use for one"
+    NONE = "it has its own format, or does not use the envelope"
 
 
 @dataclass(frozen=True, slots=True)

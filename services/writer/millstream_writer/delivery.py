@@ -272,7 +272,7 @@ class Delivery:
                 # Nothing is for this sink: it learns with the next write that it stands at `end`.
                 return WriteResult()
             self._waits(str(error))
-            away = "target cannot take records now"
+            away = "the target cannot take records now"
             result = WriteResult(
                 [
                     [SinkFailure(row, away, retryable=True, detail=str(error)) for row in range(part.frame.records)]
@@ -291,7 +291,7 @@ class Delivery:
         """A function asks to see a record again: say so when it has for long, and end it when it has too often."""
         if waiting.again(failure.delay_s):
             _log.warning(
-                "%s: the function has asked %d times by Retry to see %s again, and holds the lane: %s",
+                "%s: the function has returned Retry %d times for %s, which holds up the lane: %s",
                 self._where,
                 waiting.times,
                 self._named(frame, row),
@@ -299,7 +299,7 @@ class Delivery:
             )
         if policy.on_failure is OnFailure.RETRY or waiting.times <= policy.asked_max:
             return failure
-        return replace(failure, retryable=False, detail=f"asked by Retry to see it again {waiting.times} times")
+        return replace(failure, retryable=False, detail=f"the function returned Retry {waiting.times} times")
 
     def _named(self, frame: SinkFrame, row: int) -> str:
         origin = Origin(frame.id_prefix, frame.indexes()[row])
@@ -332,20 +332,20 @@ class Delivery:
             aside.dropped.append(failure.reason)
         elif wants_fallback and self._fallback is not None and policy is not self._fallback_policy:
             aside.fallback.setdefault(number, []).append(row)
-            self._warn(failure, frame, row, "it goes to the fallback sink")
+            self._warn(failure, frame, row, "goes to the fallback sink")
         elif policy.on_failure is OnFailure.DROP and not failure.fallback:
             aside.dropped.append(failure.reason)
-            self._warn(failure, frame, row, "it is dropped")
+            self._warn(failure, frame, row, "is dropped")
         else:
             which = "fallback sink" if policy is self._fallback_policy else "sink"
-            why = "it asks for a fallback sink, and there is none" if failure.fallback else failure.reason
+            why = "it asks for a fallback sink, but there is none" if failure.fallback else failure.reason
             detail, short = self._detail(failure)
             raise self._stop_error(
                 failure.code or self._stop_code,
-                f"{self._where}: the {which} did not take {self._named(frame, row)} "
-                f"after {attempts} attempt(s): {why}{f': {short}' if short else ''}\n"
-                "Nothing was lost. Put the cause right and start again, or set sink.retryStrategy.onFailure "
-                "to fallback or drop.",
+                f"{self._where}: the {which} did not take {self._named(frame, row)} after {attempts} attempt(s): "
+                f"{why}{f': {short}' if short else ''}\n"
+                "Nothing was lost. Fix the cause and start again, or set sink.retryStrategy.onFailure to fallback "
+                "or drop.",
                 detail=detail if short != detail else "",
             )
 
@@ -360,7 +360,7 @@ class Delivery:
         self._told.add(kind)
         _, short = self._detail(failure)
         _log.warning(
-            "%s: the sink did not take %s, and %s: %s%s\nOthers like it are counted and not logged.",
+            "%s: the sink did not take %s, so it %s: %s%s\nOthers like it are counted and not logged.",
             self._where,
             self._named(frame, row),
             fate,
@@ -393,5 +393,5 @@ class Delivery:
     def _waits(self, why: str) -> None:
         """Say why the lane waits, once for each new reason."""
         if why != self._statistics.waiting:
-            _log.warning("%s: waiting to try again: %s", self._where, why)
+            _log.warning("%s: waiting to retry: %s", self._where, why)
         self._statistics.waiting = why

@@ -62,7 +62,7 @@ def tag_condition(operator: str, values: Sequence[str]) -> Callable[[frozenset[b
         return lambda tags: wanted <= tags
     if operator == "not":
         return wanted.isdisjoint
-    raise MillstreamError(codes.IMPOSSIBLE, f"the spec let an unknown tag operator pass: {operator!r}")
+    raise MillstreamError(codes.IMPOSSIBLE, f"the spec has accepted an unknown tag operator: {operator!r}")
 
 
 @dataclass(slots=True)

@@ -140,7 +140,7 @@ async def test_files_that_are_ahead_of_the_mark_by_frames_that_are_gone_stop_the
     # Another owner has come and gone; what was noted is not lost with it.
     async with open_sink(spec, sink_owner(2)):
         pass
-    with raises(codes.SINK_AHEAD, match=r"ends with frame in\.0 2 bb at sequence 2, where the buffer holds no frame"):
+    with raises(codes.SINK_AHEAD, match=r"ends with frame in\.0 2 bb at sequence 2, but the buffer now holds no frame"):
         async with open_sink(spec, sink_owner(3, held_instead=another)):
             pass
     assert asked == [(2, "in.0 2 bb")]

@@ -102,7 +102,7 @@ async def test_a_record_that_is_too_large_fails_by_itself(nats: OutsideNats, mor
     async with opened(spec) as lane:
         (failures,) = (await lane.write([frame], Position(1))).failures
         await lane.flush()
-    assert [failure.reason for failure in failures] == ["record is larger than the stream takes"]
+    assert [failure.reason for failure in failures] == ["record is too large for the stream"]
     assert await nats.values("orders", "orders.new") == [b"a", b"b"]
 
 
@@ -149,7 +149,7 @@ async def test_what_is_there_that_the_lane_does_not_know_stops_it(nats: OutsideN
         return f"another frame than {name}" if sequence == 2 else None
 
     stops = [
-        (sink_owner(1, ledger_id="second"), codes.SINK_AHEAD, "another run of the pipeline wrote into"),
+        (sink_owner(1, ledger_id="second"), codes.SINK_AHEAD, "another run of the pipeline wrote to"),
         (sink_owner(2, start=Position(1), held_instead=other), codes.SINK_AHEAD, "records of frame two at sequence 2"),
         (sink_owner(2, start=Position(3)), codes.SINK_BEHIND, "had confirmed sequence 3"),
     ]
@@ -159,7 +159,7 @@ async def test_what_is_there_that_the_lane_does_not_know_stops_it(nats: OutsideN
                 pass
     await nats.connection.api("STREAM.PURGE.orders", {"filter": "positions.>"})
     lost = sink_owner(2, start=Position(2), ledger_id="second")
-    with raises(codes.TARGET_POSITION_LOST, "that says so is gone") as stopped:
+    with raises(codes.TARGET_POSITION_LOST, "that records this is missing") as stopped:
         async with opened(spec, lost):
             pass
     found = re.search(r"`nats pub (\S+) '(.*)'`", str(stopped.value))
@@ -301,8 +301,8 @@ async def test_messages_that_come_again_are_left_out_by_their_ids(nats: OutsideN
         ),
         ({"subject": "other"}, codes.TARGET_UNFIT, "no stream takes the subject other"),
         ({"positions": "elsewhere"}, codes.TARGET_UNFIT, r"does not take elsewhere\.>"),
-        ({"subject": "plain.a", "positions": "plain"}, codes.TARGET_UNFIT, "takes no atomic batches"),
-        ({"subject": "short.a", "positions": "short"}, codes.TARGET_UNFIT, "forgets positions after 60 s"),
+        ({"subject": "plain.a", "positions": "plain"}, codes.TARGET_UNFIT, "does not accept atomic batches"),
+        ({"subject": "short.a", "positions": "short"}, codes.TARGET_UNFIT, "deletes positions after 60 s"),
     ],
 )
 async def test_what_does_not_fit_is_said(

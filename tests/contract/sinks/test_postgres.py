@@ -253,7 +253,7 @@ async def test_a_table_of_another_run_stops_the_lane_with_what_to_do(database: D
     spec = postgres_spec(database, "insert")
     async with opened(spec) as lane:
         await lane.write([numbers(1)], Position(1))
-    with raises(codes.SINK_AHEAD, "another run of the pipeline wrote into numbers") as stopped:
+    with raises(codes.SINK_AHEAD, "another run of the pipeline wrote to numbers") as stopped:
         async with opened(spec, sink_owner(1, ledger_id="second")):
             pass
     remedy = str(stopped.value).rpartition("`DELETE")[2]

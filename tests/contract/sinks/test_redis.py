@@ -152,7 +152,7 @@ async def test_a_target_that_does_not_fit_the_mark_stops_the_lane_with_what_to_d
         return f"another frame than {name}" if sequence == 2 else None
 
     stops = [
-        (sink_owner(1, ledger_id="second"), codes.SINK_AHEAD, "another run of the pipeline wrote into"),
+        (sink_owner(1, ledger_id="second"), codes.SINK_AHEAD, "another run of the pipeline wrote to"),
         (sink_owner(2, start=Position(1), held_instead=other), codes.SINK_AHEAD, "records of frame two at sequence 2"),
         (sink_owner(2, start=Position(3)), codes.SINK_BEHIND, "had confirmed sequence 3"),
     ]
@@ -163,7 +163,7 @@ async def test_a_target_that_does_not_fit_the_mark_stops_the_lane_with_what_to_d
     (key,) = redis.client.keys(f"millstream:{{{stream}}}*")
     redis.client.delete(key)
     lost = sink_owner(2, start=Position(2), ledger_id="second")
-    with raises(codes.TARGET_POSITION_LOST, "that says so is gone") as stopped:
+    with raises(codes.TARGET_POSITION_LOST, "that records this is missing") as stopped:
         async with opened(spec, lost):
             pass
     found = re.search(r"`HSET '(.*?)' (.*)`", str(stopped.value))

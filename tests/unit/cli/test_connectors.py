@@ -59,7 +59,7 @@ def test_what_is_promised_may_be_demanded(sink: str, demand: str, tmp_path: Path
     ("sink", "demand", "promised"),
     [
         ("log: {}", "exactlyOnce", "at least once: lines written shortly before a crash are written again"),
-        ("udsink: {command: [cat]}", "exactlyOnce", "at least once: after a crash the program gets records again"),
+        ("udsink: {command: [cat]}", "exactlyOnce", "at least once: after a crash the function gets records again"),
         ("blackhole: {}", "atLeastOnce", "nothing is written"),
     ],
 )

@@ -176,7 +176,7 @@ def test_reduces_need_a_package(base: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found(pipeline) == [("[1].udf.python", "steps.py has no `Nope`")]
     monkeypatch.setattr(reduce, "find_spec", lambda _: None)
     assert found(loaded(base, udf={"command": ["./tool"], "groupBy": window})) == [
-        ("[1].udf.groupBy", "windows are computed by Spark, and the package pyspark is not installed")
+        ("[1].udf.groupBy", "windows are computed by Spark, but the package pyspark is not installed")
     ]
 
 

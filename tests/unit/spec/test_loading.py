@@ -229,7 +229,7 @@ FIELD_CASES = {
             (
                 "8:52",
                 "spec.vertices[1].sink.file.rolling.maxRecords",
-                "a file takes more records than the buffer (800000 records) hands out",
+                "a file needs more records than the buffer (800000 records) can hold",
             )
         ],
     ),

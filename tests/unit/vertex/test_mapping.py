@@ -323,11 +323,11 @@ async def test_a_function_that_always_asks_to_see_a_record_again_is_warned_of_an
     assert attempts == list(range(26)), "a function can see how often it has asked"
     assert result.dead_letters is not None
     (headers,) = result.dead_letters.headers()
-    assert headers[REASON_HEADER] == b"asked by Retry to see it again 26 times: not there yet"
+    assert headers[REASON_HEADER] == b"the function returned Retry 26 times: not there yet"
     warnings = [record.message for record in caplog.records]
     assert len(warnings) == 2, "after ten times and twenty"
     assert "record map/in-map/0/345/13 (sequence 345, index 13" in warnings[0]
-    assert warnings[0].endswith("holds the lane: not there yet")
+    assert warnings[0].endswith("holds up the lane: not there yet")
 
 
 async def test_without_an_end_a_function_may_ask_as_often_as_it_likes() -> None:
@@ -381,7 +381,7 @@ async def test_an_input_is_given_up_whose_output_lies_too_far_in_the_future() ->
 
 @pytest.mark.parametrize(
     ("fate", "said"),
-    [(OnFailure.DEAD_LETTER, "it goes to the dead-letter edge"), (OnFailure.DROP, "it is dropped")],
+    [(OnFailure.DEAD_LETTER, "so it goes to the dead-letter edge"), (OnFailure.DROP, "so it is dropped")],
 )
 async def test_the_first_failure_of_each_kind_is_logged_where_the_run_goes_on(
     fate: OnFailure, said: str, caplog: pytest.LogCaptureFixture
@@ -404,7 +404,7 @@ async def test_the_first_failure_of_each_kind_is_logged_where_the_run_goes_on(
 
 @pytest.mark.parametrize(
     ("fate", "said"),
-    [(OnFailure.DEAD_LETTER, "it goes to the dead-letter edge"), (OnFailure.DROP, "it is dropped")],
+    [(OnFailure.DEAD_LETTER, "so it goes to the dead-letter edge"), (OnFailure.DROP, "so it is dropped")],
 )
 async def test_the_first_record_that_does_not_fit_is_logged_for_each_field(
     fate: OnFailure, said: str, caplog: pytest.LogCaptureFixture

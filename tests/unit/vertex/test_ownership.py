@@ -64,7 +64,7 @@ async def test_a_newer_owner_that_the_ledger_does_not_know_means_that_the_ledger
         ledger = await broker.ledger("clean", LedgerLimits(frames_per_buffer_max=10))
         ownership = Ownership()
         ownership.own(LANE, (await ledger.take_over(LANE, "first")).mark.epoch)
-        with raises(codes.LEDGER_CUT, match=r"epoch 3, ours is 1\)\. But the ledger of vertex clean knows no newer"):
+        with raises(codes.LEDGER_CUT, match=r"epoch 3, ours is 1\)\. But the ledger of vertex clean has no newer"):
             await ownership.check_known(LANE, ledger, told)
         await ledger.take_over(LANE, "second")
         await ownership.check_known(LANE, ledger, told)

@@ -358,7 +358,7 @@ async def test_the_first_failure_of_each_kind_is_logged_where_the_run_goes_on(
     assert [line.partition(" (")[0] for line in told] == [
         f"p/out/in.0: the sink did not take record out/in/0/1/{row}" for row in (0, 2, 3)
     ]
-    assert all("it goes to the fallback sink: " in line for line in told)
+    assert all("so it goes to the fallback sink: " in line for line in told)
     assert told[2].splitlines()[0].endswith("refused: the value of d")
     caplog.clear()
     del kinds[b"f"]

@@ -52,12 +52,15 @@ class Reduce(UdfKind):
 
     def local_findings(self, settings: Udf, path: Path) -> Iterator[Finding]:
         if find_spec("pyspark") is None:
-            what = "windows are computed by Spark, and the package pyspark is not installed"
+            what = "windows are computed by Spark, but the package pyspark is not installed"
             yield Finding(codes.EXTRA_NEEDED, (*path, "groupBy"), what, "`pip install 'millstream[reduce]'`")
 
     def notes(self, settings: Udf, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.sql is not None and settings.sql.unsafe:
-            what = "`unsafe` lets the query do all that the runner's user may: call Java, read files and other tables"
+            what = (
+                "`unsafe` lets the query do everything that the runner's user may do: call Java, read files and "
+                "other tables"
+            )
             yield (*path, "sql", "unsafe"), what
 
     async def open_lane(self, settings: Udf, opening: LaneOpening) -> VertexLane:

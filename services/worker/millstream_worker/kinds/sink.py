@@ -71,7 +71,7 @@ class SinkVertex(RunnableKind[Sink]):
 
     def chain_problem(self, settings: Sink) -> str | None:
         if settings.promise().id is GuaranteeId.TRANSACTIONAL and not settings.connector.whole:
-            return f"the sink `{settings.kind}` keeps a position, and does not take whole deliveries"
+            return f"the sink `{settings.kind}` keeps a position and does not take whole deliveries"
         return None
 
     def dead_letters(self, written: Mapping[str, Any], watermark: Mapping[str, Any]) -> bool:
@@ -82,7 +82,10 @@ class SinkVertex(RunnableKind[Sink]):
         for problem in settings.use_problems(use.buffer_records, dead_letters=use.dead_letters):
             yield problem._replace(loc=("sink", *problem.loc))
         if use.chained:
-            holding = "a sink that holds it there, such as `file`; no `chain` on the edge to it; or no `guarantee`"
+            holding = (
+                "a sink that is exactly once in a chain, such as `file`; no `chain` on the edge to it; or no "
+                "`guarantee`"
+            )
             promise = settings.in_chain(settings.promise())
             yield from promise.demand_problems(settings.guarantee, ("sink", "guarantee"), holding)
 
@@ -112,7 +115,7 @@ class SinkVertex(RunnableKind[Sink]):
         kept = None
         if primary.durable is not None:
             if not isinstance(primary, WholeLane):
-                what = f"the sink {settings.kind} keeps a position, and does not take whole deliveries"
+                what = f"the sink {settings.kind} keeps a position and does not take whole deliveries"
                 raise UserError(codes.EXTENSION, f"{opening.where}: {what}: it cannot be the end of a chain")
             kept = primary
         return Target(opening.lane, delivery, kept, opening.telemetry, opening.counters)

@@ -56,9 +56,9 @@ async def check_kept(owner: SinkOwner, kept: Kept, target: str, remedy: str, *, 
     if kept.run != owner.ledger_id:
         raise DamageError(
             codes.SINK_AHEAD,
-            f"{owner.where}: another run of the pipeline wrote into {target}, up to sequence "
-            f"{kept.position.sequence} of lane {owner.name}. Nothing was written now. Run with the data directory "
-            f"of that run; or see to the records that it wrote, and then start over: {remedy}",
+            f"{owner.where}: another run of the pipeline wrote to {target}, up to sequence {kept.position.sequence} "
+            f"of lane {owner.name}. Nothing was written now. Run with the data directory of that run; or check the "
+            f"records that it wrote, and then start over: {remedy}",
         )
     if not ours and kept.epoch >= owner.epoch:
         raise fenced(owner, target)
@@ -68,10 +68,10 @@ async def check_kept(owner: SinkOwner, kept: Kept, target: str, remedy: str, *, 
     if owner.start.record_index == 0 and kept.position < owner.start:
         raise DamageError(
             codes.SINK_BEHIND,
-            f"{owner.where}: {target} is at sequence {kept.position.sequence} of lane {owner.name}, and had "
-            f"confirmed sequence {owner.start.sequence}: it was restored from an older copy, or lost what it had "
-            "acknowledged. Nothing was written now. Restore it to a later state; or go on without these records: "
-            f"{remedy}",
+            f"{owner.where}: {target} is at sequence {kept.position.sequence} of lane {owner.name}, but had "
+            f"confirmed sequence {owner.start.sequence}: it was restored from an older copy, or lost data that it "
+            "had acknowledged. Nothing was written now. Restore it to a later state; or continue without these "
+            f"records: {remedy}",
         )
     if not kept.frame or not owner.start < kept.position:
         return
@@ -80,16 +80,16 @@ async def check_kept(owner: SinkOwner, kept: Kept, target: str, remedy: str, *, 
     if held is not None:
         raise DamageError(
             codes.SINK_AHEAD,
-            f"{owner.where}: {target} has records of frame {kept.frame} at sequence {sequence}, where the buffer "
-            f"holds {held} now, and the lane's mark is at {owner.start.sequence}: what the pipeline keeps "
-            f"is older than {target}, or was written again since. Nothing was written now. Put back the data "
-            f"directory that was there; or see to the records behind the mark, and then go on from it: {remedy}",
+            f"{owner.where}: {target} has records of frame {kept.frame} at sequence {sequence}, but the buffer now "
+            f"holds {held} there, and the lane's mark is at {owner.start.sequence}: the pipeline's data is older "
+            f"than {target}, or was written again since. Nothing was written now. Restore the data directory that "
+            f"belongs to it; or check the records after the mark, and then continue from it: {remedy}",
         )
 
 
 def fenced(owner: SinkOwner, target: str) -> FencedError:
     """Another owner has opened the lane since."""
-    return FencedError(codes.OUTPUT_TAKEN_OVER, f"{owner.where}: another owner writes lane {owner.name} into {target}")
+    return FencedError(codes.OUTPUT_TAKEN_OVER, f"{owner.where}: another owner writes lane {owner.name} to {target}")
 
 
 @dataclass(frozen=True, slots=True)

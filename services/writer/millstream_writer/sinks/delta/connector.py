@@ -65,32 +65,32 @@ class DeltaSink(SpecModel):
                     codes.FIELDS_CONFLICT, ("partitionBy", index), f"there is no column `{name}`", expected
                 )
         if names and set(names) <= set(self.partition_by):
-            what = "a table has a column by which it is not partitioned"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("partitionBy",), what, "a column more in `columns`")
+            what = "a table needs a column by which it is not partitioned"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("partitionBy",), what, "another column in `columns`")
         if self.max_bytes > _COMMIT_BYTES_MAX:
-            what = "the records of a commit are in memory"
+            what = "the records of a commit are kept in memory"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("maxBytes",), what, "at most 1GiB")
         if self.store is not None and not is_url(self.path):
-            what = "`store` has no effect on a directory"
+            what = "`store` has no effect when `path` is a directory"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")
 
 
 class _Delta(SinkConnector[DeltaSink]):
     whole = True
     model = DeltaSink
-    meaning = "To a table of Delta Lake."
+    meaning = "To a Delta Lake table."
     packages: ClassVar[Mapping[str, str]] = {"deltalake": "millstream[delta]", "pyarrow": "millstream[delta]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
-        "exactly once: each commit of the table holds the records and, as transactions of an application, the position "
-        "behind them and the owner's epoch",
+        "exactly once: each commit of the table holds the records and, as application transactions, the position "
+        "after them and the owner's epoch",
     )
 
     def guarantee(self, settings: DeltaSink, *, fallback: bool) -> Guarantee:
         if fallback:
             what = (
-                "at least once: after a crash, records that went to the fallback shortly before may be in its table "
-                "twice"
+                "at least once: after a crash, records that went to the fallback shortly before may be in its "
+                "table twice"
             )
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
         return self.promise
@@ -98,7 +98,7 @@ class _Delta(SinkConnector[DeltaSink]):
     def use_problems(self, settings: DeltaSink, use: SinkUse) -> Iterator[ShapeProblem]:
         """A commit that could never fill up would hold the buffer full forever; an envelope has its own columns."""
         if (settings.max_records or 0) > use.buffer_records:
-            what = f"a commit takes more records than the buffer ({use.buffer_records} records) hands out"
+            what = f"a commit needs more records than the buffer ({use.buffer_records} records) can hold"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("maxRecords",), what, f"at most {use.buffer_records}")
         for index, column in enumerate(settings.columns if use.envelope else ()):
             if column.name not in MEMBERS:

@@ -173,7 +173,7 @@ class LaneTable:
     def _commit(self, rows: pa.RecordBatchReader, end: Position, frame: str) -> None:
         """One commit: the rows, and the position behind them."""
         table = self._table
-        assert table is not None, "the lane is taken over"
+        assert table is not None, "the lane has been taken over"
         lacking = {field.name for field in self._schema} != {field.name for field in table.schema().fields}
         before = table.version()
         with step("delta_sink.commit", self._owner.lane.vertex):
@@ -248,8 +248,8 @@ class LaneTable:
         if epoch is None or owner is None or sequence is None or index is None:
             raise DamageError(
                 codes.TARGET_POSITION_LOST,
-                f"{self._owner.where}: the Delta table {self._settings.path} has lost a part of {self._application}: "
-                f"{said}. Nothing was written now. Put the table's log back as it was",
+                f"{self._owner.where}: the Delta table {self._settings.path} has lost a part of "
+                f"{self._application}: {said}. Nothing was written now. Restore the table's log",
             )
         name = self._owner.ledger_id if run == self._run else _ANOTHER_RUN
         return Kept(name, epoch, str(owner), Position(sequence, index), "")
@@ -261,9 +261,9 @@ class LaneTable:
             if self._taken_over:
                 raise DamageError(
                     codes.TARGET_POSITION_LOST,
-                    f"{owner.where}: the lane has written into {self._settings.path}, up to sequence "
-                    f"{self._position.sequence}, and the table knows nothing of it any more: it was removed or "
-                    "replaced. Nothing was written now. Put it back; or start the pipeline again, and the lane "
+                    f"{owner.where}: the lane has written to {self._settings.path} up to sequence "
+                    f"{self._position.sequence}, but the table no longer records that: it was removed or replaced. "
+                    "Nothing was written now. Restore the table; or start the pipeline again, and the lane "
                     "continues after its mark in the existing table",
                 )
             return
@@ -321,7 +321,7 @@ class LaneTable:
         return fenced(self._owner, self.target)
 
     def _busy(self) -> RetryLaterError:
-        what = f"{self._owner.where}: other writers changed {self.target} each time that the lane was to commit"
+        what = f"{self._owner.where}: other writers changed {self.target} each time the lane tried to commit"
         return RetryLaterError(codes.TARGET_AWAY, what)
 
     def _error(self, error: BaseException) -> MillstreamError:
@@ -354,7 +354,7 @@ def faults_of(table: DeltaTable, schema: pa.Schema, settings: DeltaSink) -> Iter
             what = f"column `{name}` of the table has the type {_type(there[name])}"
             yield Fault(loc, what, f"a column of the type {_type(field)}")
         elif field.nullable and not there[name].nullable:
-            yield Fault(loc, f"column `{name}` of the table takes no nulls", "a column that takes nulls")
+            yield Fault(loc, f"column `{name}` of the table takes no nulls", "a column that accepts nulls")
     for name, field in there.items():
         if name not in wanted and not field.nullable:
             yield Fault(("columns",), f"column `{name}` of the table takes no nulls", f"`{name}` among `columns`")

@@ -153,15 +153,15 @@ class LaneBucket:
         """The end of the file that was claimed and may be unfinished. Raises `UserError` where the settings do not make
         it any more."""
         last = self._last
-        assert last is not None, "the lane is taken over"
+        assert last is not None, "the lane has been taken over"
         if last.done:
             return None
         if last.layout != self._layout:
             raise UserError(
                 codes.CONNECTOR_SETTINGS,
-                f"{self._owner.where}: a file in {self._url} was being finished when the pipeline stopped, under other "
-                "settings of `format`, `columns` or `partitionBy`. Run the pipeline with those until it is idle, and "
-                "change them then",
+                f"{self._owner.where}: a file in {self._url} was being finished when the pipeline stopped, with "
+                "other settings of `format`, `columns` or `partitionBy`. Run the pipeline with those settings "
+                "until it is idle, and then change them",
             )
         return Position(*last.end)
 
@@ -179,7 +179,7 @@ class LaneBucket:
     def finish(self, file: UnfinishedObjects, after: Position, end: Position, extension: str, frame: str) -> None:
         """Put the objects. After `RetryLaterError` it may be called again."""
         last = self._last
-        assert last is not None, "the lane is taken over"
+        assert last is not None, "the lane has been taken over"
         if file.claimed is None:
             if not last.done and Position(*last.end) == end:
                 # One that was claimed before this lane was opened.
@@ -269,8 +269,7 @@ class LaneBucket:
         except (ValueError, TypeError) as error:
             raise DamageError(
                 codes.TARGET_POSITION_LOST,
-                f"{self._owner.where}: {self._url.root}/{self._claim_key(number)} is not a claim of a lane. Put it "
-                "back as it was",
+                f"{self._owner.where}: {self._url.root}/{self._claim_key(number)} is not a claim of a lane. Restore it",
             ) from error
 
     def _remove_old(self) -> None:
@@ -295,9 +294,10 @@ class LaneBucket:
                 if name is not None and name.lane == self._lane and name.end > self._owner.start:
                     raise DamageError(
                         codes.TARGET_POSITION_LOST,
-                        f"{self._owner.where}: the claims of the lane in {self._url.root}/{self._claims} are gone, and "
-                        f"{meta['path']} has records behind the lane's mark. Put the claims back, or remove this "
-                        "object and all of the lane that sort behind it: its records are then written again",
+                        f"{self._owner.where}: the claims of the lane in {self._url.root}/{self._claims} are "
+                        f"missing, but {meta['path']} has records after the lane's mark. Restore the claims; or "
+                        "remove this object and all objects of the lane that sort after it, and their records are "
+                        "written again",
                     )
 
     def _key(self, *parts: str) -> str:

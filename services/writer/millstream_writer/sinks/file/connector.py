@@ -81,12 +81,12 @@ class FileSink(SpecModel):
                 yield ShapeProblem(codes.NAME_TWICE, ("partitionBy", index), f"`{name}` appears twice", "each once")
         if self.objects:
             if self.rolling.max_bytes > _OBJECT_BYTES_MAX:
-                what = "an object is in memory until it is finished"
+                what = "an object is kept in memory until it is finished"
                 yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxBytes"), what, "at most 1GiB")
             return
         for given, field_name in ((self.partition_by, "partitionBy"), (self.store, "store")):
             if given:
-                what = f"`{field_name}` has no effect on a directory"
+                what = f"`{field_name}` has no effect when `path` is a directory"
                 yield ShapeProblem(codes.FIELDS_CONFLICT, (field_name,), what, "`path: s3://bucket/prefix`")
 
     @property
@@ -110,8 +110,8 @@ class _File(SinkConnector[FileSink]):
     meaning = "To files, or to objects of a store."
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
-        "exactly once: a file appears whole under a name that carries its position, and after a restart the finished "
-        "names say how far the sink is",
+        "exactly once: a file appears whole under a name that carries its position, and after a restart the "
+        "finished names say how far the sink is",
     )
 
     def guarantee(self, settings: FileSink, *, fallback: bool) -> Guarantee:
@@ -132,7 +132,7 @@ class _File(SinkConnector[FileSink]):
     def use_problems(self, settings: FileSink, use: SinkUse) -> Iterator[ShapeProblem]:
         """A file that could never fill up would hold the buffer full forever; an envelope has its own columns."""
         if (settings.rolling.max_records or 0) > use.buffer_records:
-            what = f"a file takes more records than the buffer ({use.buffer_records} records) hands out"
+            what = f"a file needs more records than the buffer ({use.buffer_records} records) can hold"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxRecords"), what, f"at most {use.buffer_records}")
         for index, column in enumerate(settings.columns if use.envelope else ()):
             if column.name not in MEMBERS:
@@ -149,13 +149,16 @@ class _File(SinkConnector[FileSink]):
         if settings.objects:
             if not place.takes(settings.path.rstrip("/"), here):
                 what = f"another sink writes into {settings.path}"
-                yield Finding(codes.PLACE_TAKEN, here, what, "a prefix for each file sink")
+                yield Finding(codes.PLACE_TAKEN, here, what, "a separate prefix for each file sink")
             yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
             return
         directory = FilePath(os.path.normpath(place.base_dir / settings.path))
         if not place.takes(directory, here):
             yield Finding(
-                codes.PLACE_TAKEN, here, f"another sink writes into {directory}", "a directory for each file sink"
+                codes.PLACE_TAKEN,
+                here,
+                f"another sink writes into {directory}",
+                "a separate directory for each file sink",
             )
         nearest = directory
         while not nearest.exists() and nearest != nearest.parent:

@@ -157,7 +157,7 @@ class LaneDirectory:
     def begin(self, extension: str) -> UnfinishedFile:
         """Create an unfinished file. Raises `RetryLaterError` if the disk is full."""
         path = self._own / f"{self._begun}.{extension}"
-        with self._explained("cannot begin a file"), step("file_sink.begin", self._owner.vertex):
+        with self._explained("cannot create a file"), step("file_sink.begin", self._owner.vertex):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._begun += 1
         return UnfinishedFile(path, descriptor)
@@ -195,7 +195,7 @@ class LaneDirectory:
             except OSError as error:
                 raise InfrastructureError(
                     codes.FSYNC_FAILED,
-                    f"{self._owner.where}: fsync of {file.path} failed ({error.strerror}); the file is given up. "
+                    f"{self._owner.where}: fsync of {file.path} failed ({error.strerror}); the file is abandoned. "
                     "Nothing is lost: the lane continues from its mark. Check the disk.",
                 ) from error
             file.damaged, file.synced = False, True
@@ -245,8 +245,8 @@ class LaneDirectory:
                 file.damaged = True
             raise InfrastructureError(
                 codes.FSYNC_FAILED,
-                f"{self._owner.where}: fsync of the directory {directory} failed ({error.strerror}). Nothing is lost: "
-                "the lane continues from its mark and looks at the directory again. Check the disk.",
+                f"{self._owner.where}: fsync of the directory {directory} failed ({error.strerror}). Nothing is "
+                "lost: the lane continues from its mark and reads the directory again. Check the disk.",
             ) from error
 
     def _claim(self) -> None:
@@ -309,16 +309,16 @@ class LaneDirectory:
             if not is_free(path):
                 raise UserError(
                     codes.OUTPUT_IN_USE,
-                    f"{self._owner.where}: another run writes into {self._path} now (as {path.name}). "
-                    "End that run, or set another path",
+                    f"{self._owner.where}: another run is writing to {self._path} (as {path.name}). End that run, "
+                    "or set another path",
                 )
         left = next((name for name in self._finished_names() if name.lane.startswith(f"{self._owner.vertex}.")), None)
         if left is not None and (claimed or not _entries(self._run)):
             raise UserError(
                 codes.OUTPUTS_OF_EARLIER_RUN,
-                f"{self._owner.where}: {self._path} holds files of another pipeline or of a run before the pipeline "
-                f"was started over, such as {left}. Set another path, or move the files away together with {HIDDEN}: "
-                "the run that wrote them can go on only where both are",
+                f"{self._owner.where}: {self._path} holds files of another pipeline, or of a run from before the "
+                f"pipeline was started over, such as {left}. Set another path, or move the files away together with "
+                f"{HIDDEN}: the run that wrote them needs both to continue",
             )
         return [path for path in others if is_free(path)]
 
@@ -354,13 +354,13 @@ class LaneDirectory:
         except OSError as error:
             at = f"{self._owner.where}: {what}: {error.strerror or error}: {error.filename or self._path}"
             if error.errno in _NO_SPACE:
-                raise RetryLaterError(codes.DISK_FULL, f"{at}. The lane waits; make room.") from error
+                raise RetryLaterError(codes.DISK_FULL, f"{at}. The lane waits. Free some space on the disk.") from error
             if error.errno == errno.ENOENT and self._path.exists():
                 raise FencedError(
-                    codes.OUTPUT_TAKEN_OVER, f"{self._owner.where}: another owner of the lane uses {self._path} now"
+                    codes.OUTPUT_TAKEN_OVER, f"{self._owner.where}: another owner of the lane is now using {self._path}"
                 ) from error
             if error.errno in _USERS:
-                raise UserError(codes.SINK_PATH, f"{at}. Choose another path, or change its rights.") from error
+                raise UserError(codes.SINK_PATH, f"{at}. Choose another path, or change its permissions.") from error
             raise InfrastructureError(
                 codes.CANNOT_WRITE, f"{at}. Nothing is lost: the lane continues from its mark."
             ) from error

@@ -86,7 +86,7 @@ def parse_json(value: bytes) -> object:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if end != len(text):
-        raise ValueError(f"more text after the JSON, at character {end}")
+        raise ValueError(f"unexpected text after the JSON, at character {end}")
     return parsed
 
 
@@ -256,7 +256,7 @@ def _cells_of(parsed: Mapping[str, object], parts: Sequence[tuple[str, Callable[
 
 def _string(member: object) -> Cell:
     if not isinstance(member, str):
-        raise ValueError(f"{_shown(member)} is not a text")
+        raise ValueError(f"{_shown(member)} is not a string")
     try:
         member.encode()
     except UnicodeEncodeError:
@@ -266,13 +266,13 @@ def _string(member: object) -> Cell:
 
 def _int(member: object) -> Cell:
     if isinstance(member, bool) or not isinstance(member, int) or not -(2**63) <= member < 2**63:
-        raise ValueError(f"{_shown(member)} is not a whole number of 64 bits")
+        raise ValueError(f"{_shown(member)} is not a 64-bit integer")
     return member
 
 
 def _float(member: object) -> Cell:
     if isinstance(member, bool) or not isinstance(member, int | float) or not math.isfinite(float(member)):
-        raise ValueError(f"{_shown(member)} is not a number of 64 bits")
+        raise ValueError(f"{_shown(member)} is not a 64-bit number")
     return float(member)
 
 

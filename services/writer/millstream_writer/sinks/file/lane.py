@@ -344,11 +344,11 @@ async def _check_past(
         return
     raise DamageError(
         codes.SINK_AHEAD,
-        f"{where}: {noted.file} ends with frame {noted.frame} at sequence {sequence}, where the buffer holds {held} "
-        f"now, and the lane's mark is at {start.sequence}: what the pipeline keeps is older than this file, or was "
-        "written again since. No record was left out or written. Put back the data directory that was there when the "
-        f"file was written, or move all files away together with {HIDDEN}: then what lies behind the mark is written "
-        "as it is now",
+        f"{where}: {noted.file} ends with frame {noted.frame} at sequence {sequence}, but the buffer now holds "
+        f"{held} there, and the lane's mark is at {start.sequence}: the pipeline's data is older than this file, or "
+        "was written again since. No record was skipped or written. Restore the data directory that belongs to the "
+        f"file; or move all files away together with {HIDDEN}, and the records after the mark are written as they "
+        "are now",
     )
 
 

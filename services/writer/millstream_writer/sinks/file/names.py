@@ -71,11 +71,11 @@ def how_far(files: Sequence[FinishedName], where: str) -> tuple[Position | None,
         if other.after < one.end:
             raise DamageError(
                 codes.SINK_FILES_OVERLAP,
-                f"{where}: {one} and {other} hold the same records. Find out who wrote or copied one of them, "
-                "and move it out of the directory.",
+                f"{where}: {one} and {other} hold the same records. Find out which program wrote or copied one of "
+                "them, and move it out of the directory.",
             )
         if other.after > one.end:
-            odd.append(f"{where}: no file holds the records between {one} and {other}; moved away, or lost")
+            odd.append(f"{where}: no file holds the records between {one} and {other}; it was moved away or lost")
     return (ordered[-1].end if ordered else None), odd
 
 

@@ -50,13 +50,13 @@ class _Http(SinkConnector[HttpSink]):
     meaning = "By HTTP."
     promise = Guarantee(
         GuaranteeId.IDEMPOTENT,
-        "exactly once if the receiver honours the key that each request has, the same on every retry; at "
-        "least once otherwise",
+        "exactly once if the receiver honours the key of each request, which is the same on every retry; at least "
+        "once otherwise",
     )
 
     def guarantee(self, settings: HttpSink, *, fallback: bool) -> Guarantee:
         what = (
-            f"exactly once if the receiver keeps to the `{settings.idempotency_header}` header: the key of a request "
+            f"exactly once if the receiver honours the `{settings.idempotency_header}` header: the key of a request "
             "is the same on every retry"
         )
         return Guarantee(GuaranteeId.IDEMPOTENT, what)

@@ -50,7 +50,7 @@ _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 UNREACHABLE = "target cannot be reached"
 NO_ANSWER = "target did not answer in time"
-WAITING = "waits for the record before it"
+WAITING = "waits for the preceding record"
 LINE_BREAK = "value has a line break and is not JSON"
 
 

@@ -31,7 +31,7 @@ async def unreachable(settings: HttpSink, base_dir: Path) -> tuple[Code, str, st
     try:
         _, writer = await asyncio.open_connection(host, port, ssl=tls)
     except ssl.SSLError as error:
-        return codes.TARGET_REFUSES, f"no encrypted connection to {host}:{port}: {error}", "a certificate to rely on"
+        return codes.TARGET_REFUSES, f"no encrypted connection to {host}:{port}: {error}", "a trusted certificate"
     except OSError as error:
         return codes.TARGET_AWAY, f"no connection to {host}:{port}: {error}", "a receiver that listens there"
     writer.close()

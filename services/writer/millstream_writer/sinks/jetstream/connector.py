@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
 
 _WITH_IDS = (
-    "at least once; each message has an id, by which the stream leaves out what is repeated within its duplicate "
-    "window. `positions` makes it exactly once"
+    "at least once; each message has an id, by which the stream drops duplicates within its duplicate window. "
+    "`positions` makes it exactly once"
 )
 
 
@@ -42,17 +42,20 @@ class _JetStream(SinkConnector[JetStreamSink]):
     meaning = "To a subject of a stream of NATS JetStream."
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
-        "with `positions` exactly once: an atomic batch holds records and the position behind them, guarded by the one "
-        "before; without it at least once",
+        "with `positions` exactly once: an atomic batch holds records and the position after them, guarded by the "
+        "previous one; without it at least once",
     )
 
     def guarantee(self, settings: JetStreamSink, *, fallback: bool) -> Guarantee:
         if settings.positions is None:
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, _WITH_IDS)
         if fallback:
-            what = "at least once: after a crash, records that went to the fallback shortly before may be there twice"
+            what = (
+                "at least once: after a crash, records that went to the fallback shortly before may be in its "
+                "stream twice"
+            )
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
-        what = "exactly once: an atomic batch holds records and the position behind them, guarded by the one before"
+        what = "exactly once: an atomic batch holds records and the position after them, guarded by the previous one"
         return Guarantee(GuaranteeId.TRANSACTIONAL, what)
 
     async def online_findings(self, settings: JetStreamSink, place: Place) -> Sequence[Finding]:

@@ -174,7 +174,7 @@ class JetStreamKeptLane(KeptLane[Put]):
             raise DamageError(
                 codes.SINK_AHEAD,
                 f"{self._owner.where}: the message {message['seq']} of {self._subject} is not a position; another "
-                f"program writes there. Name another subject in `positions`, or {self._by_hand()}",
+                f"program writes to that subject. Name another subject in `positions`, or {self._by_hand()}",
             ) from error
         return kept, int(message["seq"])
 
@@ -206,16 +206,16 @@ class JetStreamKeptLane(KeptLane[Put]):
     def _lost(self) -> DamageError:
         return DamageError(
             codes.TARGET_POSITION_LOST,
-            f"{self._owner.where}: the lane has written to {self._target.settings.subject}, up to sequence "
-            f"{self._durable.sequence}, and the message of {self._subject} that says so is gone: the server lost it, "
-            "or a limit of the stream or a purge removed it. Nothing was written now. See which records are there; "
-            f"{self._by_hand()}",
+            f"{self._owner.where}: the lane has written to {self._target.settings.subject} up to sequence "
+            f"{self._durable.sequence}, but the message of {self._subject} that records this is missing: the server "
+            "lost it, or a limit of the stream or a purge removed it. Nothing was written now. See which records "
+            f"are there; {self._by_hand()}",
         )
 
     def _by_hand(self) -> str:
         """How the user says that the lane's mark is right."""
         body = {"run": self._owner.ledger_id, "epoch": 0, "owner": "", "at": self._owner.start, "frame": ""}
-        return f"for the lane to continue after its mark: `nats pub {self._subject} '{json.dumps(body)}'`"
+        return f"to let the lane continue after its mark: `nats pub {self._subject} '{json.dumps(body)}'`"
 
     def _now_s(self) -> float:
         return self._owner.clock.monotonic_s()

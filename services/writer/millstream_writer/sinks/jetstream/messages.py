@@ -11,7 +11,7 @@ from millstream_writer.sinks.carried import EVENT_TIME, KEYS, OURS, keys_text, t
 from millstream_writer.sinks.kept import Converted
 
 MESSAGE_ID = "Nats-Msg-Id"
-TOO_LARGE = "record is larger than the stream takes"
+TOO_LARGE = "record is too large for the stream"
 HEADER = "header cannot be written"
 
 _RESERVED = ("nats-", OURS)
@@ -64,11 +64,11 @@ def _headers(given: Mapping[str, bytes]) -> dict[str, str]:
         if name.lower().startswith(_RESERVED):
             continue
         if _NAME.fullmatch(name) is None:
-            raise ValueError(f"{name[:80]!r} is not a name of a header: printable ASCII without a colon or space")
+            raise ValueError(f"{name[:80]!r} is not a valid header name: printable ASCII without a colon or space")
         try:
             text = value.decode()
         except UnicodeDecodeError:
-            raise ValueError(f"the value of {name!r} is not text in UTF-8") from None
+            raise ValueError(f"the value of {name!r} is not UTF-8 text") from None
         if any(char in text for char in "\r\n") or text != text.strip():
             raise ValueError(f"the value of {name!r} begins or ends with a space, or has several lines")
         headers[name] = text

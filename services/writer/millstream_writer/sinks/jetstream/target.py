@@ -46,7 +46,7 @@ async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> 
     config = (await connection.api(f"STREAM.INFO.{stream}"))["config"]
     if settings.positions is not None:
         if is_too_old(connection.server):
-            what = f"the server is NATS {connection.server.get('version')}, which may leave a batch half stored"
+            what = f"the server is NATS {connection.server.get('version')}, which may store only a part of a batch"
             return Fault("positions", what, f"NATS {'.'.join(map(str, VERSION_MIN))} or later, or no `positions`")
         probe = f"{settings.positions}.position"
         if await _streams_of(connection, probe) != streams:
@@ -54,14 +54,14 @@ async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> 
             return Fault("positions", what, f"that subject among those of {stream}")
         if not config.get("allow_atomic"):
             return Fault(
-                "positions", f"the stream {stream} takes no atomic batches", "a stream with `allow_atomic: true`"
+                "positions", f"the stream {stream} does not accept atomic batches", "a stream with `allow_atomic: true`"
             )
         if 0 < config.get("max_age", 0) < 2 * NATS_POSITION_REFRESH_S * _NANOSECONDS:
             hours = 2 * NATS_POSITION_REFRESH_S / 3600
-            what = f"the stream {stream} forgets positions after {config['max_age'] / _NANOSECONDS:.0f} s (max_age)"
-            return Fault("positions", what, f"a stream that keeps messages for {hours:g} hours at least")
+            what = f"the stream {stream} deletes positions after {config['max_age'] / _NANOSECONDS:.0f} s (max_age)"
+            return Fault("positions", what, f"a stream that keeps messages for at least {hours:g} hours")
         if config.get("retention", "limits") != "limits":
-            what = f"the stream {stream} removes positions when a consumer has taken them"
+            what = f"the stream {stream} removes positions once a consumer has acknowledged them"
             return Fault("positions", what, "a stream with `retention: limits`")
     largest = [int(connection.server.get("max_payload", 0)), int(config.get("max_msg_size", -1))]
     bytes_max = min(size for size in largest if size > 0)

@@ -39,14 +39,17 @@ class _Kafka(SinkConnector[KafkaSink]):
     meaning = "To a topic of Kafka."
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
-        "exactly once for readers with `isolation.level=read_committed`: a transaction holds records and the position "
-        "behind them",
+        "exactly once for readers with `isolation.level=read_committed`: a transaction holds records and the "
+        "position after them",
     )
     packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}
 
     def guarantee(self, settings: KafkaSink, *, fallback: bool) -> Guarantee:
         if fallback:
-            what = "at least once: after a crash, records that went to the fallback shortly before may be there twice"
+            what = (
+                "at least once: after a crash, records that went to the fallback shortly before may be in its "
+                "topic twice"
+            )
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
         if not settings.transactions:
             what = (

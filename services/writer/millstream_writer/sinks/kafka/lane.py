@@ -81,10 +81,9 @@ class KafkaSinkLane(KeptLane[Message]):
             raise DamageError(
                 codes.SINK_AHEAD,
                 f"{self._owner.where}: the topic {self._spec.topic!r} has records up to frame {self._frame} at "
-                f"sequence {sequence}, where the buffer holds {held} now, and the lane's mark is at "
-                f"{self._owner.start.sequence}: what the pipeline keeps is older than the topic. No record was left "
-                "out or written. Put back the data directory that was there when the records were written. "
-                f"{self._broker.by_hand}",
+                f"sequence {sequence}, but the buffer now holds {held} there, and the lane's mark is at "
+                f"{self._owner.start.sequence}: the pipeline's data is older than the topic. No record was skipped "
+                f"or written. Restore the data directory that belongs to the topic. {self._broker.by_hand}",
             )
 
     def _open(self) -> None:
@@ -119,7 +118,7 @@ class KafkaSinkLane(KeptLane[Message]):
         """After a failed transaction: returns when the write may be looked at again, raises when it cannot go on."""
         if broken.undecided:
             _log.warning(
-                "%s: Kafka did not answer a commit (%s); looking whether it happened", self._owner.where, broken
+                "%s: Kafka did not answer a commit (%s); checking whether it took effect", self._owner.where, broken
             )
             while True:
                 try:
@@ -129,7 +128,7 @@ class KafkaSinkLane(KeptLane[Message]):
                     # The write cannot be given back while it is not known what became of it.
                     if isinstance(error, DamageError):
                         raise
-                    _log.warning("%s: a commit is undecided: %s", self._owner.where, error)
+                    _log.warning("%s: the outcome of a commit is not known: %s", self._owner.where, error)
         if (stop := refusal(broken.error, self._spec.topic, self._owner.where)) is not None:
             raise stop from broken
         if broken.error.code() not in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH):

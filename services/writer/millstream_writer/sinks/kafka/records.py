@@ -62,7 +62,7 @@ def convert(frame: Frame, bytes_max: int, *, set_key: bool) -> Converted[Message
         size = len(value) + len(key or b"") + MESSAGE_OVERHEAD_BYTES
         size += sum(len(name.encode()) + len(text or b"") + _HEADER_OVERHEAD_BYTES for name, text in headers or ())
         if size > bytes_max:
-            detail = f"{size} bytes, and its max.message.bytes is {bytes_max}: raise that, or see `retryStrategy`"
+            detail = f"{size} bytes, but its max.message.bytes is {bytes_max}: raise that, or see `retryStrategy`"
             failures.append(SinkFailure(row, TOO_LARGE, retryable=False, detail=detail))
         else:
             rows.append(row)

@@ -146,20 +146,20 @@ class Session:
         except ValueError:
             raise DamageError(
                 codes.TARGET_POSITION_LOST,
-                f"{self._where}: the offset of the group {self.name!r} has {found.metadata[:80]!r} where the lane's "
-                f"position should stand. {self.by_hand}",
+                f"{self._where}: the offset of the group {self.name!r} has {found.metadata[:80]!r} instead of the "
+                f"lane's position. {self.by_hand}",
             ) from None
         if marker.ledger_id != self._owner.ledger_id:
             raise UserError(
                 codes.TARGET_OF_ANOTHER_RUN,
                 f"{self._where}: the topic {self._spec.topic!r} has records of another run of this pipeline "
-                f"({marker.ledger_id}; this is {self._owner.ledger_id}). Nothing was written. Write to another topic, "
-                f"or put back the data directory of that run. {self.by_hand}",
+                f"({marker.ledger_id}; this is {self._owner.ledger_id}). Nothing was written. Write to another "
+                f"topic, or restore the data directory of that run. {self.by_hand}",
             )
         if marker.epoch > self._owner.epoch:
             raise FencedError(
                 codes.OUTPUT_TAKEN_OVER,
-                f"{self._where}: the topic knows an owner of the lane with epoch {marker.epoch}; this one has "
+                f"{self._where}: the topic has a newer owner of the lane, with epoch {marker.epoch}; this one has "
                 f"{self._owner.epoch}",
             )
         return marker
@@ -273,19 +273,19 @@ class Session:
             return
         raise DamageError(
             codes.TARGET_POSITION_LOST,
-            f"{self._where}: the lane's mark is at {self._owner.start.sequence}, and the group {self.name!r} has no "
-            f"offset that says which of its records are in the topic {self._spec.topic!r}. Kafka forgets it "
-            "`offsets.retention.minutes` (7 days) after the pipeline has stopped; a topic that the pipeline has not "
-            f"written to before has none either. Nothing was written. {self.by_hand}",
+            f"{self._where}: the lane's mark is at {self._owner.start.sequence}, but the group {self.name!r} has no "
+            f"offset that says which of its records are in the topic {self._spec.topic!r}. Kafka deletes the offset "
+            "`offsets.retention.minutes` (7 days) after the pipeline has stopped; a topic that the pipeline has "
+            f"not written to before has none either. Nothing was written. {self.by_hand}",
         )
 
     @property
     def by_hand(self) -> str:
         """How the user says that the lane's mark is right."""
         return (
-            "See which records are at the end of the topic. For the lane to continue after its mark: "
-            "kafka-consumer-groups.sh --bootstrap-server … --reset-offsets --to-offset 0 --execute "
-            f"--group {self.name} --topic {self._spec.topic}:0"
+            "See which records are at the end of the topic. To let the lane continue after its mark: "
+            "kafka-consumer-groups.sh --bootstrap-server … --reset-offsets --to-offset 0 --execute --group "
+            f"{self.name} --topic {self._spec.topic}:0"
         )
 
     def _is_empty(self) -> bool:

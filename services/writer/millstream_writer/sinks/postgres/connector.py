@@ -30,7 +30,7 @@ class _Postgres(SinkConnector[PostgresSink]):
     packages: ClassVar[Mapping[str, str]] = {"asyncpg": "millstream[postgres]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
-        "exactly once: each transaction holds the rows and the position behind them, under the owner's epoch",
+        "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
     )
 
     def guarantee(self, settings: PostgresSink, *, fallback: bool) -> Guarantee:

@@ -182,7 +182,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
             fresh = Kept(owner.ledger_id, owner.epoch, token, owner.start, "")
             await target.begin_lane(connection, owner.pipeline, owner.name, fresh)
             kept = await target.kept(connection, owner.pipeline, owner.name)
-            assert kept is not None, "it was made, or another owner had made it"
+            assert kept is not None, "this owner or another one has inserted it"
         remedy = f"`DELETE FROM {target.positions} WHERE pipeline = '{owner.pipeline}' AND lane = '{owner.name}'`"
         await check_kept(owner, kept, table, remedy, ours=kept.owner.startswith(self._identity))
         await target.own(connection, owner.pipeline, owner.name, owner.epoch, token)

@@ -142,7 +142,7 @@ class Target:
             return []
         names = ", ".join(self._settings.keys)
         what = f"{self._settings.table} has no primary key and no unique index on exactly ({names})"
-        return [Fault(("keys",), what, "one, by which `upsert` finds the row")]
+        return [Fault(("keys",), what, "a unique index, by which `upsert` finds the row")]
 
     # The lane's row
 

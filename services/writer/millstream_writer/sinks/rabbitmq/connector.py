@@ -23,7 +23,7 @@ _NAME_BYTES_MAX = 255
 def _checked_name(written: str) -> str:
     if len(written.encode()) > _NAME_BYTES_MAX:
         what = f"{written[:40]!r}… has {len(written.encode())} bytes"
-        raise problem(codes.VALUE_MALFORMED, what, f"{_NAME_BYTES_MAX} at most")
+        raise problem(codes.VALUE_MALFORMED, what, f"at most {_NAME_BYTES_MAX}")
     return written
 
 
@@ -41,12 +41,12 @@ class RabbitSink(RabbitServer):
 class _Rabbit(SinkConnector[RabbitSink]):
     encoded = True
     model = RabbitSink
-    meaning = "An exchange of RabbitMQ, or a queue."
+    meaning = "To an exchange or a queue of RabbitMQ."
     packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
-        "at least once; each message has an id (`message_id`), the same whenever it is sent, by which a reader leaves "
-        "out what is repeated",
+        "at least once; each message has an id (`message_id`) that is the same on every attempt, by which a reader "
+        "can drop duplicates",
     )
     whole = True
 

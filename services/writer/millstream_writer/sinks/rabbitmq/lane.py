@@ -34,7 +34,7 @@ from millstream_writer.sinks.carried import EVENT_TIME, KEYS, OURS, keys_text, m
 from millstream_writer.sinks.rabbitmq.connector import RabbitSink
 from millstream_writer.sinks.reaching import first_try
 
-UNROUTED = "no queue takes it"
+UNROUTED = "no queue accepts it"
 HEADER = "header cannot be written"
 _SHORT_BYTES_MAX = 255
 """Of names of headers, and of ids."""
@@ -134,8 +134,8 @@ class RabbitSinkLane(UnkeptLane):
                 detail = f"{settings.exchange or 'the default exchange'}, routing key {settings.routing_key}"
                 refused.append(SinkFailure(row, UNROUTED, retryable=False, detail=detail))
             elif isinstance(answer, exceptions.DeliveryError):
-                what = f"{self._owner.where}: RabbitMQ at {settings.host}:{settings.port} does not take a message now"
-                raise RetryLaterError(codes.TARGET_AWAY, f"{what}: its queue is full, or cannot be written")
+                what = f"{self._owner.where}: RabbitMQ at {settings.host}:{settings.port} does not accept messages now"
+                raise RetryLaterError(codes.TARGET_AWAY, f"{what}: its queue is full, or cannot be written to")
             elif isinstance(answer, BaseException):
                 raise answer
         return refused

@@ -51,7 +51,7 @@ class RedisSink(RedisServer):
         for name, value in given.items():
             if value is not None:
                 what = f"`{name}` has no effect with `mode: {self.mode}`"
-                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "another `mode`, or without it")
+                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "another `mode`, or remove it")
 
     @property
     def target(self) -> str:
@@ -67,12 +67,15 @@ class _Redis(SinkConnector[RedisSink]):
     packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
-        "exactly once: one script writes the records and the position behind them, under the owner's epoch",
+        "exactly once: one script writes the records and the position after them, under the owner's epoch",
     )
 
     def guarantee(self, settings: RedisSink, *, fallback: bool) -> Guarantee:
         if fallback:
-            what = "at least once: after a crash, records that went to the fallback shortly before may be there twice"
+            what = (
+                "at least once: after a crash, records that went to the fallback shortly before may be in its "
+                "target twice"
+            )
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
         return self.promise
 

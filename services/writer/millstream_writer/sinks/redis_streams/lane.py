@@ -91,7 +91,9 @@ class RedisSinkLane(KeptLane[Put]):
         if what == b"kind":
             key, kind = (text.decode(errors="replace") for text in more)
             what = f"{owner.where}: the key {key!r} is a {kind}, and `mode: {settings.mode}` needs a {settings.mode}"
-            raise UserError(codes.TARGET_UNFIT, f"{what}. Remove it, or name another. Nothing of the batch was written")
+            raise UserError(
+                codes.TARGET_UNFIT, f"{what}. Remove it, or name another key. Nothing of the batch was written"
+            )
 
     async def _replaced(self, link: Link) -> Exception:
         """Why the lane is not ours any more."""
@@ -154,8 +156,8 @@ class RedisSinkLane(KeptLane[Put]):
     def _lost(self) -> DamageError:
         return DamageError(
             codes.TARGET_POSITION_LOST,
-            f"{self._owner.where}: the lane has written to {self._settings.target}, up to sequence "
-            f"{self._durable.sequence}, and the key {self._key!r} that says so is gone: Redis lost it at a "
+            f"{self._owner.where}: the lane has written to {self._settings.target} up to sequence "
+            f"{self._durable.sequence}, but the key {self._key!r} that records this is missing: Redis lost it at a "
             f"restart, or it was removed. Nothing was written now. See which records are there; {self._by_hand()}",
         )
 
@@ -163,8 +165,8 @@ class RedisSinkLane(KeptLane[Put]):
         """How the user says that the lane's mark is right."""
         run, (sequence, record) = self._owner.ledger_id, self._owner.start
         return (
-            "for the lane to continue after its mark: "
-            f"`HSET '{self._key}' run {run} epoch 0 owner '' sequence {sequence} record {record} frame ''`"
+            f"to let the lane continue after its mark: `HSET '{self._key}' run {run} epoch 0 owner '' sequence "
+            f"{sequence} record {record} frame ''`"
         )
 
 
@@ -185,7 +187,12 @@ async def _faults(settings: RedisSink, link: Link) -> list[tuple[str, str]]:
             return []
         return [(f"the key {target!r} is a {kind}", "a stream, or a key that does not exist")]
     if hash_tag(target) == target and await in_cluster(link):
-        return [(f"in a cluster the keys that begin with {target!r} are on several servers", "a hash tag, `{orders}:`")]
+        return [
+            (
+                f"in a cluster the keys that begin with {target!r} are on several servers",
+                "in a cluster the keys that begin with {target} are on different servers",
+            )
+        ]
     return []
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
 
 _PLAIN = (
-    "at least once; each message has an id (the attribute `Millstream-Id`), the same whenever it is sent, by which a "
-    "reader leaves out what is repeated"
+    "at least once; each message has an id (the attribute `Millstream-Id`) that is the same on every attempt, by "
+    "which a reader can drop duplicates"
 )
 
 
@@ -29,7 +29,7 @@ class SqsSink(SqsQueue):
 
 class _Sqs(SinkConnector[SqsSink]):
     model = SqsSink
-    meaning = "A queue of Amazon SQS."
+    meaning = "To a queue of Amazon SQS."
     packages: ClassVar[Mapping[str, str]] = {"aiobotocore": "millstream[sqs]"}
     promise = Guarantee(GuaranteeId.AT_LEAST_ONCE, _PLAIN)
     whole = True
@@ -37,7 +37,7 @@ class _Sqs(SinkConnector[SqsSink]):
     def guarantee(self, settings: SqsSink, *, fallback: bool) -> Guarantee:
         if not settings.fifo:
             return self.promise
-        what = "at least once; a message that is sent again within five minutes is left out by the FIFO queue"
+        what = "at least once; the FIFO queue drops a message that is sent again within five minutes"
         return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
 
     def notes(self, settings: SqsSink, path: Path) -> Iterator[tuple[Path, str]]:

@@ -59,7 +59,7 @@ class SqsSinkLane(UnkeptLane):
         for failed in answer.get("Failed", ()):
             said = f"{failed.get('Code')}: {failed.get('Message')}"
             if not failed.get("SenderFault"):
-                what = f"{self._owner.where}: SQS at {self._settings.address} does not take a message now: {said}"
+                what = f"{self._owner.where}: SQS at {self._settings.address} does not accept messages now: {said}"
                 raise RetryLaterError(codes.TARGET_AWAY, what)
             refused.append(SinkFailure(int(failed["Id"]), REFUSED, retryable=False, detail=said))
         return refused

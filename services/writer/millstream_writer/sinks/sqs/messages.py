@@ -12,8 +12,8 @@ from millstream_writer.sinks.carried import EVENT_TIME, KEYS, OURS, RECORD_ID, k
 
 BYTES_MAX = 256 * 1024
 """Of the messages of a request, and so of one: what every queue takes."""
-TOO_LARGE = "record is larger than SQS takes"
-NOT_TEXT = "value is not text that SQS takes"
+TOO_LARGE = "record is too large for SQS"
+NOT_TEXT = "value is not text that SQS accepts"
 HEADER = "header cannot be written"
 _ATTRIBUTES_MAX = 10
 _ID_CHARACTERS_MAX = 128
@@ -87,14 +87,16 @@ def _attributes(given: Mapping[str, bytes], ours: Mapping[str, str], keys: Seque
         if name.lower().startswith(OURS):
             continue
         if _ATTRIBUTE.fullmatch(name) is None:
-            raise ValueError(f"{name[:80]!r} is not a name of an attribute: letters, digits, `_`, `-` and `.`")
+            raise ValueError(f"{name[:80]!r} is not a valid attribute name: letters, digits, `_`, `-` and `.`")
         if not value:
             raise ValueError(f"the value of {name!r} is empty")
         attributes[name] = _attribute(value)
     texts = {**ours, **({KEYS: keys_text(keys)} if keys else {})}
     attributes |= {name: {"DataType": "String", "StringValue": text} for name, text in texts.items()}
     if len(attributes) > _ATTRIBUTES_MAX:
-        raise ValueError(f"it has {len(attributes)} headers with ours; a message has {_ATTRIBUTES_MAX} at most")
+        raise ValueError(
+            f"it has {len(attributes)} headers, counting those of the sink; a message has at most {_ATTRIBUTES_MAX}"
+        )
     return attributes
 
 

@@ -25,11 +25,12 @@ class UserSink(Program):
 
 class _Udsink(SinkConnector[UserSink]):
     model = UserSink
-    meaning = "To a program of the user's."
+    meaning = "To a user-defined function."
     asks_for_fallback = True
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
-        "at least once: after a crash the program gets records again, with the same ids, by which it can tell",
+        "at least once: after a crash the function gets records again, with the same ids, by which it can "
+        "recognize them",
     )
 
     def open(self, settings: UserSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:

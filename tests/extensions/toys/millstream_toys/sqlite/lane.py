@@ -41,7 +41,7 @@ class _SqliteLane:
                 )
             if not transaction.execute(_FENCE, (epoch, owner.name, epoch)).rowcount:
                 raise FencedError(
-                    codes.OUTPUT_TAKEN_OVER, f"{owner.where}: the table knows an owner with epoch {epoch} or more"
+                    codes.OUTPUT_TAKEN_OVER, f"{owner.where}: the table has an owner with epoch {epoch} or more"
                 )
         self._durable = max(self._durable, Position(*position))
 
