@@ -127,8 +127,9 @@ def check_url(server: str, schemes: tuple[str, ...]) -> None:
     if parts.username is not None or parts.password is not None:
         raise UserError(
             codes.BROKER_ADDRESS,
-            f"the URL of the broker at {parts.hostname} has a user or password in it, which every user of this machine "
-            "can read off the command line; put them into a file and name it with --broker-access (deploy/README.md)",
+            f"the URL of the broker at {parts.hostname} has a user or password in it, which every user of this "
+            "machine can read from the command line. Put them into a file, and pass it with --broker-access "
+            "(deploy/README.md)",
         )
     try:
         valid = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -159,7 +160,7 @@ def tls_context(files: TlsFiles, base: Path, path: Path) -> ssl.SSLContext:
     except (OSError, ssl.SSLError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            codes.CERTIFICATES, f"{path}: tls: the certificates cannot be used: {reason}; they are PEM files"
+            codes.CERTIFICATES, f"{path}: tls: the certificates cannot be used: {reason}; they must be PEM files"
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

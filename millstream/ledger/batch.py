@@ -90,15 +90,16 @@ def _check(commit: Commit, sizes: Sequence[int]) -> None:
     if len(sizes) > limits.COMMIT_MESSAGES_MAX:
         raise MillstreamError(
             codes.BROKER_ANSWER,
-            f"a commit of lane {commit.lane} has {len(sizes)} messages; at most {limits.COMMIT_MESSAGES_MAX} "
-            "are one batch",
+            f"a commit of lane {commit.lane} has {len(sizes)} messages; the limit for one batch is "
+            f"{limits.COMMIT_MESSAGES_MAX}",
         )
     for size in sizes:
         if size > limits.MESSAGE_BYTES_MAX - ENVELOPE_BYTES:
             raise UserError(
                 codes.RECORD_TOO_LARGE,
-                f"a frame of {size} bytes that lane {commit.lane} commits is larger than a message of the broker "
-                f"({limits.MESSAGE_BYTES_MAX} bytes, less {ENVELOPE_BYTES} for headers); make the record smaller",
+                f"lane {commit.lane} commits a frame of {size} bytes, but a message of the broker has at most "
+                f"{limits.MESSAGE_BYTES_MAX} bytes, of which {ENVELOPE_BYTES} are for headers. Make the record "
+                "smaller",
             )
 
 

@@ -19,7 +19,7 @@ from millstream.record import BufferId
 def readable(stored: StoredFrame) -> Frame:
     """The frame, checked. Raises `ValueError` that says why it cannot be used."""
     if stored.witness is None:
-        raise ValueError("it has no name that can be read, so no lane has written it")
+        raise ValueError("its name cannot be read, so no lane has written it")
     try:
         frame = Frame.decode(stored.data)
     except DamageError as error:

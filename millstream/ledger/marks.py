@@ -35,6 +35,6 @@ def lost_mark(lane: LaneId, after: int, stored: StoredMark | None) -> DamageErro
     found = "is gone" if stored is None else f"is back at {stored.sequence}"
     return DamageError(
         codes.LEDGER_CUT,
-        f"the mark of lane {lane}, which was at sequence {after}, {found}: the ledger of vertex {lane.vertex} has lost "
-        f"its end, was set back or was rebuilt. {REPAIR}",
+        f"the mark of lane {lane}, which was at sequence {after}, {found}: the ledger of vertex {lane.vertex} lost "
+        f"its latest data, was rolled back or was rebuilt. {REPAIR}",
     )

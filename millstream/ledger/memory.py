@@ -307,8 +307,8 @@ class MemoryLedger:
         if self._stream.last_sequence < after:
             raise DamageError(
                 codes.LEDGER_CUT,
-                f"{subject} was read up to sequence {after}, and {self._id} holds sequences up to "
-                f"{self._stream.last_sequence}: it has lost its end. {REPAIR}",
+                f"{subject} was read up to sequence {after}, but {self._id} holds sequences up to "
+                f"{self._stream.last_sequence}: it lost its latest data. {REPAIR}",
             )
         if check.last is not None:
             check.stored(self._stream.witness(check.last.sequence))
@@ -436,8 +436,8 @@ class MemoryBroker:
         if self._require is not DurabilityLevel.MEMORY:
             raise DurabilityError(
                 codes.NOT_DURABLE,
-                f"a broker in memory keeps nothing, and durability {self._require.value!r} is required; ask for "
-                "'memory' by name",
+                f"a broker in memory does not keep data on disk, but durability {self._require.value!r} is "
+                "required; ask for 'memory' by name",
             )
         stream = self._streams.get(vertex)
         if stream is None:

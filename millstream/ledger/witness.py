@@ -24,7 +24,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 NAME = "Millstream-Frame"
 """Header of a frame: its `Witness.name`."""
 _NAME = re.compile(r"(\S+) ([1-9][0-9]{0,18}) ([0-9a-f]{16})")
-REPAIR = "Restore it, or see what `millstream repair` says; or start the pipeline over"
+REPAIR = "Restore it, see the advice of `millstream repair`, or start the pipeline over"
 """The way on from damage."""
 
 
@@ -109,15 +109,15 @@ class ReadCheck:
         """What the buffer holds at `last`. Raises `DamageError` when it is not that."""
         if self.last is None or found == self.last:
             return
-        there = f"frame {found.number} of lane {found.lane}, of another commit" if found else "no frame of it"
+        there = f"frame {found.number} of lane {found.lane}, of another commit" if found else "no frame of this lane"
         if found is not None and (found.lane, found.number) != (self.last.lane, self.last.number):
             there = f"frame {found.number} of lane {found.lane}"
         raise DamageError(
             codes.LEDGER_CUT,
             f"{self._subject}: the last frame that was read, frame {self.last.number} of lane {self.last.lane} at "
-            f"sequence {self.last.sequence}, is not there any more: {self._stream} holds {there} at that sequence. It "
-            "lost its end or was set back, and may have been written again since; no record that came after was used. "
-            f"{REPAIR}",
+            f"sequence {self.last.sequence}, no longer exists: {self._stream} holds {there} at that sequence. It "
+            "lost its latest data or was rolled back, and may have been written again since; no later record was "
+            f"used. {REPAIR}",
         )
 
     def next(self, found: Witness | None, sequence: int) -> None:
@@ -140,9 +140,9 @@ class ReadCheck:
         if expected is None and before is not None and found.number != before + 1:
             raise DamageError(
                 codes.BUFFER_GAP,
-                f"{self._subject}: after frame {before} of lane {found.lane} comes frame {found.number}, at sequence "
-                f"{sequence}; what lies between sequences {self._after} and {sequence} of {self._stream} is damaged. "
-                f"{REPAIR}",
+                f"{self._subject}: frame {before} of lane {found.lane} is followed by frame {found.number}, at "
+                f"sequence {sequence}: the data between sequences {self._after} and {sequence} of {self._stream} is "
+                f"damaged. {REPAIR}",
             )
         self._numbers[found.lane] = found.number
         self._after = sequence

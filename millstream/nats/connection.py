@@ -152,8 +152,8 @@ class BrokerConnection:
             reason = self._client.last_error or error
             raise InfrastructureError(
                 codes.BROKER_UNREACHABLE,
-                f"the NATS server at {self.place} could not be reached in {timeout_s:g} s ({reason!r}); "
-                "see that it runs, and that the address is right",
+                f"the NATS server at {self.place} could not be reached in {timeout_s:g} s ({reason!r}). Check that "
+                "it is running and that the address is right",
             ) from error
         finally:
             self._opening = None
@@ -218,7 +218,7 @@ class BrokerConnection:
             timer.cancel()
             answer.cancel()
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            raise UnansweredError("no server answers requests to JetStream there")
+            raise UnansweredError("no server there answers JetStream requests")
         return message
 
     async def publish(
@@ -291,7 +291,7 @@ class BrokerConnection:
             + (
                 ""
                 if self._access.outside
-                else ", or make the users again with `millstream broker config` (deploy/README.md)"
+                else ", or create the users again with `millstream broker config` (deploy/README.md)"
             )
         )
         for token in waiting:
@@ -312,13 +312,13 @@ class BrokerConnection:
         self._up.clear()
         self._losses += 1
         if not self._closing:
-            _log.warning("connection to the NATS server at %s lost; trying until it is back", self.place)
+            _log.warning("connection to the NATS server at %s lost; reconnecting", self.place)
         self._fail_answers()
         for listener in list(self._loss_listeners):
             listener()
 
     async def _on_back(self) -> None:
-        _log.info("connection to the NATS server at %s is back", self.place)
+        _log.info("reconnected to the NATS server at %s", self.place)
         self._up.set()
 
     async def _on_closed(self) -> None:
@@ -333,7 +333,7 @@ class BrokerConnection:
             _log.warning("the client dropped a message from %s: %r", self.place, error)
         elif not self._inbox and isinstance(error, ssl.SSLError):
             self._give_up_opening(
-                f"no encrypted connection to the NATS server at {self.place} can be made: "
+                f"cannot make an encrypted connection to the NATS server at {self.place}: "
                 f"{getattr(error, 'verify_message', '') or error}; see `tls`"
                 + ("" if self._access.outside else " in the broker's access file")
             )
@@ -341,8 +341,8 @@ class BrokerConnection:
             # The client would try again, with the same credentials.
             reason = str(error).removeprefix("nats: ").strip("' \r\n")
             self._give_up_opening(
-                f"the NATS server at {self.place} refuses {self._access.identity} ({reason}); see that the credentials "
-                "are those of a user it knows"
+                f"the NATS server at {self.place} refuses {self._access.identity} ({reason}). Check that the "
+                "credentials are those of a user that the server has"
             )
         elif (violation := _VIOLATION.search(str(error))) is not None:
             self._on_violation(violation["kind"], violation["subject"])
@@ -408,7 +408,7 @@ class _AbortingTransport(TcpTransport):
     def write(self, payload: bytes) -> None:
         # The client encrypts when the server says so, and would tell its credentials to any that does not.
         if self._must_encrypt and not self._encrypts:
-            raise ssl.SSLError("it offers no encryption")
+            raise ssl.SSLError("it does not offer encryption")
         super().write(payload)  # type: ignore[no-untyped-call]  # as its base class is
 
     async def wait_closed(self) -> None:

@@ -84,7 +84,7 @@ def translated(connection: BrokerConnection, where: str) -> Iterator[None]:
         raise
     except ApiError as error:
         if error.code in PASSING:
-            raise RetryLaterError(codes.TARGET_AWAY, f"{place} cannot do it now: {error}") from error
+            raise RetryLaterError(codes.TARGET_AWAY, f"{place} cannot do it at the moment: {error}") from error
         raise UserError(codes.TARGET_UNFIT, f"{place}: {error}") from error
     except nats_errors.MaxPayloadError as error:
         raise UserError(codes.TARGET_UNFIT, f"{place}: a message is larger than its max_payload") from error

@@ -26,7 +26,7 @@ def _checked_url(written: str) -> str:
             valid = False
         if not valid or "@" in server:
             what = f"{server.rpartition('@')[2].strip()!r} is not the address of a NATS server"
-            expected = "nats://host:port, or tls://host:port; `auth` beside it; several with commas between them"
+            expected = "nats://host:port, or tls://host:port, several separated by commas; set `auth` separately"
             raise problem(codes.VALUE_MALFORMED, what, expected)
     return written
 
@@ -44,7 +44,7 @@ def checked_filter(written: str) -> str:
     """One to read, or several. Raises a problem."""
     for name in filters_of(written):
         if not is_subject(name):
-            what = f"{name!r} is not a subject, nor a pattern of some"
+            what = f"{name!r} is not a subject or a pattern of subjects"
             raise problem(codes.VALUE_MALFORMED, what, "orders.new, orders.*, or orders.>")
     return written
 
@@ -85,13 +85,13 @@ class NatsBasic(SpecModel):
     noun = "basic"
 
     user: TextOrReference
-    """The user's name, or where it stands."""
+    """The user's name, or a reference to it."""
     password: Secret
-    """Where the password stands: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
+    """The password: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
 
 
 class NatsAuth(SpecModel):
-    """How the server knows the pipeline: one of these."""
+    """How the pipeline identifies itself to the server: one of these."""
 
     noun = "auth"
 
@@ -102,29 +102,31 @@ class NatsAuth(SpecModel):
     nkey: Secret | None = None
     """By the seed of an NKey (it begins with SU)."""
     creds: Text | None = None
-    """By a user's JWT and seed: the file that `nsc` wrote, relative to the pipeline file, read at every connection."""
+    """By a user's JWT and seed: the file that `nsc` wrote, relative to the pipeline file, read for every connection."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One way to say who one is."""
         ways = [name for name in ("basic", "token", "nkey", "creds") if data.get(name) is not None]
         if len(ways) != 1:
-            what = f"it has {', '.join(f'`{way}`' for way in ways) or 'none'} of the ways to say who connects"
+            what = (
+                f"it has {', '.join(f'`{way}`' for way in ways) or 'none'}, but needs exactly one kind of credentials"
+            )
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`basic`, `token`, `nkey` or `creds`")
 
 
 class NatsServer(SpecModel):
-    """A server, or several of a cluster, and who connects to it."""
+    """A server, or several of a cluster, and the credentials for it."""
 
     noun = "a NATS connection"
 
     url: Annotated[Text, After(_checked_url)]
-    """The server, `nats://host:port`, or `tls://host:port`; several of a cluster with commas between them."""
+    """The server, `nats://host:port`, or `tls://host:port`; several of a cluster, separated by commas."""
     auth: NatsAuth | None = None
-    """Who connects. Default: the server asks for nothing."""
+    """Credentials. Default: none."""
     tls: ServerTls | None = None
-    """Encrypts the connection, and says which certificates count. Default: those of the authorities of the system where
-    `url` says `tls://`, else no encryption."""
+    """Encrypts the connection, and says which certificates are accepted. Default: those of the authorities of the
+    system if `url` says `tls://`, else no encryption."""
     timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
     """How long a vertex waits for the server when it starts, and for each answer. Duration, default 10s."""
 
@@ -138,4 +140,4 @@ def server_notes(settings: NatsServer, path: Path) -> Iterator[tuple[Path, str]]
     """What to know about the way to a server."""
     hosts = [urlsplit(server.strip()).hostname or "" for server in settings.url.split(",")]
     if settings.auth is not None and not settings.encrypted and not all(map(stays_on_this_machine, hosts)):
-        yield (*path, "url"), "credentials and records go to the server in the clear; `tls: {}` encrypts them"
+        yield (*path, "url"), "credentials and records are sent to the server unencrypted; `tls: {}` encrypts them"

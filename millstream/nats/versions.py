@@ -31,7 +31,7 @@ def check_version(server: Mapping[str, Any], place: str) -> None:
     wanted = ".".join(map(str, VERSION_MIN))
     raise InfrastructureError(
         codes.BROKER_VERSION,
-        f"the broker at {place} is NATS {version}; Millstream needs {wanted} or later: older ones take no "
-        "commits after some that were refused, or leave one half stored. Replace the server's program; its data can "
-        "stay",
+        f"the broker at {place} is NATS {version}; Millstream needs {wanted} or later: after some refused commits, "
+        "older versions accept no more commits, or leave one half stored. Replace the server's program; its data "
+        "can stay",
     )

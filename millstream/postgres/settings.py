@@ -17,12 +17,12 @@ SslMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 
 
 class PostgresServer(SpecModel):
-    """A database, and who connects to it."""
+    """A database, and the role that connects to it."""
 
     noun = "a postgres connection"
 
     host: Text = "localhost"
-    """Name or address of the server; a path that begins with `/` is the directory of its unix socket."""
+    """Name or address of the server. A path that begins with `/` is the directory of its unix socket."""
     port: Annotated[int, Strict(ge=1, le=65535)] = 5432
     """Port of the server."""
     database: Text
@@ -30,17 +30,17 @@ class PostgresServer(SpecModel):
     user: Text
     """Name of the role that connects."""
     password: TextOrReference | None = None
-    """Its password, as `{env: NAME}` or `{file: PATH}`. Default: what `PGPASSWORD` or `~/.pgpass` has, if anything."""
+    """Its password, as `{env: NAME}` or `{file: PATH}`. Default: the one in `PGPASSWORD` or `~/.pgpass`, if any."""
     sslmode: SslMode = "prefer"
-    """Whether the connection is encrypted: `disable`, `prefer` (where the server can), `require`, `verify-ca` (its
-    certificate is looked at) or `verify-full` (and that it is for this host). Nothing weaker than `verify-full` keeps a
-    stranger between the two out."""
+    """Whether the connection is encrypted: `disable`, `prefer` (if the server can), `require`, `verify-ca` (its
+    certificate is checked) or `verify-full` (its host name, too). Only `verify-full` protects against an attacker
+    between the two."""
     ssl_root_cert: Text | None = None
-    """File with the certificates of the authorities that the server's may come from, as PEM, relative to the pipeline
+    """File with the certificates of the authorities that may have issued the server's, as PEM, relative to the pipeline
     file. Default: those of this system."""
     timeout_s: PositiveDuration = field(default=60.0, alias="timeout")
-    """Longest time for one transaction or one read; then the connection is given up, and it is tried again. Duration,
-    default 1m."""
+    """Longest time for one transaction or one read. After it, the connection is closed and a new one is tried.
+    Duration, default 1m."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Certificates where they are looked at."""
@@ -52,11 +52,14 @@ class PostgresServer(SpecModel):
 def server_notes(settings: PostgresServer, path: Path) -> Iterator[tuple[Path, str]]:
     """What to know about the way to a server."""
     if isinstance(settings.password, str):
-        yield (*path, "password"), "`password` stands in the file; `{env: NAME}` or `{file: PATH}` keeps it out"
+        yield (
+            (*path, "password"),
+            "the value of `password` is in the pipeline file; use `{env: NAME}` or `{file: PATH}` instead",
+        )
     if not settings.sslmode.startswith("verify") and not stays_on_this_machine(settings.host.lower()):
         if settings.host.startswith("/"):
             return
-        what = f"with `sslmode: {settings.sslmode}` nothing shows that {settings.host} is the server that is meant"
+        what = f"`sslmode: {settings.sslmode}` does not verify that {settings.host} is the intended server"
         yield (*path, "sslmode"), f"{what}; `verify-full` does"
 
 

@@ -126,7 +126,9 @@ async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, 
             raise
         else:
             return link
-    raise RetryLaterError(codes.TARGET_AWAY, f"{where}: the servers of the Redis cluster at {server.host} name others")
+    raise RetryLaterError(
+        codes.TARGET_AWAY, f"{where}: the servers of the Redis cluster at {server.host} redirect to other servers"
+    )
 
 
 @asynccontextmanager
@@ -152,13 +154,14 @@ async def warn_unless_durable(link: Link, where: str) -> None:
     if found.get("appendonly") != "yes" or found.get("appendfsync") != "always":
         kept = "keeps nothing of what it acknowledged last" if found.get("appendonly") == "yes" else "keeps nothing"
         _log.warning(
-            "%s: the Redis server at %s %s when its machine stops (appendonly %s, appendfsync %s); "
-            "appendfsync always keeps all",
+            "%s: the Redis server at %s %s when its machine stops (appendonly %s, appendfsync %s); with "
+            "`appendfsync always` it keeps everything",
             where, link.place, kept, found.get("appendonly"), found.get("appendfsync"),
         )  # fmt: skip
     if found.get("maxmemory", "0") != "0" and str(found.get("maxmemory-policy")).startswith("allkeys"):
         _log.warning(
-            "%s: the Redis server at %s removes keys when it is full (maxmemory-policy %s), the position too",
+            "%s: the Redis server at %s removes keys when it is full (maxmemory-policy %s), including the lane's "
+            "position",
             where, link.place, found.get("maxmemory-policy"),
         )  # fmt: skip
 
@@ -204,7 +207,7 @@ def error_of(error: BaseException, server: RedisServer, where: str) -> Millstrea
         return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
     if isinstance(error, TimeoutError):
         return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
-    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used at the moment: {said}")
 
 
 def hash_tag(name: str) -> str:

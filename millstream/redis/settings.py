@@ -21,27 +21,28 @@ _PORT = 6379
 _checked_url = address_check(
     "the address of a Redis server",
     _SCHEMES,
-    "redis://host:port, or rediss:// with TLS, a database behind a `/`; `user` and `password` beside it",
+    "redis://host:port, or rediss:// with TLS, optionally followed by `/` and a database; set `user` and "
+    "`password` separately",
     path=lambda path: path in ("", "/") or path.removeprefix("/").isdigit(),
 )
 
 
 class RedisServer(SpecModel):
-    """A server, and who connects to it."""
+    """A server, and the user that connects to it."""
 
     noun = "a redis connection"
 
     url: Annotated[Text, After(_checked_url)]
-    """The server, `redis://host:port`, or `rediss://host:port` with TLS; the number of a database may follow behind a
-    `/`."""
+    """The server, `redis://host:port`, or `rediss://host:port` with TLS, optionally followed by `/` and the number of a
+    database."""
     user: Text | None = None
     """Name of the user that connects. Default: the server's default user."""
     password: TextOrReference | None = None
     """Its password, as `{env: NAME}` or `{file: PATH}`. Default: none."""
     tls: ServerTls | None = None
-    """Which certificates count, where `url` is `rediss://`. Default: those of the authorities of the system."""
+    """Which certificates are accepted if `url` is `rediss://`. Default: those of the authorities of the system."""
     timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
-    """How long an answer is waited for; then the connection is given up, and it is tried again. Duration, default
+    """Longest time to wait for an answer. After it, the connection is closed and a new one is tried. Duration, default
     10s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
@@ -71,6 +72,9 @@ class RedisServer(SpecModel):
 def server_notes(settings: RedisServer, path: Path) -> Iterator[tuple[Path, str]]:
     """What to know about the way to a server."""
     if isinstance(settings.password, str):
-        yield (*path, "password"), "`password` stands in the file; `{env: NAME}` or `{file: PATH}` keeps it out"
+        yield (
+            (*path, "password"),
+            "the value of `password` is in the pipeline file; use `{env: NAME}` or `{file: PATH}` instead",
+        )
     if settings.password is not None and not settings.encrypted and not stays_on_this_machine(settings.host.lower()):
-        yield (*path, "url"), "the password and the records go to the server in the clear; rediss:// encrypts them"
+        yield (*path, "url"), "the password and the records are sent to the server unencrypted; rediss:// encrypts them"

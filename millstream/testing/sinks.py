@@ -28,71 +28,71 @@ _LIMIT_S = 60.0
 
 
 class SinkConformance(ABC):
-    """Inherit from it, and say what to write into and what has arrived there."""
+    """Inherit from it, and define what to write to and what has arrived there."""
 
     @abstractmethod
     def settings(self, place: Path) -> Mapping[str, Any]:
-        """What stands under `sink:`, such as `{"sqlite": {"path": "out.db"}}`. Called for each test, with an empty
-        directory that relative paths start from; it makes what the sink needs, such as an empty table of its own."""
+        """The contents of `sink:`, such as `{"sqlite": {"path": "out.db"}}`. Called for each test, with an empty
+        directory that relative paths start from. It creates what the sink needs, such as an empty table."""
 
     @abstractmethod
     def arrived(self, place: Path) -> Sequence[int]:
-        """The member `n` of each record that a reader of the target sees, in the target's own order; records that
-        the target itself takes as repeated once."""
+        """The member `n` of each record that a reader of the target sees, in the target's own order. Records that the
+        target itself recognizes as duplicates appear once."""
 
     def stop_target(self, place: Path) -> bool:
-        """Take the target away, as a kill of its server does; False where that cannot be done, and the test is left
-        out."""
+        """Make the target unavailable, as a kill of its server does. Returns False if that is not possible; the test is
+        then skipped."""
         return False
 
     def start_target(self, place: Path) -> None:
-        """Bring it back, with what it had."""
-        raise NotImplementedError("what stops the target starts it")
+        """Start the target again, with its former contents."""
+        raise NotImplementedError("a suite that can stop its target must also start it")
 
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
-        """Settings with credentials that the target refuses, and a secret in them that no message may show; None
-        where there are none."""
+        """Settings with credentials that the target refuses, and a secret in them that no message may show; None if
+        there are none."""
         return None
 
     # The tests
 
     def test_the_settings_are_read_and_promise_something(self) -> None:
-        """A promise has a sentence; an unknown field is a problem."""
+        """The guarantee has a sentence; an unknown field is a problem."""
         with self._place() as (_, settings):
             spec = FallbackSink.model_validate(dict(settings))
-            check(spec.promise().sentence, "a promise has a sentence")
+            check(spec.promise().sentence, "the guarantee has no sentence")
             (kind,) = settings
             try:
                 FallbackSink.model_validate({kind: {**settings[kind], "noSuchField": 1}})
             except ValueError as error:
                 check("noSuchField" in str(error), f"the problem does not name the field: {error}")
             else:
-                raise AssertionError("an unknown field is taken")
+                raise AssertionError("an unknown field was accepted")
 
     def test_records_arrive_in_order_and_are_durable_after_a_flush(self) -> None:
-        """`durable` is None, or reaches the end by the flush."""
+        """`durable` is None, or has reached the end after the flush."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(settings, owner_of(place, 1)) as lane:
                 await self._write(lane, range(1, FRAMES + 1))
-                check(lane.durable in (None, Position(FRAMES)), f"it says that {lane.durable} is durable")
+                check(lane.durable in (None, Position(FRAMES)), f"the lane reports {lane.durable} as durable")
 
         self._run(run)
 
     def test_a_write_without_records_moves_it_on(self) -> None:
-        """Nothing of a stretch may be for this sink."""
+        """A batch may have no records for this sink."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(settings, owner_of(place, 1)) as lane:
                 result = await lane.write([], Position(3))
                 await lane.flush()
-                check(not any(result.failures), f"records were not taken: {result.failures}")
-                check(lane.durable in (None, Position(3)), f"it says that {lane.durable} is durable")
+                check(not any(result.failures), f"records were refused: {result.failures}")
+                check(lane.durable in (None, Position(3)), f"the lane reports {lane.durable} as durable")
 
         self._run(run, expected=())
 
     def test_an_owner_goes_on_from_a_mark_that_is_behind_the_target(self) -> None:
-        """The mark is written after the target, so what comes again is left out, from any mark."""
+        """The mark is written after the target. So repeated records are left out, from any mark."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(settings, owner_of(place, 1)) as lane:
@@ -106,7 +106,7 @@ class SinkConformance(ABC):
         self._run(run)
 
     def test_of_two_owners_the_older_has_no_effect(self) -> None:
-        """It ends with `FencedError`, however late it comes."""
+        """It ends with `FencedError`, however late it resumes."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(settings, owner_of(place, 1)) as old:
@@ -122,7 +122,7 @@ class SinkConformance(ABC):
         self._run(run)
 
     def test_a_target_of_another_run_is_refused(self) -> None:
-        """Its positions say nothing about this run's records."""
+        """Its positions say nothing about the records of this run."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(settings, owner_of(place, 1)) as lane:
@@ -135,7 +135,7 @@ class SinkConformance(ABC):
         self._run(run)
 
     def test_killed_at_calls_each_record_counts_once(self) -> None:
-        """A lane dies before, in the middle of and after calls; the next one writes all of it again."""
+        """A lane dies before, during and after calls; the next lane writes everything again."""
         moments: Sequence[tuple[int, Moment]] = [
             (1, "before"),
             *((call, "inside") for call in (1, 3, 5, 6, 7)),
@@ -153,7 +153,7 @@ class SinkConformance(ABC):
                 self._check(place, settings, ALL, f"killed {moment} call {call}")
 
     def test_a_write_that_is_given_up_leaves_nothing_half_done(self) -> None:
-        """The lane is closed in the middle of a write, as when its vertex is stopped."""
+        """The lane is closed during a write, as when its vertex is stopped."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(settings, owner_of(place, 1)) as lane:
@@ -166,7 +166,7 @@ class SinkConformance(ABC):
         self._run(run)
 
     def test_a_target_that_is_away_is_waited_for(self) -> None:
-        """A write raises `RetryLaterError` until it is back, and nothing is lost or repeated."""
+        """A write raises `RetryLaterError` until the target is available again; nothing is lost or repeated."""
         with self._place() as (place, settings):
 
             async def run() -> None:
@@ -182,10 +182,10 @@ class SinkConformance(ABC):
                     await self._write(lane, range(3, FRAMES + 1))
 
             asyncio.run(run())
-            self._check(place, settings, ALL, "away and back")
+            self._check(place, settings, ALL, "stopped and started")
 
     def test_refused_credentials_are_said_without_the_secret(self) -> None:
-        """It is for the user to change: `UserError`."""
+        """The user has to change them: `UserError`."""
         with self._place() as (place, _):
             refused = self.refused_settings(place)
             if refused is None:
@@ -199,7 +199,7 @@ class SinkConformance(ABC):
                         await lane.flush()
 
                 error = await self._refuses(UserError, open_and_write)
-                check(secret not in str(error), "a message shows the secret")
+                check(secret not in str(error), "a message contains the secret")
 
             asyncio.run(run())
 
@@ -223,7 +223,7 @@ class SinkConformance(ABC):
                     break
                 except RetryLaterError:
                     await asyncio.sleep(0.02)
-            check(not any(result.failures), f"records were not taken: {result.failures}")
+            check(not any(result.failures), f"records were refused: {result.failures}")
             await lane.tick()
         while True:
             try:
@@ -293,4 +293,4 @@ class _Place:
 def _difference(found: Sequence[int], wanted: Sequence[int]) -> str:
     missing = [number for number in wanted if number not in found]
     twice = sorted({number for number in found if list(found).count(number) > 1})
-    return f"missing {missing}, more than once {twice}, in the order {list(found)[:100]}"
+    return f"missing {missing}, duplicate {twice}, in the order {list(found)[:100]}"

@@ -30,50 +30,50 @@ _QUIET_READS = 5
 
 
 class SourceConformance(ABC):
-    """Inherit from it, and say what to read and what is there."""
+    """Inherit from it, and define what to read and which records there are."""
 
     partitions = 1
     """Lanes that share the source."""
 
     @abstractmethod
     def settings(self, place: Path) -> Mapping[str, Any]:
-        """What stands under `source:`, such as `{"countdown": {"start": 100}}`. Called for each test, with an empty
-        directory that relative paths start from; it makes the records, a hundred or so."""
+        """The contents of `source:`, such as `{"countdown": {"start": 100}}`. Called for each test, with an empty
+        directory that relative paths start from. It creates the records, about a hundred."""
 
     @abstractmethod
     def expected(self, place: Path) -> Sequence[bytes]:
-        """The values of all records that are there, in any order between lanes."""
+        """The values of all records, in any order between lanes."""
 
     def stop_target(self, place: Path) -> bool:
-        """Take the system away, as a kill of its server does; False where that cannot be done, and the test is left
-        out."""
+        """Make the system unavailable, as a kill of its server does. Returns False if that is not possible; the test is
+        then skipped."""
         return False
 
     def start_target(self, place: Path) -> None:
-        """Bring it back, with what it had."""
+        """Start the system again, with its former contents."""
         raise NotImplementedError("what stops the target starts it")
 
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
-        """Settings with credentials that the system refuses, and a secret in them that no message may show; None
-        where there are none."""
+        """Settings with credentials that the system refuses, and a secret in them that no message may show; None if
+        there are none."""
         return None
 
     # The tests
 
     def test_the_settings_are_read_and_promise_something(self) -> None:
-        """A promise has a sentence; an unknown field is a problem."""
+        """The guarantee has a sentence; an unknown field is a problem."""
         with self._place() as (_, settings):
-            check(Source.model_validate(dict(settings)).promise().sentence, "a promise has a sentence")
+            check(Source.model_validate(dict(settings)).promise().sentence, "the guarantee has no sentence")
             (kind,) = settings
             try:
                 Source.model_validate({kind: {**settings[kind], "noSuchField": 1}})
             except ValueError as error:
                 check("noSuchField" in str(error), f"the problem does not name the field: {error}")
             else:
-                raise AssertionError("an unknown field is taken")
+                raise AssertionError("an unknown field was accepted")
 
     def test_all_records_are_read_within_the_limits(self) -> None:
-        """By every lane together, each record once."""
+        """All lanes together read each record once."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             values: list[bytes] = []
@@ -97,7 +97,7 @@ class SourceConformance(ABC):
                     return
                 if not replayable:
                     check(
-                        all(batch.frame is None or batch.frame.ids_column for batch in batches), "records without ids"
+                        all(batch.frame is None or batch.frame.ids_column for batch in batches), "records have no ids"
                     )
                     return
                 whole = _values(batches)
@@ -110,13 +110,14 @@ class SourceConformance(ABC):
                         rest = _values(await self._read_all(lane, records_max=1000))
                     check(
                         rest == whole[done:],
-                        f"from {batch.position!r} it gives {len(rest)} of {len(whole) - done} records",
+                        f"from {batch.position!r} it returns {len(rest)} of {len(whole) - done} records",
                     )
 
         self._run(run)
 
     def test_a_position_that_is_none_of_its_own_is_refused(self) -> None:
-        """It says that it is unreadable, or of something else; it never starts over silently."""
+        """The error says that the position is unreadable or belongs to something else. The source never starts over
+        silently."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(place, settings) as lane:
@@ -129,12 +130,12 @@ class SourceConformance(ABC):
                 except MillstreamError as error:
                     check(str(error), "the message is empty")
                 else:
-                    raise AssertionError(f"the position {position!r} is taken")
+                    raise AssertionError(f"the position {position!r} was accepted")
 
         self._run(run)
 
     def test_a_lane_that_drains_ends_what_it_began(self) -> None:
-        """After `drain` nothing new is taken in, and reads end soon."""
+        """After `drain`, the lane accepts nothing new, and reads end soon."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(place, settings) as lane:
@@ -156,7 +157,7 @@ class SourceConformance(ABC):
         self._run(run)
 
     def test_a_system_that_is_away_is_waited_for(self) -> None:
-        """Reads give nothing until it is back; nothing is lost or repeated."""
+        """Reads return nothing until the system is available again; nothing is lost or repeated."""
         with self._place() as (place, settings):
 
             async def run() -> None:
@@ -180,7 +181,7 @@ class SourceConformance(ABC):
             asyncio.run(run())
 
     def test_refused_credentials_are_said_without_the_secret(self) -> None:
-        """It is for the user to change: `UserError`."""
+        """The user has to change them: `UserError`."""
         with self._place() as (place, _):
             refused = self.refused_settings(place)
             if refused is None:
@@ -192,7 +193,7 @@ class SourceConformance(ABC):
                     async with self._open(place, settings) as lane:
                         await lane.read(1, 1 << 20, _READ_S)
                 except UserError as error:
-                    check(secret not in str(error), "a message shows the secret")
+                    check(secret not in str(error), "a message contains the secret")
                 else:
                     raise AssertionError("no UserError was raised")
 
@@ -216,18 +217,18 @@ class SourceConformance(ABC):
         quiet = 0
         while (not batches or not batches[-1].ended) and (quiet < _QUIET_READS or (enough or 0) > _count(batches)):
             batch = await lane.read(records_max, 1 << 20, _READ_S)
-            check(batch.frame is None or 1 <= batch.frame.records <= records_max, "more records than it was asked for")
+            check(batch.frame is None or 1 <= batch.frame.records <= records_max, "more records than were asked for")
             quiet = quiet + 1 if batch.frame is None else 0
             batches.append(batch)
         if batches[-1].ended:
             last = await lane.read(records_max, 1 << 20, _READ_S)
-            check(last.frame is None, "it gives records after its end")
-            check(last.ended, "it goes on after its end")
+            check(last.frame is None, "it returned records after its end")
+            check(last.ended, "it continued after its end")
         return batches
 
     def _check(self, values: Sequence[bytes], place: Path) -> None:
         expected = self.expected(place)
-        check(sorted(values) == sorted(expected), f"it gave {len(values)} records of {len(expected)}")
+        check(sorted(values) == sorted(expected), f"it returned {len(values)} records of {len(expected)}")
 
     def _run(self, run: Any) -> None:
         with self._place() as (place, settings):

@@ -57,15 +57,15 @@ class FutureBound:
     def passed(self, watermark_us: int) -> str:
         """The message for a lane whose watermark is beyond the bound."""
         return (
-            f"the watermark is at {time_text(watermark_us)}, beyond `watermark.maxFuture`: what is older is late. "
-            "`millstream watermark` says what it costs to set it back"
+            f"the watermark is at {time_text(watermark_us)}, beyond `watermark.maxFuture`, so records with earlier "
+            "event times are late. `millstream watermark` says what it costs to set it back"
         )
 
     def stopped(self, time_us: int, named: str) -> str:
         """The message that ends a lane on a record."""
         return (
             f"{self._where}: {self.reason(time_us)}: {named}\n"
-            "Put its time right and start again (nothing was lost), raise watermark.maxFuture, or set "
+            "Correct its time and start again (nothing was lost), raise watermark.maxFuture, or set "
             "watermark.onFuture to drop or deadLetter."
         )
 
@@ -75,6 +75,6 @@ class FutureBound:
         now_s = self._clock.monotonic_s()
         if self._reported_s is not None and now_s < self._reported_s + FUTURE_REPORTED_EVERY_S:
             return
-        what = "dropped" if self.on_future is OnFailure.DROP else "dead letters"
-        _log.warning("%s: %d records become %s: %s", self._where, self._count, what, self.reason(time_us))
+        what = "dropped" if self.on_future is OnFailure.DROP else "dead-lettered"
+        _log.warning("%s: %d records were %s: %s", self._where, self._count, what, self.reason(time_us))
         self._reported_s, self._count = now_s, 0

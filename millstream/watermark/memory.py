@@ -70,7 +70,7 @@ class OtMemory:
 
     def _bucket(self, pipeline: str, vertex: str) -> _Bucket:
         if self._away:
-            raise RetryLaterError(codes.BROKER_AWAY, f"the OT store of {pipeline}/{vertex} is away")
+            raise RetryLaterError(codes.BROKER_AWAY, f"the OT store of {pipeline}/{vertex} is not available")
         return self._buckets.setdefault((pipeline, vertex), _Bucket())
 
     def _delete(self, pipeline: str, vertex: str | None) -> None:

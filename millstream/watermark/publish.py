@@ -119,7 +119,7 @@ class CoalescingPublisher:
             try:
                 await self._put(slot.key, entry)
             except FencedError as error:
-                _log.warning("lane %s: watermarks are not published any more: %s", slot.key, error)
+                _log.warning("lane %s: watermarks are no longer published: %s", slot.key, error)
                 slot.fenced = True
                 slot.stored.set()
                 self._statistics.fenced += 1
@@ -140,7 +140,7 @@ class CoalescingPublisher:
     def _note_failure(self, slot: _Slot, error: RetryLaterError) -> None:
         self._statistics.put_failures += 1
         if not self._statistics.last_error:
-            _log.warning("lane %s: its watermark could not be stored, trying until it can: %s", slot.key, error)
+            _log.warning("lane %s: its watermark could not be stored; retrying: %s", slot.key, error)
         self._statistics.last_error = str(error)
 
 

@@ -100,7 +100,7 @@ class RevisionedOtStore(ABC):
                     # All stores of a process at the same moments: their questions travel together, and the answers.
                     pause_s = until_next(limits.OT_REREAD_INTERVAL_S)
                 except self.failures as error:
-                    _log.debug("%s cannot be read, trying until it can: %r", self._name, error)
+                    _log.debug("%s cannot be read; retrying: %r", self._name, error)
                     queue.abandon_reading()
                     # A loss until now is why it failed; one from now on is news.
                     lost.clear()

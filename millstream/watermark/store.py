@@ -71,7 +71,7 @@ def decode_update(bucket: str, key: str, data: bytes) -> OtUpdate:
         raise DamageError(
             codes.WATERMARK_UNREADABLE,
             f"the watermark of lane {key} in bucket {bucket} cannot be read ({len(data)} bytes: {error}); "
-            "`millstream repair --accept-loss` removes it, and the lane publishes it again at its start",
+            "`millstream repair --accept-loss` removes it, and the lane publishes it again when it starts",
         ) from error
 
 
@@ -188,7 +188,7 @@ async def raise_epoch(read: Read, put_after: PutAfter, epoch: int) -> OtEntry | 
             raised.epoch = epoch
             await put_after(guard, raised)
         except RetryLaterError as error:
-            _log.debug("a lane's watermark cannot be taken over now: %s", error)
+            _log.debug("cannot take over a lane's watermark now: %s", error)
             await asyncio.sleep(OT_RETRY_INTERVAL_S)
         else:
             return before
@@ -200,7 +200,7 @@ async def newest(store: OtStore) -> Mapping[str, OtUpdate]:
         try:
             return await store.get_all()
         except RetryLaterError as error:
-            _log.warning("the watermarks of %s cannot be read now: %s", store.vertex, error)
+            _log.warning("cannot read the watermarks of %s now: %s", store.vertex, error)
         await asyncio.sleep(OT_RETRY_INTERVAL_S)
 
 
@@ -210,7 +210,7 @@ async def forget(store: OtStore, lane: LaneId) -> None:
         try:
             return await store.forget(lane)
         except RetryLaterError as error:
-            _log.warning("the watermark of %s cannot be removed now: %s", lane, error)
+            _log.warning("cannot remove the watermark of %s now: %s", lane, error)
         await asyncio.sleep(OT_RETRY_INTERVAL_S)
 
 
@@ -233,9 +233,11 @@ def check_own(entry: OtEntry, stored: OtEntry | None, put_before: int | None) ->
     if stored is None or stored.epoch < entry.epoch:
         return
     if stored.epoch > entry.epoch:
-        raise FencedError(codes.LANE_TAKEN_OVER, f"epoch {stored.epoch} publishes, this owner has epoch {entry.epoch}")
+        raise FencedError(
+            codes.LANE_TAKEN_OVER, f"the publisher has epoch {stored.epoch}, this owner has epoch {entry.epoch}"
+        )
     if put_before == entry.epoch and _progress(stored) > _progress(entry):
-        raise FencedError(codes.LANE_TAKEN_OVER, f"another owner of epoch {entry.epoch} publishes, and is ahead")
+        raise FencedError(codes.LANE_TAKEN_OVER, f"another owner with epoch {entry.epoch} publishes, and is ahead")
 
 
 def _progress(entry: OtEntry) -> tuple[bool, int, int, int, int]:

@@ -40,10 +40,10 @@ def make_certificate(directory: Path, name: str = "127.0.0.1", file: str = "serv
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise UserError(
-            codes.CERTIFICATES, "certificates are made by the program openssl, which is not installed here"
+            codes.CERTIFICATES, "certificates are created with the program openssl, which is not installed here"
         ) from error
     if done.returncode:
-        raise UserError(codes.CERTIFICATES, f"openssl made no certificate: {done.stderr.strip()}")
+        raise UserError(codes.CERTIFICATES, f"openssl did not create a certificate: {done.stderr.strip()}")
     made.key.chmod(0o600)
     return made
 

@@ -25,7 +25,10 @@ def context_of(tls: ServerTls, base_dir: Path, where: str) -> ssl.SSLContext:
             parts.append(resolve(tls.key, base_dir, f"{where}: tls.key"))
             _load(context, "\n".join(parts).encode())
     except (OSError, ValueError) as error:
-        what = f"{where}: `tls` has a certificate or a key that cannot be used: {error}. Each is PEM, the key open"
+        what = (
+            f"{where}: `tls` has a certificate or a key that cannot be used: {error}. Both must be PEM, and the key "
+            "must not have a passphrase"
+        )
         raise UserError(codes.CERTIFICATES, what) from error
     return context
 

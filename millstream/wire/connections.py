@@ -73,7 +73,7 @@ class Refusals:
             return
         listed = ", ".join(f"{count} x {name}" for name, count in sorted(self._untold.items()))
         last = f"; the last from {client}" if client else ""
-        _log.warning("%s refuses: %s%s", self._where, listed, last)
+        _log.warning("%s refuses connections: %s%s", self._where, listed, last)
         self._told_s = now_s
         self._untold.clear()
 

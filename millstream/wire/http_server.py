@@ -47,7 +47,7 @@ _REFUSED_LINGERING_MAX = 64
 _NO_HEAD = "no request in time"
 _UNREADABLE = "unreadable requests"
 _HANDSHAKE = "TLS handshakes"
-_DESCRIPTORS = "no descriptor left"
+_DESCRIPTORS = "no file descriptor left"
 
 
 class HttpServer:
@@ -263,8 +263,8 @@ class _Connection(web.RequestHandler):
         else:
             self._refusals.note(_UNREADABLE, self._lease.client)
         if request.writer.output_size > 0:
-            raise ConnectionError("a part of the answer is sent already")
-        reason = "the request is not HTTP as it should be" if status < 500 else http.HTTPStatus(status).phrase
+            raise ConnectionError("a part of the answer has already been sent")
+        reason = "the request is not valid HTTP" if status < 500 else http.HTTPStatus(status).phrase
         response = web.json_response({"error": reason}, status=status)
         response.force_close()
         return response

@@ -76,10 +76,11 @@ def user_error(error: KafkaError, where: str) -> UserError | None:
     """The error to stop with, where only the user can put it right; None where waiting may help."""
     code, text = error.code(), error.str()
     if code in _REFUSED:
-        what = f"{where}: Kafka refuses the connection or a right: {text}"
+        what = f"{where}: Kafka refuses the connection or an operation: {text}"
         return UserError(
             codes.TARGET_REFUSES,
-            f"{what}. Correct `sasl` or `tls`, or grant the right (docs/connectors/kafka.md has all that are needed)",
+            f"{what}. Correct `sasl` or `tls`, or grant the missing permission (docs/connectors/kafka.md lists "
+            "those that are needed)",
         )
     if code in _UNKNOWN:
         return UserError(
@@ -160,8 +161,8 @@ def reach(
                 why = heard.last.str() if heard.last is not None else error.str()
                 raise InfrastructureError(
                     codes.TARGET_AWAY,
-                    f"{where}: no answer of Kafka at {', '.join(cluster.brokers)} within {cluster.timeout_s:g} s: "
-                    f"{why}. See that the brokers run and that `brokers` is right; nothing was lost",
+                    f"{where}: Kafka at {', '.join(cluster.brokers)} did not answer within {cluster.timeout_s:g} s: "
+                    f"{why}. Check that the brokers are running and that `brokers` is right; nothing was lost",
                 ) from failed
             thread.wait(min(0.2, left_s))
 

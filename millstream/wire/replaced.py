@@ -60,7 +60,7 @@ class Replaced(Generic[T]):
         except UserError as error:
             if str(error) != self._last_logged:
                 self._last_logged = str(error)
-                _log.warning("%s cannot be replaced, and stays as it was: %s", self._what, error)
+                _log.warning("%s cannot be replaced, so the former one stays in use: %s", self._what, error)
             return
         self._texts, self._last_logged = texts, ""
         _log.info("%s was replaced", self._what)
@@ -109,7 +109,8 @@ def server_context(texts: Sequence[str], what: str) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
         raise UserError(
-            codes.CERTIFICATES, f"{what}: the certificates cannot be used: {reason}; they are PEM files that fit"
+            codes.CERTIFICATES,
+            f"{what}: the certificates cannot be used: {reason}; they must be PEM files that belong together",
         ) from error
     return context
 

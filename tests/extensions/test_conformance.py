@@ -366,4 +366,4 @@ def test_a_sink_that_does_not_keep_to_it_fails(tmp_path: Path, monkeypatch: pyte
         [*run, "-k", "Sqlite and killed"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
     assert failed.returncode == 1, failed.stdout[-4000:]
-    assert "more than once" in failed.stdout
+    assert "duplicate" in failed.stdout

@@ -58,7 +58,12 @@ class AccessFile(SpecModel):
         ways = [name for name in ("user", "token", "nkey", "creds") if data.get(name) is not None]
         if len(ways) > 1:
             listed = ", ".join(f"`{way}`" for way in ways)
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"it has {listed} together", "one way to say who connects")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT,
+                (),
+                f"it has more than one kind of credentials: {listed}",
+                "one kind of credentials",
+            )
 
 
 def load_access(path: Path | None, url: str) -> BrokerAccess:

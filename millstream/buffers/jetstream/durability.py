@@ -42,12 +42,12 @@ async def ask_server_settings(connection: BrokerConnection) -> tuple[dict[str, A
             settings: dict[str, Any] = json.loads((await connection.request(subject)).data).get("data", {})
         except UnansweredError:
             if losses == connection.losses:
-                return None, f"the server does not tell its settings to this account (nothing answers {subject})"
+                return None, f"the server does not report its settings to this account (nothing answers {subject})"
         except NotPermittedError as error:
-            return None, f"the server does not tell its settings: {error}"
+            return None, f"the server does not report its settings: {error}"
         except (AnswerLostError, ValueError) as error:
             if asyncio.get_running_loop().time() >= deadline_s:
-                return None, f"the server was asked for its settings, and: {error}"
+                return None, f"the server was asked for its settings and answered: {error}"
         else:
             return settings, f"server {connection.server.get('server_name')}, by {subject}"
 
@@ -92,17 +92,17 @@ def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
     if not durability.verified:
         raise DurabilityError(
             codes.DURABILITY_UNKNOWN,
-            f"whether the broker at {place} keeps what it acknowledges is not known, and durability "
-            f"{require.value!r} is required: {durability.evidence}. Have it tell its settings to the account (see "
-            "deploy/README.md), or name its monitoring endpoint in the access file (`monitor: http://HOST:8222`); or, "
-            "where neither is possible and you know that the broker has 'sync_interval: always', start with "
-            "`--durability unverified`",
+            f"it is not known whether the broker at {place} keeps what it acknowledges, but durability "
+            f"{require.value!r} is required: {durability.evidence}. Let the broker report its settings to the "
+            "account (see deploy/README.md), or name its monitoring endpoint in the access file (`monitor: "
+            "http://HOST:8222`). If neither is possible and you know that the broker has 'sync_interval: always', "
+            "start with `--durability unverified`",
         )
     raise DurabilityError(
         codes.NOT_DURABLE,
-        f"the broker at {place} would not keep what it acknowledges: durability is {durability.level.value!r}, "
-        f"{require.value!r} is required ({durability.evidence}). Set 'sync_interval: always' in the jetstream "
-        "block of its configuration, or ask for a weaker durability by name",
+        f"the broker at {place} may lose acknowledged data: its durability is {durability.level.value!r}, but "
+        f"{require.value!r} is required ({durability.evidence}). Set 'sync_interval: always' in the jetstream block "
+        "of its configuration, or ask for a weaker durability by name",
     )
 
 

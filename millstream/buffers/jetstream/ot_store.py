@@ -138,8 +138,8 @@ class JetStreamOtStore(RevisionedOtStore):
             raise InfrastructureError(
                 codes.LEDGER_NAME_TAKEN,
                 f"bucket {self._bucket} belongs to vertex {found.get(_OWNER_VERTEX)} of pipeline "
-                f"{found.get(_OWNER_PIPELINE)}, and vertex {self._vertex} of pipeline {pipeline} needs that name; "
-                "rename one of the two",
+                f"{found.get(_OWNER_PIPELINE)}, but vertex {self._vertex} of pipeline {pipeline} needs that name. "
+                "Rename one of the two",
             )
         if info["config"]["num_replicas"] != replicas:
             changed = {**info["config"], "num_replicas": replicas}
@@ -185,7 +185,7 @@ class JetStreamOtStore(RevisionedOtStore):
             raise RetryLaterError(codes.BROKER_AWAY, f"bucket {self._bucket} refuses {key}: {error}") from error
         except (AnswerLostError, TimeoutError) as error:
             raise RetryLaterError(
-                codes.BROKER_AWAY, f"bucket {self._bucket} does not answer about {key}: {_reason(error)}"
+                codes.BROKER_AWAY, f"bucket {self._bucket} does not answer a request for {key}: {_reason(error)}"
             ) from error
 
     async def _put_after(self, revision: int, key: str, entry: OtEntry) -> int:
@@ -289,8 +289,8 @@ class JetStreamOtStores:
                 except JetStreamOtStore.failures as error:
                     raise RetryLaterError(
                         codes.BROKER_AWAY,
-                        f"the OT store of vertex {vertex} of pipeline {self._pipeline} cannot be made: "
-                        f"{_reason(error)}; is the broker running, with JetStream enabled?",
+                        f"the OT store of vertex {vertex} of pipeline {self._pipeline} cannot be created: "
+                        f"{_reason(error)}. Is the broker running, with JetStream enabled?",
                     ) from error
                 self._stores[vertex] = store
             return self._stores[vertex]

@@ -155,7 +155,7 @@ class PullReader:
                     await self._something.wait()
             except TimeoutError:
                 if not self._arrived and self._now_s() >= self._heard_s + _SILENCE_MAX_S:
-                    self._needs_restart("the server is silent")
+                    self._needs_restart("the server does not answer")
 
     async def _hand_out(self) -> StoredFrame:
         # Before anything is taken out: a caller that gives up while this waits loses nothing.
@@ -221,11 +221,13 @@ class PullReader:
         if status == _STATUS_HEARTBEAT:
             last_delivered = int(headers.get("Nats-Last-Consumer", self._delivered))
             if last_delivered > self._delivered:
-                self._needs_restart(f"deliveries up to {last_delivered} were sent, up to {self._delivered} arrived")
+                self._needs_restart(
+                    f"deliveries up to {last_delivered} were sent, but only those up to {self._delivered} arrived"
+                )
             return
         not_sent = headers.get("Nats-Pending-Messages")
         if status not in ("408", "409") or not_sent is None:
-            self._needs_restart(f"the server says {status} {description}")
+            self._needs_restart(f"the server answered {status} {description}")
             return
         # A pull has run out of time, or of bytes.
         self._owed -= int(not_sent)
@@ -242,7 +244,7 @@ class PullReader:
         pauses = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S)
         if self._restart != "start":
             self._statistics.read_restarts += 1
-            _log.info("reading %s goes on after %d (%s)", self._subject, self._last, self._restart or "reconnected")
+            _log.info("reading %s continues after %d (%s)", self._subject, self._last, self._restart or "reconnected")
         while True:
             await self._connection.connected()
             self._round += 1
@@ -270,17 +272,16 @@ class PullReader:
                 raise
             raise DamageError(
                 codes.LEDGER_GONE,
-                f"{self._subject}: the stream {self._stream} is gone; it was read up to sequence {self._last}. "
-                f"{REPAIR}",
+                f"{self._subject}: the stream {self._stream} no longer exists; it was read up to sequence "
+                f"{self._last}. {REPAIR}",
             ) from error
         state = info["state"]
         if info["created"] != self._created or state["last_seq"] < self._last:
             raise DamageError(
                 codes.LEDGER_CUT,
-                f"{self._subject} was read up to sequence {self._last}, and the stream {self._stream}, made at "
-                f"{info['created']}, "
-                f"holds sequences {state['first_seq']} to {state['last_seq']}: it is not the one that was read, "
-                f"or it has lost its end. {REPAIR}",
+                f"{self._subject} was read up to sequence {self._last}, but the stream {self._stream}, created at "
+                f"{info['created']}, holds sequences {state['first_seq']} to {state['last_seq']}: it is not the "
+                f"stream that was read, or it lost its latest data. {REPAIR}",
             )
         await self._check_witness()
 

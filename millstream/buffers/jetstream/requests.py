@@ -49,8 +49,9 @@ async def until_answered(
             silences = silences + 1 if connection.is_up else 0
             if silences == _SILENCES_REPORTED:
                 _log.warning(
-                    "the NATS server at %s takes connections, and has not answered %s %d times in a row; asking again. "
-                    "See its log and its disk: a stream that could not be written waits for the server to be restarted",
+                    "the NATS server at %s accepts connections, but has not answered %s %d times in a row; asking "
+                    "again. Check its log and its disk: a stream that could not be written waits until the server "
+                    "is restarted",
                     connection.place,
                     subject,
                     silences,

@@ -52,8 +52,8 @@ async def send_commit(
         answer.cancel()
         raise UserError(
             codes.BROKER_MESSAGE_SIZE,
-            f"the broker at {connection.place} takes messages of at most {connection.client.max_payload} bytes; "
-            f"set its max_payload to {limits.MESSAGE_BYTES_MAX}",
+            f"the broker at {connection.place} accepts messages of at most {connection.client.max_payload} bytes. "
+            f"Set its max_payload to {limits.MESSAGE_BYTES_MAX}",
         ) from error
     except BaseException:
         answer.cancel()
@@ -65,6 +65,7 @@ async def send_commit(
         raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))
     if reply.get("count", 1) != last:
         raise MillstreamError(
-            codes.BROKER_ANSWER, f"the broker acknowledged {reply.get('count')} messages of a batch of {last}: {reply}"
+            codes.BROKER_ANSWER,
+            f"the broker acknowledged {reply.get('count')} of the {last} messages of a batch: {reply}",
         )
     return int(reply["seq"])

@@ -44,9 +44,9 @@ async def stored_ids(
         except ValueError as error:
             raise DamageError(
                 codes.IDS_UNREADABLE,
-                f"remembered ids of records in {stream} ({message.subject}, sequence {message.sequence}, "
-                f"{len(message.data)} bytes) cannot be read: {error}. Records with these ids would be taken in again. "
-                f"{REPAIR}",
+                f"remembered record ids in {stream} ({message.subject}, sequence {message.sequence}, "
+                f"{len(message.data)} bytes) cannot be read: {error}. Records with these ids would be accepted "
+                f"again. {REPAIR}",
             ) from error
         page.append((message.sequence, StoredIds(digests, max(0.0, age_s))))
 
@@ -58,7 +58,7 @@ async def stored_ids(
             behind = await read_page(connection, stream, ids, after, take)
         except AnswerLostError as error:
             # Silence says nothing about what is stored.
-            _log.info("reading %s goes on after %d: %s", ids, after, error)
+            _log.info("reading %s continues after %d: %s", ids, after, error)
         for sequence, stored in page:
             after = sequence
             yield stored

@@ -90,7 +90,7 @@ class TornEnds:
             # A batch lies in the stream without a gap: what follows is either of this lane, or does not concern any
             # lane.
             if newest is not None and newest["seq"] == torn.last:
-                raise self._damage(torn, "others wrote behind it, or its end is lost")
+                raise self._damage(torn, "other lanes wrote after it, or its last messages are lost")
             return torn
         await self._check(torn)
         return torn
@@ -98,8 +98,8 @@ class TornEnds:
     def advice(self, torn: TornBatch) -> str:
         return (
             f"stream {self._name} ends in the middle of a batch of lane {torn.lane}, sequences {torn.first} to "
-            f"{torn.last}, which happens when the broker cannot write. Make room on its disk and restart it; it then "
-            "completes the batch. Where it was restarted since, see what `millstream repair` says"
+            f"{torn.last}, which happens when the broker cannot write. Free some space on its disk and restart it; "
+            "it then completes the batch. If it was restarted since, see the advice of `millstream repair`"
         )
 
     async def _check(self, torn: TornBatch) -> None:
@@ -111,9 +111,9 @@ class TornEnds:
         return DamageError(
             codes.COMMIT_TORN,
             f"the broker stored a part of a commit of lane {torn.lane}, sequences {torn.first} to {torn.last} of "
-            f"{self._name}, and {why}: it will not be completed, so the lane's mark cannot be read, and those who read "
-            "its buffers may have seen records that were not committed. Restore the stream, see what `millstream "
-            "repair` says (with --accept-loss it cuts the part off), or start the pipeline over",
+            f"{self._name}, and {why}: it will not be completed. So the lane's mark cannot be read, and readers of "
+            "its buffers may have seen records that were not committed. Restore the stream, see the advice of "
+            "`millstream repair` (with --accept-loss it removes the incomplete part), or start the pipeline over",
         )
 
 

@@ -67,10 +67,10 @@ def accounts_text(pipelines: Mapping[str, Iterable[BrokerUser]], passwords: Mapp
     """
     exported = ", ".join(pipelines)
     lines = [
-        "# Made by `millstream broker config`: change the pipelines, and make it again.",
+        "# Made by `millstream broker config`: change the pipelines, and run it again.",
         f"system_account: {SYSTEM_ACCOUNT}",
         "accounts {",
-        "  # It has no users. It lends the server's settings, in which vertices see that commits are fsynced.",
+        "  # It has no users. It provides the server's settings, in which vertices see that commits are fsynced.",
         f'  {SYSTEM_ACCOUNT} {{ exports: [{{service: "{SETTINGS_SUBJECT}", accounts: [{exported}]}}] }}',
     ]
     for pipeline, users in pipelines.items():

@@ -42,7 +42,7 @@ def load_access(path: Path | None, url: str) -> RedisAccess:
     if written.user is not None and written.password is None:
         raise UserError(
             codes.BROKER_ACCESS_FILE,
-            f"{path}: it has a `user` and no `password` (expected: both of them, or a `password` alone)",
+            f"{path}: it has a `user` but no `password` (expected: both of them, or a `password` alone)",
         )
     base = (path or Path()).absolute().parent
     tls = TlsFiles() if written.tls is None and encrypted else written.tls

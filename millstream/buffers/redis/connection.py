@@ -87,8 +87,8 @@ class RedisConnection:
                 if asyncio.get_running_loop().time() >= deadline_s:
                     raise InfrastructureError(
                         codes.BROKER_UNREACHABLE,
-                        f"the Redis server at {self.place} could not be reached in {timeout_s:g} s ({error}); see that "
-                        "it runs, and that the address is right",
+                        f"the Redis server at {self.place} could not be reached in {timeout_s:g} s ({error}). Check "
+                        "that it is running and that the address is right",
                     ) from error
             else:
                 return
@@ -130,8 +130,8 @@ class RedisConnection:
         except _NOT_ADMITTED as error:
             raise InfrastructureError(
                 codes.BROKER_REFUSES,
-                f"the Redis server at {self.place} refuses {self._access.identity} ({error}); see that the credentials "
-                "are those of a user it knows",
+                f"the Redis server at {self.place} refuses {self._access.identity} ({error}). Check that the "
+                "credentials are those of a user that the server has",
             ) from error
         except exceptions.NoScriptError:
             raise
@@ -151,22 +151,25 @@ class RedisConnection:
         if text.startswith(_BUSY):
             return AnswerLostError(text)
         if isinstance(error, exceptions.OutOfMemoryError) or text.startswith(_FULL):
-            return StorageFullError(codes.BROKER_STORAGE_FULL, f"the Redis server at {self.place} has no room: {text}")
+            return StorageFullError(
+                codes.BROKER_STORAGE_FULL, f"the Redis server at {self.place} has no space left: {text}"
+            )
         if isinstance(error, exceptions.ReadOnlyError):
             return InfrastructureError(
-                codes.BROKER_ROLE, f"the Redis server at {self.place} is a replica: name the one that takes writes"
+                codes.BROKER_ROLE,
+                f"the Redis server at {self.place} is a replica. Name the primary, which accepts writes",
             )
         if isinstance(error, exceptions.NoPermissionError):
             return InfrastructureError(
                 codes.BROKER_RIGHTS,
-                f"the Redis server at {self.place} does not let {self._access.identity} use {what}: {text}; grant it "
-                "that (docs/guarantees.md)",
+                f"the Redis server at {self.place} does not let {self._access.identity} use {what}: {text}. Grant "
+                "it that permission (docs/guarantees.md)",
             )
         return InfrastructureError(codes.BROKER_COMMAND, f"the Redis server at {self.place} refuses {what}: {text}")
 
     def _lost(self, error: Exception) -> None:
         if self._up:
-            _log.warning("the Redis server at %s does not answer (%r); trying until it does", self.place, error)
+            _log.warning("the Redis server at %s does not answer (%r); retrying", self.place, error)
         self._up = False
         self._losses += 1
         for listener in list(self._loss_listeners):

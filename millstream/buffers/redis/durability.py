@@ -41,12 +41,12 @@ async def check_server(connection: RedisConnection) -> None:
     if info.get("cluster_enabled") == "1":
         raise InfrastructureError(
             codes.BROKER_ROLE,
-            f"the server at {connection.place} is one of a Redis cluster; ledgers need a server of their own, not a "
-            "cluster (docs/guarantees.md)",
+            f"the server at {connection.place} belongs to a Redis cluster; ledgers need a single server "
+            "(docs/guarantees.md)",
         )
     if info.get("role", "master") != "master":
         raise InfrastructureError(
-            codes.BROKER_ROLE, f"the server at {connection.place} is a replica: name the one that takes writes"
+            codes.BROKER_ROLE, f"the server at {connection.place} is a replica. Name the primary, which accepts writes"
         )
 
 
@@ -70,12 +70,17 @@ def judge(settings: Mapping[str, str]) -> Durability:
 
     if settings.get("maxmemory", "0") != "0" and settings.get("maxmemory-policy") != "noeviction":
         policy = settings.get("maxmemory-policy")
-        return found(DurabilityLevel.MEMORY, f"maxmemory-policy is {policy}: it removes what it has no room for")
+        return found(DurabilityLevel.MEMORY, f"maxmemory-policy is {policy}: it removes keys when memory is full")
     if settings.get("appendonly") != "yes":
-        return found(DurabilityLevel.MEMORY, "appendonly is not yes: nothing is written before it is answered")
+        return found(
+            DurabilityLevel.MEMORY, "appendonly is not yes: writes are acknowledged before they reach the disk"
+        )
     fsync = settings.get("appendfsync")
     if fsync == "everysec":
-        return found(DurabilityLevel.MEMORY, "appendfsync is everysec: it may answer two seconds before it writes")
+        return found(
+            DurabilityLevel.MEMORY,
+            "appendfsync is everysec: a write may reach the disk up to two seconds after it was acknowledged",
+        )
     if fsync != "always":
         return found(DurabilityLevel.PROCESS, f"appendfsync is {fsync}: writes reach the disk later")
     if settings.get("no-appendfsync-on-rewrite") != "no":
@@ -93,14 +98,15 @@ def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
     if not durability.verified:
         raise DurabilityError(
             codes.DURABILITY_UNKNOWN,
-            f"whether the server at {place} keeps what it acknowledges is not known, and durability {require.value!r} "
-            f"is required: {durability.evidence}. Let its user use CONFIG GET; or, where that is not possible and you "
-            f"know that it has {wanted}, start with `--durability unverified`",
+            f"it is not known whether the server at {place} keeps what it acknowledges, but durability "
+            f"{require.value!r} is required: {durability.evidence}. Let its user run CONFIG GET. If that is not "
+            f"possible and you know that it has {wanted}, start with `--durability unverified`",
         )
     raise DurabilityError(
         codes.NOT_DURABLE,
-        f"the server at {place} would not keep what it acknowledges: durability is {durability.level.value!r}, "
-        f"{require.value!r} is required ({durability.evidence}). Set {wanted}, or ask for a weaker durability by name",
+        f"the server at {place} may lose acknowledged data: its durability is {durability.level.value!r}, but "
+        f"{require.value!r} is required ({durability.evidence}). Set {wanted}, or ask for a weaker durability by "
+        "name",
     )
 
 

@@ -179,7 +179,7 @@ class RedisLedger:
                 async with asyncio.timeout(limits.COMMIT_TIMEOUT_S):
                     what, *details = await self._connection.change(COMMIT, keys, arguments)
             except (AnswerLostError, TimeoutError) as error:
-                _log.info("answer to a commit of lane %s lost (%s); sending it again", commit.lane, error)
+                _log.info("the answer to a commit of lane %s was lost (%s); sending it again", commit.lane, error)
                 await pauses.wait()
                 continue
             except StorageFullError:
@@ -201,12 +201,13 @@ class RedisLedger:
         if what == b"storage":
             self._statistics.full_refusals += 1
             raise StorageFullError(
-                codes.BROKER_STORAGE_FULL, f"{where} was refused: the ledger holds its {int(details[0]):,} bytes"
+                codes.BROKER_STORAGE_FULL,
+                f"{where} was refused: the ledger has reached its limit of {int(details[0]):,} bytes",
             )
         if what == b"gone":
             raise DamageError(
                 codes.LEDGER_GONE,
-                f"{where}: the ledger {self._id} at {self._connection.place} is gone"
+                f"{where}: the ledger {self._id} at {self._connection.place} no longer exists"
                 + (f", and {details[0].decode()} is in its place" if details[0] else "")
                 + f". {REPAIR}",
             )
@@ -222,8 +223,8 @@ class RedisLedger:
         except DecodeError as error:
             raise DamageError(
                 codes.MARK_UNREADABLE,
-                f"the mark of lane {lane} ({mark_key(self._key, lane)}) cannot be read; the lane cannot know where it "
-                f"was. {REPAIR}",
+                f"the mark of lane {lane} ({mark_key(self._key, lane)}) cannot be read, so the position of the lane "
+                f"is not known. {REPAIR}",
             ) from error
 
     async def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
@@ -244,8 +245,8 @@ class RedisLedger:
         except ValueError as error:
             raise DamageError(
                 codes.IDS_UNREADABLE,
-                f"remembered ids of records in {key} ({entry.decode()}, {len(data)} bytes) cannot be read: {error}. "
-                f"Records with these ids would be taken in again. {REPAIR}",
+                f"remembered record ids in {key} ({entry.decode()}, {len(data)} bytes) cannot be read: {error}. "
+                f"Records with these ids would be accepted again. {REPAIR}",
             ) from error
 
     @asynccontextmanager
@@ -276,8 +277,8 @@ class RedisLedger:
             if await changed(self._connection, TRIM, [self._key, counts_key(self._key)], arguments) == b"gone":
                 raise InfrastructureError(
                     codes.LEDGER_REMOVED,
-                    f"the ledger {self._name} at {self._connection.place} is gone; restore it, or start the pipeline "
-                    "over",
+                    f"the ledger {self._name} at {self._connection.place} no longer exists. Restore it, or start "
+                    "the pipeline over",
                 )
         self._statistics.trims += 1
 
@@ -312,7 +313,8 @@ class RedisBroker:
         """Open the ledger of a vertex; create it if it is missing."""
         if limits.replicas > 1:
             raise InfrastructureError(
-                codes.BROKER_ROLE, "Redis keeps one copy that a commit waits for; a ledger cannot have more there"
+                codes.BROKER_ROLE,
+                "a commit to Redis waits for one copy only, so a ledger cannot have more copies there",
             )
         found = await durability.ask_durability(self._connection)
         durability.check(found, self._require, self._connection.place)
@@ -344,8 +346,8 @@ class RedisBroker:
         if layout != LAYOUT:
             raise InfrastructureError(
                 codes.LEDGER_LAYOUT,
-                f"the ledger of vertex {vertex} at {self._connection.place} is laid out as another version of "
-                f"Millstream does it (layout {layout}; this one reads {LAYOUT}); go on with that version, or start the "
+                f"the ledger of vertex {vertex} at {self._connection.place} has the layout of another version of "
+                f"Millstream (layout {layout}; this one reads {LAYOUT}). Continue with that version, or start the "
                 "pipeline over",
             )
         known = self._ledgers.get(vertex)

@@ -101,13 +101,13 @@ class RedisReader:
         if held is None:
             raise DamageError(
                 codes.LEDGER_GONE,
-                f"{self._name}: its ledger is gone; it was read up to sequence {self._last}. {REPAIR}",
+                f"{self._name}: its ledger no longer exists; it was read up to sequence {self._last}. {REPAIR}",
             )
         if held != self._ledger_id or int(found[1]) < self._last:
             raise DamageError(
                 codes.LEDGER_CUT,
-                f"{self._name} was read up to sequence {self._last}, and its ledger, {held}, holds sequences up to "
-                f"{int(found[1])}: it is not the one that was read, or it has lost its end. {REPAIR}",
+                f"{self._name} was read up to sequence {self._last}, but its ledger, {held}, holds sequences up to "
+                f"{int(found[1])}: it is not the ledger that was read, or it lost its latest data. {REPAIR}",
             )
         last = self._check.last
         if last is not None:
@@ -158,7 +158,7 @@ class RedisReader:
         """Go on after the last frame handed out, once the server answers."""
         self._broken = True
         self._statistics.read_restarts += 1
-        _log.info("reading %s goes on after %d (%s)", self._name, self._last, why)
+        _log.info("reading %s continues after %d (%s)", self._name, self._last, why)
         await asyncio.sleep(RETRY_FIRST_S)
         self._arrived.clear()
         self._arrived_bytes = 0
@@ -189,7 +189,7 @@ async def passing(connection: RedisConnection, frames: str, after: int) -> Async
                 "XREAD", "COUNT", _WATCHED_FRAMES, "BLOCK", round(BLOCK_S * 1000), "STREAMS", frames, f"{after}-0"
             )
         except AnswerLostError as error:
-            _log.info("watching %s goes on after %d (%s)", frames, after, error)
+            _log.info("watching %s continues after %d (%s)", frames, after, error)
             await asyncio.sleep(RETRY_FIRST_S)
             continue
         for frame in frames_of(found[0][1]) if found else ():

@@ -76,7 +76,7 @@ class RedisServer:
                 while not await answers_ping(self._port, self.access):
                     if not self._process.running:
                         raise InfrastructureError(
-                            codes.BROKER_NOT_STARTED, f"a Redis server ended at once: {self._tail()}"
+                            codes.BROKER_NOT_STARTED, f"a Redis server ended immediately: {self._tail()}"
                         )
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:

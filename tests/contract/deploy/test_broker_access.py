@@ -155,7 +155,7 @@ class TestTls:
         written(tmp_path, SECRET, "password")
         text = "user: me\npassword: {file: password}\ntls: {}\n"
         async with open_nats_process(tmp_path / "server", SERVER + "debug: true\ntrace: true\n") as server:
-            with raises(codes.BROKER_REFUSES, match=r"no encrypted connection.*it offers no encryption"):
+            with raises(codes.BROKER_REFUSES, match=r"an encrypted connection.*it does not offer encryption"):
                 await answers(load_access(written(tmp_path, text), server.url))
             assert "[CONNECT" not in (tmp_path / "server" / "log").read_text()
 

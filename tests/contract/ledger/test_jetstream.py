@@ -499,7 +499,7 @@ async def test_a_frame_that_the_server_drops_from_a_damaged_file_is_missed(harne
     async with owner.ledger.read(A, 0) as frames, asyncio.timeout(WAIT_S):
         for _ in range(3):
             await anext(frames)
-        with raises(codes.BUFFER_GAP, match=r"v-a\.0: after frame 3 of lane in-v\.0 comes frame 8"):
+        with raises(codes.BUFFER_GAP, match=r"v-a\.0: frame 3 of lane in-v\.0 is followed by frame 8"):
             await anext(frames)
 
 

@@ -76,7 +76,7 @@ async def test_a_log_that_was_lost_is_noticed_by_writer_and_reader(harness: Redi
             path.unlink()
         await harness.server.start()
         async with asyncio.timeout(WAIT_S):
-            with raises(codes.LEDGER_GONE, match=r"is gone.*millstream repair"):
+            with raises(codes.LEDGER_GONE, match=r"no longer exists.*millstream repair"):
                 await owner.commit((A, b"1"))
             with raises(codes.LEDGER_GONE):
                 await anext(frames)

@@ -48,5 +48,5 @@ async def test_a_question_that_is_never_answered_is_reported_once(
                 await until_answered(connection, "STREAM.INFO.one")
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert "takes connections, and has not answered STREAM.INFO.one 3 times in a row" in warnings[0]
+    assert "accepts connections, but has not answered STREAM.INFO.one 3 times in a row" in warnings[0]
     assert sum("asking again" in record.getMessage() for record in caplog.records) > 3

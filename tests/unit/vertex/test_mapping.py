@@ -153,7 +153,7 @@ async def test_an_output_that_cannot_be_sent_is_its_own_inputs_failure() -> None
     assert values_of(result.dead_letters) == [b"long", b"headed"]
     assert result.account.difference == 0
     with pytest.RaisesGroup(
-        pytest.RaisesExc(UdfError, match=r"returned a record of 7340033 bytes; at most 7340032"), flatten_subgroups=True
+        pytest.RaisesExc(UdfError, match="of 7340033 bytes; the limit is 7340032"), flatten_subgroups=True
     ):
         await mapped(function, frame, policy(3, OnFailure.STOP))
 

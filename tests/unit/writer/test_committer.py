@@ -59,7 +59,7 @@ async def test_a_lane_that_has_ended_looks_whether_its_last_commit_is_still_ther
     await commit_each(committer, unit(1, b"x"))
     await committer.confirm()
     restore()
-    with raises(codes.LEDGER_CUT, match=r"is back at \d+: the ledger of vertex map has lost its end"):
+    with raises(codes.LEDGER_CUT, match=r"is back at \d+: the ledger of vertex map lost its latest data"):
         await committer.confirm()
     await rig.committer(LANE, ROUTER)
     with raises(codes.LANE_TAKEN_OVER):

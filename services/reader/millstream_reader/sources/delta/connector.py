@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DeltaSource(SpecModel):
-    """Reads the rows of a table of Delta Lake, and then the rows that each later version adds."""
+    """Reads the rows of a Delta Lake table, and then the rows that each later version adds."""
 
     noun = "a delta source"
 
@@ -27,15 +27,15 @@ class DeltaSource(SpecModel):
     """Directory of the table, relative to the pipeline file, or its place in an object store: `s3://bucket/table`,
     `gs://…`, `az://container/…`."""
     follow: Flag = False
-    """Go on with versions that appear later; the source then has no end. Default: end at the version that is the newest
-    when all is read."""
+    """Continue with versions that appear later; the source then has no end. Default: end at the version that is the
+    newest one when everything before it has been read."""
     poll_every_s: PositiveDuration = field(default=10.0, alias="pollEvery")
     """How often it looks for new versions, with `follow`. Duration, default 10s."""
     skip_changes: Flag = False
-    """Skip versions that change or remove rows (UPDATE, DELETE, MERGE, overwriting), with what they add. Default: such
-    a version stops the lane."""
+    """Skip versions that change or remove rows (UPDATE, DELETE, MERGE, overwriting), including the rows that they add.
+    Default: such a version stops the lane."""
     store: ObjectStore | None = None
-    """How the object store is reached. Default: by what the environment says."""
+    """How to reach the object store. Default: as the environment says."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """A store where it has a meaning."""

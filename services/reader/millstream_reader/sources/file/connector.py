@@ -51,8 +51,8 @@ def _checked_delimiter(written: str) -> str:
 
 
 class CsvOptions(SpecModel):
-    """How CSV text is read. A row becomes a JSON object with a member per column; an empty field of
-    a column that is not a string becomes null."""
+    """How to read CSV text. A row becomes a JSON object with a member for each column; an empty field of a column that
+    is not a string becomes null."""
 
     noun = "csv"
 
@@ -78,21 +78,22 @@ class FileSource(SpecModel):
 
     paths: Annotated[tuple[Text, ...], NotEmpty()]
     """Files or glob patterns (`data/*.csv`, `**` for any depth), relative to the pipeline file; or objects of a store:
-    `s3://bucket/prefix/*.jsonl`, `gs://…`, `az://container/…`. A prefix that ends in `/` is all below it. Parts of
-    an object's name that begin with `_` or `.` are left out."""
+    `s3://bucket/prefix/*.jsonl`, `gs://…`, `az://container/…`. A prefix that ends in `/` means everything below it.
+    Objects are skipped if a part of their name begins with `_` or `.`."""
     format: FileFormat = "lines"
-    """`lines` (a record per line, without its end), `jsonl` (a JSON value per line), `csv`, `parquet` or `avro` (a JSON
-    object per row). Names that end in `.gz` or `.zst` are decompressed; of files, `follow` leaves them out."""
+    """`lines` (a record per line, without its line end), `jsonl` (a JSON value per line), `csv`, `parquet` or `avro` (a
+    JSON object per row). Files whose names end in `.gz` or `.zst` are decompressed; with `follow` they are skipped,
+    except for objects."""
     csv: CsvOptions | None = None
-    """How CSV is read; only with `format: csv`."""
+    """How to read CSV; only with `format: csv`."""
     follow: Flag = False
-    """Go on reading as files grow, are rotated or appear, or as objects appear; the source then has no end."""
+    """Keep reading as files grow, are rotated or appear, or as objects appear; the source then has no end."""
     poll_every_s: PositiveDuration = field(default=10.0, alias="pollEvery")
     """How often it looks for new objects, with `follow`. Duration, default 10s."""
     store: ObjectStore | None = None
-    """How the object store is reached. Default: by what the environment says."""
+    """How to reach the object store. Default: as the environment says."""
     encoding: Annotated[str, After(_checked_encoding)] = "utf-8"
-    """Encoding of the files, one in which a newline is one byte; record values are UTF-8."""
+    """Encoding of the files. A newline must be one byte in it. Record values are UTF-8."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """CSV options only for CSV."""

@@ -50,7 +50,7 @@ def _checked_start(written: str) -> str:
 
 
 class GeneratorSource(SpecModel):
-    """Makes records by itself; the same settings and `seed` give the same records."""
+    """Generates records; the same settings and `seed` give the same records."""
 
     noun = "a generator"
 
@@ -59,12 +59,12 @@ class GeneratorSource(SpecModel):
     duration_s: PositiveDuration = field(default=1.0, alias="duration")
     """The time unit of `rpu`. Duration, default 1s."""
     records: Count | None = None
-    """Records in all, over every lane of the vertex. Absent: without end."""
+    """Number of records, over all lanes of the vertex. Default: without end."""
     msg_size: Annotated[int, Strict(ge=1, le=RECORD_BYTES_MAX)] = 8
-    """Bytes of each record's value, a JSON object with the record's `lane` and `number`, padded with spaces
-    where it would be shorter; at most 7 MiB. Not used with `valueBlob`."""
+    """Bytes of each record's value, a JSON object with the record's `lane` and `number`. Shorter ones are padded with
+    spaces. At most 7 MiB. Not used with `valueBlob`."""
     key_count: Count = 0
-    """Number of different keys, dealt out in turn; 0 means records without a key."""
+    """Number of different keys, assigned in turn; 0 means records without a key."""
     value: Annotated[int, Strict(ge=0, lt=1 << 64)] | None = None
     """A number that every record carries as `value`, beside its own `number` within the vertex."""
     value_blob: Annotated[str, After(_checked_base64)] | None = None
@@ -74,21 +74,21 @@ class GeneratorSource(SpecModel):
     out_of_order_share: Share = 0.0
     """Share of the records whose event time is moved back by `outOfOrderBy`. Default 0."""
     out_of_order_by_s: Duration = field(default=0.0, alias="outOfOrderBy")
-    """How far back out-of-order records lie; keep `watermark.maxDelay` at least this long if they
-    must not be late. Duration, default 0s."""
+    """How far back the event time of out-of-order records is moved. Keep `watermark.maxDelay` at least this long if
+    they must not be late. Duration, default 0s."""
     late_share: Share = 0.0
     """Share of the records whose event time is moved back by `lateBy`. Default 0."""
     late_by_s: Duration = field(default=0.0, alias="lateBy")
-    """How far back late records lie; longer than `watermark.maxDelay` to be late. Duration,
-    default 0s."""
+    """How far back the event time of late records is moved. They are late if it is longer than `watermark.maxDelay`.
+    Duration, default 0s."""
     start: Annotated[str, After(_checked_start)] | None = None
     """Event time of the first record (RFC 3339; without an offset, UTC). Default: the time at which the source was
     first opened."""
     event_time_step_s: PositiveDuration | None = field(default=None, alias="eventTimeStep")
-    """Event time between one record of the vertex and the next. Default: event time is the time at
-    which the record is made; with `start`, `duration` / `rpu`."""
+    """Event time between one record of the vertex and the next. Default: event time is the time at which the record is
+    generated; with `start`, `duration` / `rpu`."""
     seed: Count = 0
-    """Start value of everything random in this source."""
+    """Seed of all random values in this source."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:

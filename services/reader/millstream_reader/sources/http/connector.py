@@ -49,53 +49,55 @@ class HttpAuth(SpecModel):
     noun = "auth"
 
     token: Secret
-    """Where the token stands: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret. Several tokens may stand
-    there, one a line, and each is valid; a file is read again when it has changed."""
+    """The token: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret. It may contain several tokens, one per
+    line, each of which is valid. A file is read again when it changes."""
 
 
 class HttpTls(SpecModel):
-    """Certificates of a server, as PEM; files are read again when they have changed."""
+    """Certificates of a server, as PEM. Files are read again when they change."""
 
     noun = "tls"
 
     certificate: Secret
-    """Where the certificate stands, with those between it and its authority behind it: `{file: PATH}`, `{env: NAME}`,
-    or a key of a Kubernetes Secret."""
+    """The certificate, followed by those between it and its authority: `{file: PATH}`, `{env: NAME}`, or a key of a
+    Kubernetes Secret."""
     key: Secret
-    """Where its private key stands, without a passphrase."""
+    """Its private key, without a passphrase."""
     client_ca: Secret | None = None
-    """Where the certificates of the authorities stand from which clients' certificates must come. Default: clients
-    need none."""
+    """Certificates of the authorities that have to issue the certificates of clients. Default: clients need no
+    certificate."""
 
 
 class HttpSource(SpecModel):
-    """Takes records by POST; answers 200 once they are committed."""
+    """Accepts records by POST; answers 200 once they are committed."""
 
     noun = "an http source"
 
     host: Text = "127.0.0.1"
     """Address to listen on."""
     port: Port = HTTP_PORT
-    """Port that lane 0 listens on, lane n on the n-th after it; 0 takes a free one for each."""
+    """Port of lane 0; lane n uses the n-th port after it. With 0, each lane takes a free port."""
     auth: HttpAuth | None = None
-    """Bearer token. Default: none is asked for."""
+    """Bearer token. Default: none is required."""
     tls: HttpTls | None = None
     """HTTPS, with these certificates. Default: HTTP."""
     allow_unauthenticated: Flag = False
-    """Listen on an address that other machines reach though neither `auth` nor `tls.clientCa` asks who sends."""
+    """Listen on an address that other machines can reach, although neither `auth` nor `tls.clientCa` identifies
+    senders."""
     connections_max: Annotated[int, Strict(ge=2)] = field(default=HTTP_CONNECTIONS_MAX, alias="connectionsMax")
-    """Connections to one lane at most; more are answered 503. At most half of the files that the process may open."""
+    """Maximum number of connections to one lane; further ones are answered 503. At most half of the files that the
+    process may open."""
     client_connections_max: PositiveCount = field(default=HTTP_CLIENT_CONNECTIONS_MAX, alias="clientConnectionsMax")
-    """Connections from one address at most, of IPv6 from one network of 64 bits, and at most half of
-    `connectionsMax`; more are answered 429. Raise it where senders come through a proxy."""
+    """Maximum number of connections from one address (with IPv6, from one network of 64 bits), at most half of
+    `connectionsMax`; further ones are answered 429. Raise it if senders come through a proxy."""
     id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
     """How long the id of a record is remembered, so that sending it again has no effect. Duration
     of at least 1s, default 24h."""
     ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Record ids that are remembered at most, all partitions together; beyond it records with new ids are answered 503.
-    The broker reserves 48 bytes for each; one that is remembered takes 30 bytes of memory."""
+    """Maximum number of record ids that are remembered, over all partitions; beyond it records with new ids are
+    answered 503. The broker reserves 48 bytes for each id; a remembered id takes 30 bytes of memory."""
     buffer: PositiveCount = 500
-    """Records of unanswered requests at most; beyond it the answer is 429."""
+    """Maximum number of records in unanswered requests; beyond it the answer is 429."""
 
     @property
     def asks_who(self) -> bool:

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class JetStreamSource(NatsServer):
-    """Reads a stream of JetStream in order."""
+    """Reads a JetStream stream in order."""
 
     noun = "a jetstream source"
 
     stream: Text
     """Name of the stream."""
     subject: Annotated[Text, After(checked_filter)] | None = None
-    """Only messages of this subject, or of the subjects that a pattern such as `orders.*` matches; several with commas
-    between them, each of which is read by one lane. Default: all messages, read by one lane."""
+    """Only messages of this subject, or of the subjects that match a pattern such as `orders.*`. Several are separated
+    by commas, and each is read by one lane. Default: all messages, read by one lane."""
     start: Start = EARLIEST
-    """Where the first run starts: `earliest`, `latest`, or at the first message of a time (RFC 3339, with an offset).
-    Later runs continue after the message of the last commit."""
+    """Where the first run starts: `earliest`, `latest`, or at the first message since a time (RFC 3339, with an
+    offset). Later runs continue after the message of the last commit."""
     stop_at_end: Flag = False
-    """End at the last message that is there when the first run starts."""
+    """End at the message that is the last one when the first run starts."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Each message for one lane."""

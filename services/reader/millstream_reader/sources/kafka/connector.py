@@ -31,20 +31,21 @@ def _checked_topics(written: str) -> str:
 
 
 class KafkaSource(KafkaCluster):
-    """Reads topics of Kafka; each of their partitions is read by one lane, in order."""
+    """Reads Kafka topics; each of their partitions is read by one lane, in order."""
 
     noun = "a kafka source"
 
     topic: Annotated[Text, After(_checked_topics)]
-    """The topic; several with commas between them. One that begins with `^` is a regular expression, which topics match
-    from their first character: `^orders-`. Those that are created later are found within half a minute."""
+    """The topic, or several separated by commas. A name that begins with `^` is a regular expression, matched from the
+    first character of a topic: `^orders-`. Matching topics that are created later are found within half a minute."""
     start: Start = EARLIEST
-    """Where the first run starts: `earliest`, `latest`, or at the first record of a time (RFC 3339, with an offset).
-    Later runs go on where the last commit ended. Partitions that are added later are read from their beginning."""
+    """Where the first run starts: `earliest`, `latest`, or at the first record since a time (RFC 3339, with an offset).
+    Later runs continue where the last commit ended. Partitions that are added later are read from their beginning."""
     stop_at_end: Flag = False
-    """End at the last record that is there when the first run starts."""
+    """End at the record that is the last one when the first run starts."""
     consumer_group: Text | None = None
-    """A group for which positions are committed, for tools that show lags. They are never read. Default: none."""
+    """A group for which positions are committed, for tools that show lags. The source never reads them. Default:
+    none."""
 
     @property
     def topics(self) -> Sequence[str]:

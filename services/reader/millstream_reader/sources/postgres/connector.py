@@ -36,17 +36,17 @@ class PostgresCdc(SpecModel):
     noun = "`cdc`"
 
     publication: ColumnName
-    """The publication that has the tables."""
+    """The publication that includes the tables."""
     slot: Annotated[Text, After(_checked_slot)]
-    """The replication slot, for this source alone. The first run creates it where there is none; the server keeps its
-    log for it until it is dropped."""
+    """The replication slot, for this source alone. The first run creates it if it does not exist. The server keeps its
+    WAL for it until the slot is dropped."""
     tables: tuple[TableName, ...] = ()
-    """Only the changes of these, as `table` (of the schema `public`) or `schema.table`. Default: all of the
-    publication."""
+    """Only the changes to these tables, as `table` (of the schema `public`) or `schema.table`. Default: all tables of
+    the publication."""
     snapshot: Literal["initial", "never"] = "initial"
-    """Whether the first run reads the rows that the tables have, before their changes: `initial` or `never`."""
+    """Whether the first run reads the existing rows of the tables before their changes: `initial` or `never`."""
     create_publication: Flag = False
-    """Create the publication, for `tables`, where there is none."""
+    """Create the publication, for `tables`, if it does not exist."""
 
     @property
     def table_paths(self) -> Sequence[str]:
@@ -61,26 +61,28 @@ class PostgresCdc(SpecModel):
 
 
 class PostgresSource(PostgresServer):
-    """Reads the rows of a query of PostgreSQL in the order of a cursor that grows, or the changes of tables."""
+    """Reads the rows of a PostgreSQL query in the order of a growing cursor, or the changes to tables."""
 
     noun = "a postgres source"
 
     query: Query | None = None
     """A SELECT. Each of its rows becomes a record: a JSON object with a member for each column."""
     cursor: tuple[ColumnName, ...] = ()
-    """Columns of the query that identify a row together and grow from row to row, the most significant one first:
-    `[id]`, or `[changed, id]`. An index on them keeps each read short. Rows in which one is null are left out."""
+    """Columns of the query that together identify a row and grow from row to row, the most significant one first:
+    `[id]`, or `[changed, id]`. An index on them keeps each read short. Rows in which one of them is null are left
+    out."""
     cdc: PostgresCdc | None = None
-    """Changes of tables in place of a query, by logical replication: each becomes a record, a JSON object with `op`,
+    """Changes to tables instead of a query, by logical replication. Each becomes a record, a JSON object with `op`,
     `before` and `after`."""
     poll_every_s: PositiveDuration = field(default=1.0, alias="pollEvery")
     """How often it looks for new rows. Duration, default 1s."""
     stop_at_end: Flag = False
-    """End at the last row, or the last change, that is there when the first run starts."""
+    """End at the row, or the change, that is the last one when the first run starts."""
     wait_for: Literal["transactions", "writers"] = "transactions"
     """Which open transactions new rows wait for, because these may still commit a row with a smaller cursor:
-    `transactions` (all of the database), or `writers` (those that have written to the tables of the query), which is
-    enough where each INSERT takes its value from a sequence itself. A first column of type `xid8` waits for none."""
+    `transactions` (all of the database), or `writers` (those that have written to the tables of the query). `writers`
+    is enough if each INSERT takes its value from a sequence itself. With a first column of type `xid8`, rows wait for
+    none."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """A query with a cursor, each of its columns once; or changes."""

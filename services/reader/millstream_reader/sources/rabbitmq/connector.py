@@ -23,21 +23,20 @@ _PREFETCH_MAX = 65_535
 
 
 class RabbitSource(RabbitServer):
-    """Takes messages from a queue of RabbitMQ, and acknowledges them once they are committed."""
+    """Takes messages from a RabbitMQ queue, and acknowledges them once they are committed."""
 
     noun = "a rabbitmq source"
 
     queue: Text
-    """Name of the queue, classic or quorum. One lane reads it, in the order in which the server hands out."""
+    """Name of the queue, classic or quorum. One lane reads it, in the order of delivery."""
     prefetch: Annotated[int, Strict(ge=1, le=_PREFETCH_MAX)] = 1000
-    """Messages at most that are held without an acknowledgement. Large messages are held in smaller numbers, so that
-    they take some 32 MiB."""
+    """Maximum number of unacknowledged messages. Fewer are held if they are large, so that they take some 32 MiB."""
     id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long a message id is remembered, so that a message that comes again has no effect. Duration of at least 1s,
-    default 24h."""
+    """How long a message id is remembered, so that a repeated message has no effect. Duration of at least 1s, default
+    24h."""
     ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Message ids that are remembered at most; beyond it the source waits. The broker reserves 48 bytes for each; one
-    that is remembered takes 30 bytes of memory."""
+    """Maximum number of message ids that are remembered; beyond it the source waits. The broker reserves 48 bytes for
+    each id; a remembered id takes 30 bytes of memory."""
 
 
 class _Rabbit(SourceConnector[RabbitSource]):

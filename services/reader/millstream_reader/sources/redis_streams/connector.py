@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 class RedisSource(RedisServer):
-    """Reads the entries of streams of Redis; each stream is read by one lane, in order."""
+    """Reads the entries of Redis streams; each stream is read by one lane, in order."""
 
     noun = "a redisStreams source"
 
     stream: Text
-    """Key of the stream; several with commas between them."""
+    """Key of the stream, or several separated by commas."""
     format: Literal["fields", "record"] = "fields"
-    """What becomes of an entry. `fields`: a JSON object with the entry's fields, as texts. `record`: the record that
-    the redisStreams sink has written, with its value, keys, event time and headers."""
+    """How an entry becomes a record. `fields`: a JSON object with the entry's fields, as text. `record`: the record
+    that the redisStreams sink has written, with its value, keys, event time and headers."""
     start: Start = EARLIEST
-    """Where the first run starts: `earliest`, `latest`, or at the first entry of a time (RFC 3339, with an offset).
+    """Where the first run starts: `earliest`, `latest`, or at the first entry since a time (RFC 3339, with an offset).
     Later runs continue after the entry of the last commit."""
     stop_at_end: Flag = False
-    """End at the last entry that is there when the first run starts."""
+    """End at the entry that is the last one when the first run starts."""
     consumer_group: Text | None = None
-    """A group that is set to the lane's position after each commit, for tools that show lags. It is never read.
-    Default: none."""
+    """A group that is set to the lane's position after each commit, for tools that show lags. The source never reads
+    it. Default: none."""
 
     @property
     def streams(self) -> Sequence[str]:

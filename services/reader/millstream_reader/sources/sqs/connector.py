@@ -22,23 +22,23 @@ _HOURS_12 = 12 * 3600
 
 
 class SqsSource(SqsQueue):
-    """Takes messages from a queue of Amazon SQS, and deletes them once they are committed."""
+    """Takes messages from an Amazon SQS queue, and deletes them once they are committed."""
 
     noun = "an sqs source"
 
     visibility_timeout_s: Annotated[PositiveDuration, Strict(ge=3, le=_HOURS_12)] = field(
         default=60.0, alias="visibilityTimeout"
     )
-    """How long the queue hides a message that was handed out. It is extended as long as the source holds the message;
-    after a crash the message comes again when it is over. Duration of 3s to 12h, in whole seconds, default 60s."""
+    """How long the queue hides a delivered message. It is extended as long as the source holds the message; after a
+    crash the message is delivered again when the time is over. Duration of 3s to 12h, in whole seconds, default 60s."""
     prefetch: Annotated[int, Strict(ge=10, le=20_000)] = 1000
-    """Messages at most, about, that are held without having been deleted."""
+    """Approximate maximum number of messages that are held without being deleted."""
     id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long the id of a message is remembered, so that a message that comes again has no effect. Duration of at
-    least 1s, default 24h."""
+    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
+    default 24h."""
     ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Ids that are remembered at most; beyond it the source waits. The broker reserves 48 bytes for each; one that is
-    remembered takes 30 bytes of memory."""
+    """Maximum number of ids that are remembered; beyond it the source waits. The broker reserves 48 bytes for each id;
+    a remembered id takes 30 bytes of memory."""
 
 
 class _Sqs(SourceConnector[SqsSource]):

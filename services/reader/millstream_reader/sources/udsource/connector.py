@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class UserSource(Program):
-    """A source that the user wrote."""
+    """A source that the user has written."""
 
     noun = "a udsource"
     function = FunctionKind.SOURCE
 
     id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long the id of a record is remembered, where the source gives ids. Duration of at least 1s, default 24h."""
+    """How long the id of a record is remembered, if the source gives ids. Duration of at least 1s, default 24h."""
     ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Record ids that are remembered at most, all partitions together; beyond it a lane waits until its oldest are
-    forgotten."""
+    """Maximum number of record ids that are remembered, over all partitions; beyond it a lane waits until its oldest
+    ids expire."""
 
 
 class _Udsource(SourceConnector[UserSource]):

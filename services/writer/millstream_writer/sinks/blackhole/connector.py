@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class BlackholeSink(SpecModel):
-    """Counts records and forgets them."""
+    """Counts records and discards them."""
 
 
 class _Blackhole(SinkConnector[BlackholeSink]):

@@ -26,7 +26,7 @@ _COMMIT_BYTES_MAX = 1 << 30
 
 
 class DeltaSink(SpecModel):
-    """Appends records to a table of Delta Lake, each commit with the lane's position."""
+    """Appends records to a Delta Lake table, each commit with the lane's position."""
 
     noun = "a delta sink"
 
@@ -37,19 +37,19 @@ class DeltaSink(SpecModel):
     """Columns taken from the record's JSON value. Default: one binary column `value`."""
     partition_by: tuple[Text, ...] = ()
     """Partition columns of the table, outermost first: names of `columns`; or `dt` (`2024-01-31`), `hour` (`08`),
-    `year`, `month` and `day`, which the sink makes of the record's event time, in UTC, as text."""
+    `year`, `month` and `day`, which the sink derives from the record's event time, in UTC, as text."""
     schema_mode: Literal["strict", "merge"] = "strict"
     """What happens if the table lacks one of the columns: `strict` refuses it, `merge` adds the column to the table."""
     commit_every_s: PositiveDuration = field(default=30.0, alias="commitEvery")
-    """How long records are collected for one commit; also the longest time until a record can be seen. A commit comes
-    earlier where `maxRecords` or `maxBytes` are reached. Duration, default 30s."""
+    """How long records are collected for one commit; also the longest time until a record is visible. A commit comes
+    earlier if `maxRecords` or `maxBytes` is reached. Duration, default 30s."""
     max_records: PositiveCount | None = None
     """Records in a commit. They stay in the buffer until then, so this is at most the number at which the buffer's
     writers wait. Default: half of that number."""
     max_bytes: Quantity = 128 << 20
     """Bytes of records in a commit, in memory. Default 128 MiB."""
     store: ObjectStore | None = None
-    """How the object store is reached. Default: by what the environment says."""
+    """How to reach the object store. Default: as the environment says."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Names once, and a table that has more than partition columns."""

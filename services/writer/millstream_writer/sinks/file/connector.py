@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Rolling(SpecModel):
-    """When a file is finished and the next one begun: at whichever limit comes first."""
+    """When to finish a file and begin the next one: at the limit that is reached first."""
 
     noun = "rolling"
 
@@ -35,8 +35,7 @@ class Rolling(SpecModel):
     """Records in a file. Records of an unfinished file stay in the buffer, so this is at most the
     number at which the buffer's writers wait. Default: half of that number."""
     max_age_s: PositiveDuration = field(default=10.0, alias="maxAge")
-    """Age of a file since its first record; also the longest time until a record can be seen.
-    Duration, default 10s."""
+    """Age of a file since its first record; also the longest time until a record is visible. Duration, default 10s."""
 
 
 PartitionName = Literal["dt", "hour", "year", "month", "day"]
@@ -45,26 +44,26 @@ _OBJECT_BYTES_MAX = 1 << 30
 
 
 class FileSink(SpecModel):
-    """Writes finished files into a directory; a file that can be seen is whole and final."""
+    """Writes finished files into a directory; a visible file is complete and final."""
 
     noun = "a file sink"
 
     path: Text
-    """Directory, relative to the pipeline file; made if absent. Or the prefix of an object store: `s3://bucket/prefix`,
-    `gs://…`, `az://container/…`."""
+    """Directory, relative to the pipeline file; created if it does not exist. Or a prefix in an object store:
+    `s3://bucket/prefix`, `gs://…`, `az://container/…`."""
     format: Literal["jsonl", "lines", "csv", "parquet", "avro"] = "jsonl"
     """`jsonl` (the record's JSON value per line), `lines` (the record's bytes per line; a value with a line break is
     refused), `csv`, `parquet` or `avro`."""
     columns: tuple[Column, ...] = ()
-    """Columns taken from the record's JSON value. CSV needs them; Parquet and Avro without them have one binary column
+    """Columns taken from the record's JSON value. CSV needs them; without them, Parquet and Avro have one binary column
     `value`."""
     partition_by: tuple[PartitionName, ...] = ()
     """Directories by the event time of records, in UTC, outermost first: of `dt` (`dt=2024-01-31`), `hour` (`hour=08`),
     `year`, `month` and `day`. In an object store only."""
     store: ObjectStore | None = None
-    """How the object store is reached. Default: by what the environment says."""
+    """How to reach the object store. Default: as the environment says."""
     rolling: Rolling = Rolling()
-    """When a file is finished."""
+    """When to finish a file."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Columns where they have a meaning."""

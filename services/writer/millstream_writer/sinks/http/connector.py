@@ -27,7 +27,7 @@ class HttpBatch(SpecModel):
     max_records: PositiveCount = 1
     """Records in one request. 1 sends the value as the body; more send one value per line."""
     max_bytes: Quantity = 1 << 20
-    """Bytes of one request's body; a larger record goes alone. Default 1 MiB."""
+    """Bytes of one request's body; a larger record is sent alone. Default 1 MiB."""
 
 
 class HttpSink(WebServer):

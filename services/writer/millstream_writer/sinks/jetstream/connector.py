@@ -24,16 +24,16 @@ _WITH_IDS = (
 
 
 class JetStreamSink(NatsServer):
-    """Publishes records to a subject of a stream of JetStream."""
+    """Publishes records to a subject of a JetStream stream."""
 
     noun = "a jetstream sink"
 
     subject: Annotated[Text, After(checked_subject)]
-    """The subject, which a stream has to take."""
+    """The subject. A stream has to include it."""
     positions: Annotated[Text, After(checked_subject)] | None = None
-    """A subject under which the same stream takes the positions of lanes, such as `orders-positions`: records and
+    """A subject under which the same stream keeps the positions of lanes, such as `orders-positions`. Records and
     position are then one atomic batch, and each record is there exactly once. The stream needs `allow_atomic`, and
-    takes `<positions>.>` too. Default: none, which is at least once."""
+    `<positions>.>` among its subjects. Default: none, which is at least once."""
 
 
 class _JetStream(SinkConnector[JetStreamSink]):

@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 
 class KafkaSink(KafkaCluster):
-    """Writes records to a topic of Kafka, in transactions that hold how far the lane is."""
+    """Writes records to a Kafka topic, in transactions that also hold the lane's position."""
 
     noun = "a kafka sink"
 
     topic: Text
     """The topic, which has to exist."""
     transactions: Flag = True
-    """Write in transactions, exactly once. `false`: at least once, visible sooner to readers of what is not
-    committed."""
+    """Write in transactions, exactly once. `false`: at least once; readers of uncommitted data see records sooner."""
     set_key: Flag = True
-    """Give each record its keys as Kafka's key: a single key as it is, several as a JSON array."""
+    """Use the keys of each record as Kafka's key: a single key as it is, several as a JSON array."""
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
     """How batches are compressed."""
 

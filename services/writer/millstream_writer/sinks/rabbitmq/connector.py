@@ -28,14 +28,14 @@ def _checked_name(written: str) -> str:
 
 
 class RabbitSink(RabbitServer):
-    """Publishes records to an exchange of RabbitMQ, with confirmations."""
+    """Publishes records to a RabbitMQ exchange, with confirmations."""
 
     noun = "a rabbitmq sink"
 
     exchange: Annotated[Text, After(_checked_name)] | None = None
-    """Name of the exchange. Default: the one that hands messages to the queue that `routingKey` names."""
+    """Name of the exchange. Default: the default exchange, which delivers to the queue that `routingKey` names."""
     routing_key: Annotated[Text, After(_checked_name)]
-    """Routing key of each message; without `exchange` the name of a queue or a stream."""
+    """Routing key of each message; without `exchange`, the name of a queue or a stream."""
 
 
 class _Rabbit(SinkConnector[RabbitSink]):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RedisSink(RedisServer):
-    """Writes records to a stream, to hashes or to keys of Redis, each batch in one step with the lane's position."""
+    """Writes records to a Redis stream, or to Redis hashes or keys, each batch in one step with the lane's position."""
 
     noun = "a redisStreams sink"
 
@@ -29,14 +29,14 @@ class RedisSink(RedisServer):
     stream: Text | None = None
     """Key of the stream, for `mode: stream`. It is created if it does not exist."""
     prefix: Text | None = None
-    """For `hash` and `set`: what stands before the record's key in the key of Redis, such as `order:`."""
+    """For `hash` and `set`: the part of the Redis key before the record's key, such as `order:`."""
     format: Literal["record", "fields"] | None = None
-    """What an entry of a stream has. `record`: fields `value`, `key`, `eventTime` (milliseconds), and `header.NAME` for
+    """The fields of an entry in a stream. `record`: `value`, `key`, `eventTime` (milliseconds), and `header.NAME` for
     each header. `fields`: the members of the record, which is a JSON object. Default: `record`; a hash has `fields`."""
     max_length: Annotated[int, Strict(ge=1)] | None = None
-    """About how many entries the stream keeps: older ones are removed. Default: all."""
+    """Approximate number of entries that the stream keeps; older ones are removed. Default: all."""
     expire_s: PositiveDuration | None = field(default=None, alias="expire")
-    """For `hash` and `set`: how long a key stays after it was written last. Duration. Default: forever."""
+    """For `hash` and `set`: how long a key exists after it was last written. Duration. Default: forever."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Fields where they have a meaning."""

@@ -22,7 +22,7 @@ _PLAIN = (
 
 
 class SqsSink(SqsQueue):
-    """Sends records to a queue of Amazon SQS. In a FIFO queue, records with the same keys stay in order."""
+    """Sends records to an Amazon SQS queue. In a FIFO queue, records with the same keys stay in order."""
 
     noun = "an sqs sink"
 

@@ -22,7 +22,7 @@ class SqliteSink(SpecModel):
     noun = "an sqlite sink"
 
     path: Text
-    """The database, relative to the pipeline file; made if absent."""
+    """The database, relative to the pipeline file; created if it does not exist."""
 
 
 class Sqlite(SinkConnector[SqliteSink]):
