@@ -49,7 +49,7 @@ async def test_options_that_do_not_fit_the_pipeline(files: PipelineFiles, tmp_pa
     (tmp_path / "broken.json").write_bytes(b"\xff")
     for options, said in (
         (("--vertex", "nope"), "--vertex: pipeline p has no vertex nope; it has in, map, out"),
-        (("--vertex", "in", "--replica", "3"), "--replica: vertex in of pipeline p has 1 replica(s), numbered from 0"),
+        (("--vertex", "in", "--replica", "3"), "--replica: vertex in of pipeline p has 1 replica, numbered from 0"),
         (("--vertex", "in", "--replica", "-1"), "there is no replica -1"),
         (("--vertex", "in", "--pipeline", str(tmp_path / "pipeline.yaml")), "this is not a resolved pipeline"),
         (("--vertex", "in", "--pipeline", str(tmp_path / "none.json")), "No such file or directory"),

@@ -24,6 +24,7 @@ from millstream.errors import UdfError, UserError
 from millstream.frame import Frame, build_frame
 from millstream.limits import FAILURES_NAMED_MAX, RECORD_BYTES_MAX
 from millstream.naming import MISFIT, NO_ORIGIN, WITH_VALUES, Naming, Origin, failure_kind, reason_and_detail
+from millstream.plurals import counted
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import places
 from millstream.udf.answers import MapAnswer, Outcome, Result
@@ -293,7 +294,7 @@ class Mapper:
                     "was lost), or set udf.retryStrategy.onFailure.",
                 )
             lines = [
-                f"{self._where}: the function failed on {named} after {attempts} attempt(s): {outcome.reason}",
+                f"{self._where}: the function failed on {named} after {counted(attempts, 'attempt')}: {outcome.reason}",
                 *(places(outcome.detail) or outcome.detail.splitlines()),
                 "Fix the function and start again (nothing was lost), or set udf.retryStrategy.onFailure.",
             ]

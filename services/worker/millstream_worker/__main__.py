@@ -27,6 +27,7 @@ from millstream.clock import SystemClock
 from millstream.errors import UserError
 from millstream.health import HEARTBEAT_VARIABLE, start_heartbeat
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.plurals import counted
 from millstream.record import ReplicaId
 from millstream.spec import resolved
 from millstream.spec.resolved import Resolved
@@ -135,8 +136,8 @@ def _known(pipeline: Resolved, replica: ReplicaId, of_vertex: str, of_number: st
     if not 0 <= replica.number < vertex.replicas:
         raise UserError(
             codes.NOT_IN_PIPELINE,
-            f"{of_number}: vertex {vertex.name} of pipeline {name} has {vertex.replicas} replica(s), numbered from 0; "
-            f"there is no replica {replica.number}",
+            f"{of_number}: vertex {vertex.name} of pipeline {name} has {counted(vertex.replicas, 'replica')}, "
+            f"numbered from 0; there is no replica {replica.number}",
         )
     return replica
 

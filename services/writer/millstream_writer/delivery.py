@@ -26,6 +26,7 @@ from millstream.durable import step
 from millstream.errors import RetryLaterError, UdfError, UserError
 from millstream.limits import FAILURES_NAMED_MAX
 from millstream.naming import WITH_VALUES, Naming, Origin, failure_kind
+from millstream.plurals import counted
 from millstream.record import Position
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import raised, shortened
@@ -342,8 +343,8 @@ class Delivery:
             detail, short = self._detail(failure)
             raise self._stop_error(
                 failure.code or self._stop_code,
-                f"{self._where}: the {which} did not take {self._named(frame, row)} after {attempts} attempt(s): "
-                f"{why}{f': {short}' if short else ''}\n"
+                f"{self._where}: the {which} did not take {self._named(frame, row)} "
+                f"after {counted(attempts, 'attempt')}: {why}{f': {short}' if short else ''}\n"
                 "Nothing was lost. Fix the cause and start again, or set sink.retryStrategy.onFailure to fallback "
                 "or drop.",
                 detail=detail if short != detail else "",

@@ -251,7 +251,7 @@ async def test_the_record_that_stops_a_lane_is_named(values: bool) -> None:
             await mapper.map(records_of(b"good", b"bad"), watermark_us=0, origin=ORIGIN)
     shown = "value 'bad'" if values else "value of 3 bytes"
     name = f"record map/in-map/0/345/13 (sequence 345, index 13, event time 1970-01-01T00:00:00.000001Z, {shown})"
-    assert f"the function failed on {name} after 1 attempt(s): ValueError: no\n" in str(stopped.value)
+    assert f"the function failed on {name} after 1 attempt: ValueError: no\n" in str(stopped.value)
     assert ("bad" in str(stopped.value).split("Traceback")[0]) == values
 
 

@@ -27,6 +27,7 @@ from millstream import codes
 from millstream.durable import step
 from millstream.errors import UserError
 from millstream.limits import POSTGRES_LOCK_TIMEOUT_S
+from millstream.plurals import counted
 from millstream.postgres.connecting import (
     FAILURES,
     Connection,
@@ -196,10 +197,10 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
             self._application,
         )
         _log.warning(
-            "%s: a former owner of the lane did not end its transaction for %g s; ended %d connection(s) of it",
+            "%s: a former owner of the lane did not end its transaction for %g s; ended %s of it",
             self._owner.where,
             POSTGRES_LOCK_TIMEOUT_S,
-            ended,
+            counted(ended, "connection"),
         )
 
 
