@@ -129,6 +129,6 @@ def error_of(error: BaseException, server: PostgresServer, where: str) -> Millst
     if code.startswith(_REFUSED):
         return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.user}: {said}")
     if not code or code.startswith(_PASSING):
-        return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used at the moment: {said}")
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
     hint = getattr(error, "hint", None)
     return UserError(codes.TARGET_UNFIT, f"{place}: {said}{f' ({hint})' if hint else ''} [SQLSTATE {code}]")

@@ -207,7 +207,7 @@ def error_of(error: BaseException, server: RedisServer, where: str) -> Millstrea
         return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
     if isinstance(error, TimeoutError):
         return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
-    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used at the moment: {said}")
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
 
 
 def hash_tag(name: str) -> str:

@@ -69,7 +69,7 @@ async def test_ready_means_that_lanes_are_open_and_broker_and_program_are_there(
         await until(port, 200, "ok", serving)
         (tmp_path / "go").unlink()
         os.kill(function_of_this_process(), signal.SIGKILL)
-        await until(port, 503, "the program of the udf does not run", serving)
+        await until(port, 503, "the program of the udf is not running", serving)
         (tmp_path / "go").touch()
         await until(port, 200, "ok", serving)
         await run.server.kill()

@@ -65,7 +65,7 @@ def _note(config: WorkerConfig, file: Path) -> None:
     digest = spec_digest(file.read_text(encoding="utf-8"))
     audit = named_file()
     for replica, access in config.access.items():
-        log.info("starting %s of pipeline %s (spec %s) as user %d", replica, pipeline, digest, os.getuid())
+        log.info("%s of pipeline %s (spec %s) was started by user %d", replica, pipeline, digest, os.getuid())
         if audit is not None:
             of_it = {"pipeline": pipeline, "spec": digest, "replica": replica.name}
             write_entry(audit, "vertex", **of_it, broker=access.place, access=access.identity)

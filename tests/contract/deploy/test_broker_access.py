@@ -129,7 +129,7 @@ class TestTls:
             make_certificate(tmp_path / "other")
             for text in ("{}\n", "tls: {}\n", "tls: {ca: other/server.pem}\n"):
                 with pytest.raises(
-                    InfrastructureError, match=r"no encrypted connection.*self.signed certificate.*`tls`"
+                    InfrastructureError, match=r"an encrypted connection.*self.signed certificate.*`tls`"
                 ):
                     await answers(load_access(written(tmp_path, text), url))
 
@@ -137,7 +137,7 @@ class TestTls:
         async with open_tls(tmp_path, "broker.example.org") as url:
             named = "tls: {ca: server/server.pem, serverName: broker.example.org}\n"
             assert await answers(load_access(written(tmp_path, named), url))
-            with raises(codes.BROKER_REFUSES, match=r"no encrypted connection.*127\.0\.0\.1"):
+            with raises(codes.BROKER_REFUSES, match=r"an encrypted connection.*127\.0\.0\.1"):
                 await answers(load_access(written(tmp_path, "tls: {ca: server/server.pem}\n"), url))
 
     async def test_a_client_shows_its_certificate(self, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ class TestTls:
     ("text", "said"),
     [
         ("user: me\n", "`user` and `password` belong together"),
-        ("user: me\npassword: {file: p}\ntoken: {file: p}\n", "it has `user`, `token` together"),
+        ("user: me\npassword: {file: p}\ntoken: {file: p}\n", "more than one kind of credentials: `user`, `token`"),
         ("user: me\npassword: secret\n", "password"),
         ("pasword: {file: p}\n", "unknown field `pasword`"),
         ("token: {file: nowhere}\n", "there is no file"),

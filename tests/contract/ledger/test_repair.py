@@ -348,5 +348,5 @@ async def test_what_was_given_up_covers_nothing_else(harness: JetStreamHarness, 
         await found(repair, accept=True)
     # The frame in front of the gap is lost as well, later.
     await remove(harness, waiting[2])
-    with raises(codes.BUFFER_GAP, match=r"after frame 3 of lane source\.0 comes frame 6"):
+    with raises(codes.BUFFER_GAP, match=r"frame 3 of lane source\.0 is followed by frame 6"):
         await read_all(source.ledger, await owner_of(harness, READER))

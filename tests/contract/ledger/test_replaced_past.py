@@ -126,7 +126,7 @@ async def test_the_first_frame_of_each_lane_is_missed_too(owner: LaneOwner, ledg
     await other.commit((A, b"other 3"))
     # That the other lane's number 2 was read is forgotten: what comes next of it does not follow then.
     told = [witness if witness.lane == "in-v.0" else witness._replace(number=1) for witness in witnesses(read)]
-    with raises(codes.BUFFER_GAP, match=r"after frame 1 of lane in-v\.1 comes frame 3"):
+    with raises(codes.BUFFER_GAP, match=r"frame 1 of lane in-v\.1 is followed by frame 3"):
         async with ledger.read(A, read[-1].sequence, told) as frames:
             await take(frames, 1)
     async with ledger.read(A, read[-1].sequence, witnesses(read)) as frames:
@@ -147,7 +147,7 @@ async def test_what_is_read_once_more_must_be_what_it_was(owner: LaneOwner, ledg
     await harness.set_back("v")
     await write_again(owner, 3)
     for after in (first.sequence, 0):
-        with raises(codes.LEDGER_CUT, match=r"frame 2 of lane in-v\.0 at sequence 3, is not there"):
+        with raises(codes.LEDGER_CUT, match=r"frame 2 of lane in-v\.0 at sequence 3, no longer exists"):
             async with ledger.read(A, after, witnesses([first, partly])) as frames:
                 await take(frames, 1)
 

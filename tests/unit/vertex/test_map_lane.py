@@ -80,7 +80,7 @@ async def test_a_record_that_becomes_more_than_a_commit_holds_stops_the_lane_wit
     await rig.feed(records_of(b"a"), ended=True)
     async with open_stream(explode) as stream:
         with pytest.RaisesGroup(
-            pytest.RaisesExc(UserError, match=r"map/in-map\.0: .* became 10\d\d frames; 968 are the most"),
+            pytest.RaisesExc(UserError, match=r"map/in-map\.0: .* would have 10\d\d frames; the limit is 968"),
             flatten_subgroups=True,
         ):
             async with rig.map_lane(stream, [Route("map-out", 1023, None)]) as lane:

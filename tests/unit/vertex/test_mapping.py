@@ -396,7 +396,7 @@ async def test_the_first_failure_of_each_kind_is_logged_where_the_run_goes_on(
         for _ in range(2):
             await mapper.map(records_of(b"1", b"2", b"3", b"4", b"5", b"6"), watermark_us=0, origin=ORIGIN)
     first, second = (record.message.splitlines() for record in caplog.records)
-    assert first[0].endswith(f"made the function fail, and {said}: KeyError: b'2'")
+    assert first[0].endswith(f"made the function fail, {said}: KeyError: b'2'")
     assert first[0].startswith("p/map/in-map.0: record map/in-map/0/345/13 (")
     assert "test_mapping.py:" in first[1]
     assert "AttributeError" in second[0]
@@ -416,6 +416,6 @@ async def test_the_first_record_that_does_not_fit_is_logged_for_each_field(
         await mapper_of(stream, policy(9, fate), dead_letter=True).map(records_of(*values), watermark_us=0)
     told = [record.message.splitlines()[0] for record in caplog.records]
     assert len(told) == 3
-    assert f"does not fit the function, and {said}: the value does not fit Pair: field `b` is missing" in told[0]
+    assert f"does not fit the function, {said}: the value does not fit Pair: field `b` is missing" in told[0]
     assert 'field `a` is "x"' in told[1]
     assert "it is not JSON" in told[2]

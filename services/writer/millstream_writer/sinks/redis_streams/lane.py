@@ -190,7 +190,7 @@ async def _faults(settings: RedisSink, link: Link) -> list[tuple[str, str]]:
         return [
             (
                 f"in a cluster the keys that begin with {target!r} are on several servers",
-                "in a cluster the keys that begin with {target} are on different servers",
+                "a hash tag, `{orders}:`",
             )
         ]
     return []
