@@ -178,7 +178,7 @@ def test_a_run_that_is_refused_leaves_nothing_and_does_not_disturb_the_one_befor
     unfinished = begun(directory)
     before = _everything(tmp_path)
     for _ in range(2):
-        with raises(codes.OUTPUT_IN_USE, match=r"another run writes into|holds files of another pipeline"):
+        with raises(codes.OUTPUT_IN_USE, match=r"another run is writing to|holds files of another pipeline"):
             opened(tmp_path, other)
     assert _everything(tmp_path) == before
     directory.finish(unfinished, Position(9), Position(12), "jsonl")
