@@ -106,7 +106,7 @@ class SqlDatabase(SpecModel):
 def database_notes(settings: SqlDatabase, path: Path) -> Iterator[tuple[Path, str]]:
     """What to know about the way to a database."""
     if isinstance(settings.password, str):
-        yield (*path, "password"), "`password` stands in the file; `{env: NAME}` or `{file: PATH}` keeps it out"
+        yield (*path, "password"), "the password is in the pipeline file; use `{env: NAME}` or `{file: PATH}` instead"
     is_open = settings.backend in MYSQL and settings.tls is None and settings.host != ""
     if is_open and not stays_on_this_machine(settings.host.lower()):
         yield (*path, "url"), "the records go to the server in the clear; `tls: {}` encrypts them"

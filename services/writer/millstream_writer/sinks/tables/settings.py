@@ -31,7 +31,7 @@ class TableColumn(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """One origin."""
         if self.field is not None and self.part is not None:
-            what = "a column has `field` and `part` together"
+            what = "a column cannot have both `field` and `part`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("part",), what, "one of them")
 
 
@@ -50,7 +50,7 @@ class DeleteWhen(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """One place to look at."""
         if (self.field is None) == (self.header is None):
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), "`deleteWhen` looks at one place", "`field` or `header`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), "`deleteWhen` needs one condition", "`field` or `header`")
 
 
 WHOLE_RECORD = (
