@@ -86,6 +86,12 @@ def test_sources_say_what_they_promise(tmp_path: Path, capsys: pytest.CaptureFix
     assert "source in: exactly once: from a position it generates the same records again" in capsys.readouterr().out
 
 
+def test_what_a_connector_needs_is_a_whole_package() -> None:
+    """To look for `a.b` imports `a`, which fails where it is not installed."""
+    kinds = [*(SOURCES.load(name) for name in SOURCES.names), *(SINKS.load(name) for name in SINKS.names)]
+    assert [module for kind in kinds for module in kind.packages if "." in module] == []
+
+
 def test_the_list_has_each_with_its_promise(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["connectors", "-o", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)["connectors"]

@@ -60,7 +60,7 @@ class MqttSource(MqttBroker):
 class _Mqtt(SourceConnector[MqttSource]):
     model = MqttSource
     meaning = "Messages of topics of an MQTT broker."
-    packages: ClassVar[Mapping[str, str]] = {"paho.mqtt": "millstream[mqtt]"}
+    packages: ClassVar[Mapping[str, str]] = {"paho": "millstream[mqtt]"}
     promise = Guarantee(
         GuaranteeId.RECORD_IDS,
         "exactly once for messages of QoS 1 with the user property `idProperty`, as long as `idTtl` remembers it; at "

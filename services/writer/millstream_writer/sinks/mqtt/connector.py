@@ -36,7 +36,7 @@ class MqttSink(MqttBroker):
 class _Mqtt(SinkConnector[MqttSink]):
     model = MqttSink
     meaning = "A topic of an MQTT broker."
-    packages: ClassVar[Mapping[str, str]] = {"paho.mqtt": "millstream[mqtt]"}
+    packages: ClassVar[Mapping[str, str]] = {"paho": "millstream[mqtt]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
         "at least once; each message has an id (the user property `Millstream-Id`), the same whenever it is sent, by "
