@@ -80,22 +80,22 @@ class _Types:
             if schema in _PRIMITIVES:
                 return _PRIMITIVES[schema]
             return self._reached(schema)
-        kind, logical = schema["type"], schema.get("logicalType", "")
-        if kind in ("record", "error"):
+        type_, logical = schema["type"], schema.get("logicalType", "")
+        if type_ in ("record", "error"):
             return self._record(schema)
-        if kind == "array":
+        if type_ == "array":
             return self._array(self.of(schema["items"]))
-        if kind == "map":
+        if type_ == "map":
             return self._map(self.of(schema["values"]))
-        if kind == "enum":
+        if type_ == "enum":
             return self._keep(schema, _enum(schema))
-        if kind == "fixed":
+        if type_ == "fixed":
             made = _decimal(schema, schema["size"]) if logical == "decimal" else _fixed(schema["size"])
             return self._keep(schema, made)
-        if kind in _PRIMITIVES:
-            return _logical(kind, logical, schema)
+        if type_ in _PRIMITIVES:
+            return _logical(type_, logical, schema)
         # A type in a type, such as {"type": {"type": "string"}}.
-        return self.of(kind)
+        return self.of(type_)
 
     def _reached(self, name: str) -> Convert:
         if name not in self._named:
@@ -198,26 +198,26 @@ class _Defaults:
             if schema in self._named:
                 return self.of(self._named[schema], value)
             return value.encode("latin-1") if schema == "bytes" else value
-        kind = schema["type"]
-        if kind in ("record", "error"):
+        type_ = schema["type"]
+        if type_ in ("record", "error"):
             made = {}
             for field in schema["fields"]:
                 made[field["name"]] = self.of(field["type"], value.get(field["name"], field.get("default")))
             return made
-        if kind == "array":
+        if type_ == "array":
             return [self.of(schema["items"], entry) for entry in value]
-        if kind == "map":
+        if type_ == "map":
             return {name: self.of(schema["values"], entry) for name, entry in value.items()}
-        return value.encode("latin-1") if kind in ("bytes", "fixed") else value
+        return value.encode("latin-1") if type_ in ("bytes", "fixed") else value
 
 
 def _branch_name(schema: Any) -> str:
     """As fastavro finds it in a union."""
     if isinstance(schema, str):
         return schema
-    kind = schema["type"]
-    named = kind in ("record", "error", "enum", "fixed")
-    return str(schema["name"]) if named else str(kind)
+    type_ = schema["type"]
+    named = type_ in ("record", "error", "enum", "fixed")
+    return str(schema["name"]) if named else str(type_)
 
 
 def _expected(what: str, value: Any) -> _MisfitError:
