@@ -62,6 +62,7 @@ MAY_CREATE_FILES = {
     "services/udf_sdk/millstream_udf/imported.py": "in the private directory of the function's socket",
     "services/udf_sdk/millstream_udf/checking.py": "in the private directory of the function's socket",
     "services/writer/millstream_writer/sinks/file/directory.py": "results, with the user's umask, never over a file",
+    "millstream/iceberg/files.py": "results, with the user's umask",
     "services/reduce/millstream_reduce/spark/java.py": "a cache for all users of an installation",
 }
 """Files of the product that may create files by themselves, each with its reason."""

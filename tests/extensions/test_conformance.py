@@ -14,6 +14,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
 
 from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
@@ -50,6 +51,17 @@ class TestDeltaSink(SinkConformance):
         return sorted(row["n"] for row in DeltaTable(str(place / "table")).to_pyarrow_table().to_pylist())
 
 
+class TestIcebergSink(SinkConformance):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        catalog = {"sqlite": "catalog.db", "warehouse": "warehouse"}
+        columns = [{"name": "n", "type": "int"}]
+        return {"iceberg": {"catalog": catalog, "table": "shop.out", "columns": columns, "commitEvery": "1ms"}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        table = SqlCatalog("default", uri=f"sqlite:///{place / 'catalog.db'}").load_table("shop.out")
+        return sorted(row["n"] for row in table.scan().to_arrow().to_pylist())
+
+
 class TestFileSource(SourceConformance):
     partitions = 2
 
@@ -60,6 +72,20 @@ class TestFileSource(SourceConformance):
 
     def expected(self, place: Path) -> Sequence[bytes]:
         return [line for path in place.glob("*.jsonl") for line in path.read_bytes().splitlines()]
+
+
+class TestIcebergSource(SourceConformance):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        uri, warehouse = f"sqlite:///{place / 'catalog.db'}", str(place / "warehouse")
+        catalog = SqlCatalog("default", uri=uri, warehouse=warehouse)
+        catalog.create_namespace("shop")
+        table = catalog.create_table("shop.in", pa.schema({"n": pa.int64()}))
+        for first in (0, 50):
+            table.append(pa.table({"n": list(range(first, first + 50))}))
+        return {"iceberg": {"catalog": {"sqlite": "catalog.db"}, "table": "shop.in"}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b'{"n":%d}' % n for n in range(100)]
 
 
 class TestDeltaSource(SourceConformance):

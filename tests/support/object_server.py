@@ -49,12 +49,22 @@ class ObjectServer:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
-        self._ports = [free_ports() for _ in range(8)]
+        self._ports = [free_ports() for _ in range(9)]
         self.port = self._ports[0]
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def iceberg(self) -> str:
+        """Address of its REST catalog of Iceberg."""
+        return f"http://127.0.0.1:{self._ports[8]}"
+
+    @property
+    def credential(self) -> str:
+        """Of a client of the catalog."""
+        return f"{KEY}:{SECRET}"
 
     @property
     def settings(self) -> dict[str, str]:
@@ -65,14 +75,14 @@ class ObjectServer:
         """Returns when it answers."""
         identities = self._directory / "s3.json"
         identities.write_text(json.dumps(_IDENTITIES))
-        s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc = self._ports
+        s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc, iceberg = self._ports
         command = [
             *(str(PROGRAM), "server", f"-dir={self._directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *(f"-master.port={master}", f"-master.port.grpc={master_grpc}", "-master.volumeSizeLimitMB=64"),
             *("-master.telemetry=false", f"-volume.port={volume}", f"-volume.port.grpc={volume_grpc}", "-volume.max=0"),
             *("-filer", f"-filer.port={filer}", f"-filer.port.grpc={filer_grpc}"),
             *("-s3", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}", f"-s3.config={identities}"),
-            *("-s3.port.iceberg=0", "-s3.port.lance=0"),
+            *(f"-s3.port.iceberg={iceberg}", "-s3.port.lance=0"),
         ]
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -106,6 +116,15 @@ class ObjectServer:
         """A new one."""
         name = f"b-{uuid4()}"
         self.files().create_dir(name)
+        return Bucket(self, name)
+
+    def table_bucket(self) -> Bucket:
+        """A new one that holds tables of Iceberg: a warehouse of the catalog."""
+        name, master = f"t-{uuid4()}", f"127.0.0.1:{self._ports[2]}.{self._ports[3]}"
+        command = [str(PROGRAM), "shell", f"-master={master}"]
+        asked = f"s3tables.bucket -create -name {name} -account admin\n"
+        ended = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=30, check=True)
+        assert "ARN" in ended.stdout + ended.stderr, ended
         return Bucket(self, name)
 
     def files(self) -> fs.S3FileSystem:

@@ -13,6 +13,9 @@ from uuid import uuid4
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
 
 from millstream.spec.models import FallbackSink
 from millstream.udf.function import open_local_function
@@ -53,6 +56,7 @@ KINDS = [
     "rabbit classic",
     "rabbit quorum",
     "delta",
+    "iceberg",
     *(("sqs", "sqs fifo") if sizes.ALL else ("sqs",)),
     "mqtt",
 ]
@@ -72,6 +76,7 @@ _GUARANTEES = {
     "mqtt": Guarantee.AT_LEAST_ONCE,
     "rabbit": Guarantee.AT_LEAST_ONCE,
     "delta": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "iceberg": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
 }
 
 
@@ -109,6 +114,8 @@ class SinkTarget:
             return [row[0] for row in sqlite_rows(self.directory / "shop.db", "SELECT n FROM numbers ORDER BY place")]
         if self.spec.kind == "delta":
             return delta_numbers(self.directory / "table")
+        if self.spec.kind == "iceberg":
+            return iceberg_numbers(self.directory)
         if self.spec.kind == "http":
             return [json.loads(line)["n"] for body in self.http.accepted().values() for line in body.splitlines()]
         if self.database is not None:
@@ -161,6 +168,28 @@ def delta_numbers(table: Path | str, options: dict[str, str] | None = None) -> l
     try:
         rows = DeltaTable(str(table), storage_options=options).to_pyarrow_table().to_pylist()
     except TableNotFoundError:
+        return []
+    assert all(row["text"] == f"text {row['n']}" for row in rows)
+    return sorted(row["n"] for row in rows)
+
+
+def iceberg_spec(directory: Path, /, **more: object) -> FallbackSink:
+    """A sink that writes into a table of a catalog in the directory."""
+    catalog = {"sqlite": str(directory / "catalog.db"), "warehouse": str(directory / "warehouse")}
+    settings = {"catalog": catalog, "table": "shop.numbers", "columns": COLUMNS, **more}
+    return FallbackSink.model_validate({"iceberg": settings})
+
+
+def iceberg_table(directory: Path, **properties: str) -> Table:
+    """As pyiceberg opens it."""
+    return SqlCatalog("default", uri=f"sqlite:///{directory / 'catalog.db'}", **properties).load_table("shop.numbers")
+
+
+def iceberg_numbers(directory: Path, **properties: str) -> list[int]:
+    """As pyiceberg reads them. A table has no order."""
+    try:
+        rows = iceberg_table(directory, **properties).scan().to_arrow().to_pylist()
+    except NoSuchTableError:
         return []
     assert all(row["text"] == f"text {row['n']}" for row in rows)
     return sorted(row["n"] for row in rows)
@@ -223,6 +252,8 @@ async def open_target(
             yield SinkTarget(kind, directory, file_spec(directory / "out", option))
         elif name == "delta":
             yield SinkTarget(kind, directory, delta_spec(str(directory / "table")))
+        elif name == "iceberg":
+            yield SinkTarget(kind, directory, iceberg_spec(directory))
         elif name == "objects":
             assert objects is not None
             bucket = objects.bucket()

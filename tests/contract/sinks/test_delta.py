@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,16 @@ from millstream.errors import FencedError, MillstreamError, RetryLaterError
 from millstream.objects.settings import ObjectStore
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_writer.connector import SinkOwner
-from millstream_writer.sink import SinkFrame, SinkLane
 from millstream_writer.sinks.delta import table as delta_table
-from millstream_writer.sinks.opening import open_sink
-from tests.contract.sinks.file_target import sink_owner, value_of
+from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import delta_numbers, delta_spec
+from tests.contract.sinks.table_lanes import LATER, numbers, opened, written
 from tests.contract.sinks.validating import validate_sink
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
 from tests.unit.writer.sink_frames import sink_frame
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "tables.md"
-LATER = {"commitEvery": "1h"}
 
 
 @pytest.fixture
@@ -45,25 +41,6 @@ def bucket(objects: ObjectServer) -> Bucket:
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "table")
-
-
-def numbers(sequence: int, *, name: str = "") -> SinkFrame:
-    """Ten of them, from `sequence` * 10 on."""
-    return sink_frame([value_of(n) for n in range(sequence * 10, sequence * 10 + 10)], sequence, name=name)
-
-
-@asynccontextmanager
-async def opened(spec: FallbackSink, owner: SinkOwner | None = None) -> AsyncIterator[SinkLane]:
-    async with asyncio.timeout(60), open_sink(spec, owner or sink_owner(1)) as lane:
-        yield lane
-
-
-async def written(lane: SinkLane, *sequences: int) -> None:
-    for sequence in sequences:
-        await lane.write([numbers(sequence)], Position(sequence))
-    while lane.durable != Position(sequences[-1]):
-        with suppress(RetryLaterError):
-            await lane.flush()
 
 
 async def test_columns_and_partitions_of_columns_and_of_the_event_time(path: str) -> None:

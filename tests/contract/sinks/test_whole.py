@@ -21,7 +21,7 @@ from tests.contract.sinks.sink_targets import KINDS, SinkTarget, open_target
 from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
-WHOLE = [kind for kind in KINDS if kind.startswith(("file", "postgres", "kafka", "redis", "delta"))]
+WHOLE = [kind for kind in KINDS if kind.startswith(("file", "postgres", "kafka", "redis", "delta", "iceberg"))]
 FRAMES = 3
 RECORDS = 10
 

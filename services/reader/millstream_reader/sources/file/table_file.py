@@ -12,7 +12,7 @@ import os
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -137,8 +137,9 @@ def open_table_file(path: str, name: str, kind: str, extraction: Extraction, mar
     return TableFile(name, open(path, "rb"), kind, extraction, mark)
 
 
-def parquet_rows(stream: Any, skipped: int) -> Iterator[list[bytes]]:
-    """Each row as a JSON object, in blocks. Raises `UNREADABLE`. `stream`: what Arrow takes for a file."""
+def parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | None = None) -> Iterator[list[bytes]]:
+    """Each row as a JSON object, in blocks. Raises `UNREADABLE`. `stream`: what Arrow takes for a file; `members` makes
+    of a batch the columns that objects have."""
     import pyarrow.parquet as pq
 
     from millstream_reader.sources.file.rows_as_json import json_rows
@@ -157,7 +158,8 @@ def parquet_rows(stream: Any, skipped: int) -> Iterator[list[bytes]]:
         behind = min(skipped, batch.num_rows)
         skipped -= behind
         if behind < batch.num_rows:
-            yield json_rows(batch.slice(behind))
+            rest = batch.slice(behind)
+            yield json_rows(rest if members is None else members(rest))
 
 
 def _avro_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:

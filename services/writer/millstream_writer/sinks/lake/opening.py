@@ -1,4 +1,7 @@
-"""Opens the lane of a `delta` sink: the file sink's lane, whose files are commits of a table."""
+"""Opens the lane of a sink of tables: the file sink's lane, whose files are commits of a table.
+
+Above it: the connectors. Below it: the table, by its client, and the lane that collects.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,25 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import Any
 
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkLane
-from millstream_writer.sinks.delta.connector import DeltaSink
-from millstream_writer.sinks.delta.rows import TableRows
-from millstream_writer.sinks.delta.table import LaneTable
 from millstream_writer.sinks.file.connector import Rolling
 from millstream_writer.sinks.file.lane import FileSinkLane
 from millstream_writer.sinks.kept import check_kept
+from millstream_writer.sinks.lake.lane_table import LaneTable
+from millstream_writer.sinks.lake.rows import TableRows
+from millstream_writer.sinks.lake.settings import TableCommits
 
 
 @asynccontextmanager
-async def open_delta_sink(settings: DeltaSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+async def open_table_sink(
+    settings: TableCommits, rows: TableRows, table: LaneTable[Any], owner: SinkOwner
+) -> AsyncIterator[SinkLane]:
     """The table for one lane, every earlier owner fenced. Raises as `SinkConnector.open` does."""
-    worker = ThreadPoolExecutor(1, thread_name_prefix="delta-sink")
+    worker = ThreadPoolExecutor(1, thread_name_prefix="table-sink")
     loop = asyncio.get_running_loop()
-    rows = TableRows(settings)
-    table = LaneTable(settings, rows, owner)
     limits = {
         "max_bytes": settings.max_bytes,
         "max_records": settings.max_records,
@@ -45,4 +49,6 @@ async def open_delta_sink(settings: DeltaSink, owner: SinkOwner) -> AsyncIterato
             whole=owner.whole,
         )
     finally:
+        # Behind whatever it is still doing: a cancelled call goes on there.
+        worker.submit(table.close)
         worker.shutdown(wait=False)

@@ -1,7 +1,7 @@
-"""Records as rows of a Delta table: Arrow tables, with the columns that are made of the event time. Pure.
+"""Records as rows of a table: Arrow tables, with the columns that are made of the event time. Pure.
 
 Values become columns as they do for Parquet (`file.parquet`). What a commit has collected is one stream in Arrow's own
-format, which deltalake reads as it lies in memory.
+format, which the client of the table reads as it lies in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.frame import Frame
-from millstream_writer.sinks.delta.connector import DeltaSink
+from millstream.spec.columns import Column
 from millstream_writer.sinks.file.formats import Converted
 from millstream_writer.sinks.file.objects import partitions
 from millstream_writer.sinks.file.parquet import Parquet
@@ -25,10 +25,10 @@ class TableRows:
 
     extension = "arrow"
 
-    def __init__(self, settings: DeltaSink) -> None:
-        self._values = Parquet(settings.columns)
-        named = {column.name for column in settings.columns}
-        self._of_time = [name for name in settings.partition_by if name not in named]
+    def __init__(self, columns: Sequence[Column], of_time: Sequence[str]) -> None:
+        """`of_time`: further columns, which are made of the event time (`EVENT_TIME_PARTS`)."""
+        self._values = Parquet(columns)
+        self._of_time = of_time
         self.schema = self._values.schema
         for name in self._of_time:
             self.schema = self.schema.append(pa.field(name, pa.string()))

@@ -1,0 +1,162 @@
+"""A connector's way to a table of Apache Iceberg, and what its errors mean to a lane.
+
+Above it: connectors. Below it: pyiceberg, an extra. Every failure becomes an error of ours, by who must act: what
+passes by itself is `RetryLaterError`, so a catalog or a store that is away is waited for.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
+    BadRequestError,
+    CommitFailedException,
+    ForbiddenError,
+    NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    OAuthError,
+    RESTError,
+    TableAlreadyExistsError,
+    UnauthorizedError,
+)
+from requests import PreparedRequest, Response, Session
+from requests.adapters import HTTPAdapter
+from requests.exceptions import SSLError
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.iceberg.settings import IcebergCatalog, IcebergTable
+from millstream.objects.settings import ObjectStore, is_url
+from millstream.spec.references import resolve
+
+FAILURES = (OSError, SQLAlchemyError, RESTError, NoSuchNamespaceError, NoSuchTableError, ValueError)
+"""All that goes wrong between a lane and its table. What is wrong with the bytes of a file is a `ValueError`."""
+ABSENT = NoSuchTableError
+CONFLICT = CommitFailedException
+"""A commit was refused, because the table was changed since its base was read."""
+EXISTS = (NamespaceAlreadyExistsError, TableAlreadyExistsError, IntegrityError, CONFLICT)
+"""What was to be created is there, maybe since a moment ago."""
+
+_TIMEOUT_S = 30.0
+_CONNECT_S = 5.0
+_REFUSED = re.compile(
+    r"AccessDenied|ACCESS_DENIED|InvalidAccessKeyId|INVALID_ACCESS_KEY_ID|SignatureDoesNotMatch|SIGNATURE_DOES_NOT_MATCH"
+    r"|INVALID_SIGNATURE|HTTP status 403|HTTP status 401|error code 15"
+)
+_MISSING = re.compile(r"NoSuchBucket|NO_SUCH_BUCKET|bucket does not exist|Bucket '[^']*' not found", re.IGNORECASE)
+
+
+class _Timed(HTTPAdapter):
+    """Requests that end: pyiceberg sets no limit."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        super().__init__()
+
+    def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
+        kwargs["timeout"] = (min(self._timeout_s, _CONNECT_S), self._timeout_s)
+        return super().send(request, *args, **kwargs)
+
+
+class _TimedRestCatalog(RestCatalog):
+    def _config_headers(self, session: Session) -> None:
+        """Called before the session is used for anything, such as asking for a token."""
+        super()._config_headers(session)
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Timed(_TIMEOUT_S))
+
+
+def open_catalog(
+    settings: IcebergCatalog, store: ObjectStore | None, base_dir: Path, where: str, *, create: bool
+) -> Catalog:
+    """The catalog. Blocks. `create`: a file of SQLite that does not exist is created.
+
+    Raises `UserError` for credentials that are not there, and what `error_of` takes otherwise.
+    """
+    properties = _store_properties(store or ObjectStore(), base_dir, where)
+    properties["py-io-impl"] = "millstream.iceberg.files.DurableFileIO"
+    if settings.warehouse is not None:
+        plain = settings.rest is not None or is_url(settings.warehouse)
+        properties["warehouse"] = settings.warehouse if plain else str((base_dir / settings.warehouse).resolve())
+    if settings.sqlite is not None:
+        path = (base_dir / settings.sqlite).resolve()
+        if not path.exists() and not create:
+            raise UserError(
+                codes.TARGET_UNFIT, f"{where}: there is no Iceberg catalog {settings.sqlite}. Correct `sqlite`"
+            )
+        url = URL.create("sqlite", database=str(path))
+        try:
+            return SqlCatalog(settings.name, uri=url.render_as_string(), **properties)
+        except OperationalError as error:
+            if "already exists" not in str(error):
+                raise
+            # Another lane has made the tables of the catalog in this moment.
+            return SqlCatalog(settings.name, uri=url.render_as_string(), **properties)
+    assert settings.rest is not None, "the model has looked"
+    address = settings.rest.rstrip("/")
+    properties["oauth2-server-uri"] = settings.oauth2_server_uri or f"{address}/v1/oauth/tokens"
+    named = (("token", settings.token), ("credential", settings.credential))
+    for name, value in named:
+        if value is not None:
+            properties[name] = resolve(value, base_dir, f"{where}: the {name} for {settings.rest}")
+    more: dict[str, Any] = {}
+    if settings.ca is not None:
+        more["ssl"] = {"cabundle": str((base_dir / settings.ca).resolve())}
+    return _TimedRestCatalog(settings.name, uri=address, **properties, **more)
+
+
+def _store_properties(store: ObjectStore, base_dir: Path, where: str) -> dict[str, str]:
+    """What pyiceberg is given to reach an object store."""
+    named = {
+        "s3.access-key-id": store.access_key,
+        "s3.secret-access-key": store.secret_key,
+        "s3.session-token": store.session_token,
+    }
+    properties = {
+        name: resolve(value, base_dir, f"{where}: the {name} of the object store")
+        for name, value in named.items()
+        if value is not None
+    }
+    plain = {"s3.region": store.region, "s3.endpoint": store.endpoint, "gcs.service.host": store.endpoint}
+    properties.update((name, text) for name, text in plain.items() if text is not None)
+    if store.anonymous:
+        properties["s3.anonymous"] = "true"
+    properties["s3.request-timeout"] = f"{store.timeout_s:g}"
+    properties["s3.connect-timeout"] = f"{min(store.timeout_s, _CONNECT_S):g}"
+    return properties
+
+
+def error_of(error: BaseException, settings: IcebergTable, where: str) -> MillstreamError:
+    """An error of ours for whatever went wrong. No message holds a credential."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    # SQLAlchemy shows the statement with its parameters behind the first bracket.
+    said = said.partition(" [SQL:")[0]
+    said = said if len(said) <= 300 else f"{said[:300]}…"
+    place = f"{where}: the Iceberg table {settings.table}"
+    if isinstance(error, UnauthorizedError | ForbiddenError | OAuthError | AuthorizationExpiredError):
+        return UserError(
+            codes.TARGET_REFUSES, f"{place}: the catalog refuses the credentials or a right of theirs: {said}"
+        )
+    if isinstance(error, PermissionError) or _REFUSED.search(said):
+        return UserError(codes.TARGET_REFUSES, f"{place}: the credentials or a right of theirs are refused: {said}")
+    if _MISSING.search(said):
+        return UserError(
+            codes.TARGET_UNFIT, f"{place}: there is no such bucket. Correct `warehouse`, or create the bucket"
+        )
+    if isinstance(error, SSLError):
+        return UserError(codes.TARGET_REFUSES, f"{place}: the certificate of the catalog is not accepted: {said}")
+    is_place = isinstance(error, NotADirectoryError | IsADirectoryError) or "unable to open database file" in said
+    is_database = isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
+    is_value = isinstance(error, ValueError) and not isinstance(error, OSError)
+    if is_place or is_database or is_value or isinstance(error, BadRequestError | NoSuchNamespaceError):
+        return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")

@@ -1,0 +1,54 @@
+"""Files of Iceberg tables: on a local disk when they are closed, before anything names them.
+
+pyiceberg finds the class by its name, which is among the properties of a catalog (`catalogs`). Object stores are those
+of Arrow, as pyiceberg has them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+
+
+class DurableFileIO(PyArrowFileIO):
+    """As pyiceberg's own, but local files are fsynced."""
+
+    def new_output(self, location: str) -> PyArrowFile:
+        file = super().new_output(location)
+        scheme, _, path = self.parse_location(location, self.properties)
+        return _LocalFile(location, path, file._filesystem) if scheme == "file" else file
+
+
+class _LocalFile(PyArrowFile):
+    def create(self, overwrite: bool = False) -> Any:
+        """A stream whose `close` returns when the disk has the file."""
+        return _Synced(Path(self._path), overwrite=overwrite)
+
+
+class _Synced(io.BufferedWriter):
+    def __init__(self, path: Path, *, overwrite: bool) -> None:
+        self._directories = {path.parent}
+        for parent in path.parents:
+            if parent.exists():
+                break
+            # It is named by its own parent, which has to be on the disk, too.
+            self._directories.add(parent.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(io.FileIO(path, "w" if overwrite else "x"))
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.flush()
+        os.fsync(self.fileno())
+        super().close()
+        for directory in sorted(self._directories, key=lambda directory: -len(directory.parts)):
+            descriptor = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

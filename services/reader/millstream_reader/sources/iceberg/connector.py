@@ -1,0 +1,76 @@
+"""The `iceberg` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, ClassVar
+
+from millstream.iceberg.settings import IcebergTable, table_findings, table_notes, table_problems
+from millstream.objects.settings import ObjectStore
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, field
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+class IcebergSource(IcebergTable):
+    """Reads the rows of a table of Apache Iceberg, and then the rows that each later snapshot appends."""
+
+    noun = "an iceberg source"
+
+    follow: Flag = False
+    """Go on with snapshots that appear later; the source then has no end. Default: end at the snapshot that is the
+    newest when all is read."""
+    poll_every_s: PositiveDuration = field(default=10.0, alias="pollEvery")
+    """How often it looks for new snapshots, with `follow`. Duration, default 10s."""
+    skip_changes: Flag = False
+    """Skip snapshots that change or remove rows (overwriting, DELETE, UPDATE, MERGE), with what they add. Default: such
+    a snapshot stops the lane."""
+    store: ObjectStore | None = None
+    """How the object store is reached. Default: by what the catalog or the environment says."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Those of the table."""
+        yield from table_problems(self, self.store)
+
+
+class _Iceberg(SourceConnector[IcebergSource]):
+    model = IcebergSource
+    meaning = "Rows of a table of Apache Iceberg, snapshot by snapshot."
+    packages: ClassVar[Mapping[str, str]] = {
+        "pyiceberg": "millstream[iceberg]",
+        "sqlalchemy": "millstream[iceberg]",
+        "pyarrow": "millstream[iceberg]",
+    }
+    promise = Guarantee(
+        GuaranteeId.POSITION, "exactly once: it continues at the snapshot, file and row of its last commit"
+    )
+    ends = "at the newest snapshot, without `follow`"
+
+    def bounded(self, settings: IcebergSource) -> bool | None:
+        return not settings.follow
+
+    def local_findings(self, settings: IcebergSource, place: Place) -> Iterator[Finding]:
+        yield from table_findings(settings, settings.store, place.path, place.base_dir)
+
+    async def online_findings(self, settings: IcebergSource, place: Place) -> Sequence[Finding]:
+        from millstream_reader.sources.iceberg.snapshots import Snapshots
+
+        await asyncio.to_thread(Snapshots(settings, place.base_dir, "validate").open)
+        return ()
+
+    def notes(self, settings: IcebergSource, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from table_notes(settings, settings.store, path)
+
+    def open(self, settings: IcebergSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.iceberg.lane import open_iceberg_source
+
+        return open_iceberg_source(settings, owner)
+
+
+ICEBERG = _Iceberg()
