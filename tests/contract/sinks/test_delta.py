@@ -176,7 +176,7 @@ async def test_a_target_that_is_ahead_or_of_another_run_stops_the_lane(path: str
         assert (sequence, name) == (2, "b")
         return "nothing"
 
-    with raises(codes.SINK_AHEAD, match="holds nothing now"):
+    with raises(codes.SINK_AHEAD, match="now holds nothing"):
         async with opened(spec, sink_owner(2, held_instead=another)):
             pass
     with raises(codes.SINK_AHEAD, match=r"another run.*move the table"):
