@@ -167,7 +167,7 @@ async def test_a_target_that_is_ahead_or_of_another_run_stops_the_lane(bucket: B
             pass
     for key in bucket.keys("out/_millstream"):
         bucket.remove(key)
-    with raises(codes.TARGET_POSITION_LOST, match="are gone"):
+    with raises(codes.TARGET_POSITION_LOST, match="are missing"):
         async with opened(spec, sink_owner(2, start=Position(1))):
             pass
     # The remedy of the message, for another run.
