@@ -3,12 +3,11 @@
     def process(value: bytes) -> bytes:
         return value.upper()
 
-is one already; nothing has to be imported for it. The decorators are for functions that take the whole record, are
-async, take batches, are sinks, sources or reduce functions. `millstream_udf.testing` runs a function without a
-pipeline.
+is a step; it needs no import. The decorators are for functions that take the whole record or batches, are async, or
+are sinks, sources or reduce functions. `millstream_udf.testing` runs a function without a pipeline.
 
-The package serves functions to a pipeline over a unix socket. It needs grpcio and protobuf only and imports nothing of
-the `millstream` distribution.
+The package serves functions to a pipeline over a unix socket. It needs only grpcio and protobuf, and imports nothing
+from the `millstream` distribution.
 """
 
 from importlib import import_module

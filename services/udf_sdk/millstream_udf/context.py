@@ -20,12 +20,12 @@ _current: ContextVar[Context | None] = ContextVar("millstream_udf_context", defa
 
 
 def current() -> Context | None:
-    """Of the call that the running function works on; None outside of one."""
+    """The context of the call that the running function works on; None outside a call."""
     return _current.get()
 
 
 def set_current(context: Context) -> None:
-    """From here on, in this task or thread, a function works on this call."""
+    """Makes `current` return this context from now on, in this task or thread."""
     _current.set(context)
 
 
@@ -38,20 +38,20 @@ class _Adapter(logging.LoggerAdapter[logging.Logger]):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Of one call. All records of a call share it."""
+    """The context of one call. All records of the call share it."""
 
     pipeline: str = ""
     vertex: str = ""
     lane: str = ""
-    """The input partition these records come from, for example "in-map.0"; empty in `setup`."""
+    """The input partition from which these records come, for example "in-map.0"; empty in `setup`."""
     replica: int = 0
     attempt: int = 0
-    """0 for the first attempt at these records; then how often the function has failed on one of them or asked for it
-    by `Retry`."""
+    """0 at the first attempt at these records; then the number of times that the function has failed on one of them or
+    raised `Retry`."""
     watermark_us: int = -(2**63)
-    """No record older than this will follow (late data excepted): microseconds since the epoch."""
+    """No record older than this will follow, except for late data. Microseconds since the epoch."""
     traceparent: str = ""
-    """W3C trace context of the mesh's span around this call; empty when it is not sampled."""
+    """W3C trace context of the span that the vertex opened for this call; empty if it is not sampled."""
 
     @property
     def watermark(self) -> datetime | None:
@@ -63,11 +63,11 @@ class Context:
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """Logs to standard error, which the mesh collects with level, lane, attempt, trace id and what `extra` has."""
+        """Logs to standard error. Millstream adds level, lane, attempt, trace id and the fields of `extra`."""
         return _Adapter(_LOGGER, {"pipeline": self.pipeline, "vertex": self.vertex, **self.log_fields()})
 
     def log_fields(self) -> dict[str, Any]:
-        """What a line that is logged during this call says about it."""
+        """The fields that a log line of this call gets."""
         fields: dict[str, Any] = {"lane": self.lane} if self.lane else {}
         if self.attempt:
             fields["attempt"] = self.attempt
@@ -77,7 +77,7 @@ class Context:
 
     @contextmanager
     def span(self, name: str) -> Iterator[Any]:
-        """An OpenTelemetry span below the mesh's; gives None and costs nothing where OpenTelemetry is not installed."""
+        """An OpenTelemetry span inside that of the vertex. Without OpenTelemetry it yields None and costs nothing."""
         try:
             from opentelemetry import trace
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -1,6 +1,6 @@
 """The decorators `@udf.map`, `@udf.source_transform`, `@udf.sink`, `@udf.source` and `@udf.reduce`.
 
-They leave their options on the function and return it unchanged, so it can still be called and tested as it is.
+They store their options on the function and return it unchanged, so it can still be called and tested directly.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def map(
     threads: int = 0,
 ) -> Callable[[_F], _F]: ...
 def map(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """A function from a record to none, one or many outputs.
+    """Marks a function that turns a record into no output, one output or several.
 
-    `batch=True`: it takes a list of records and returns a list with the output of each (an exception in place of an
-    output is that record's outcome). `arrow=True`: it takes and returns a pyarrow.RecordBatch; with `schema` the values
-    are JSON objects with these fields, decoded into columns. `concurrency`: how many records of a stream an async
-    function works on at a time (1,000). `threads`: run a function that blocks in so many threads; without it, no two
-    calls of a function that is not async overlap.
+    `batch=True`: the function takes a list of records and returns a list with an output for each; an exception in
+    place of an output is the outcome of that record. `arrow=True`: it takes and returns a pyarrow.RecordBatch; with
+    `schema`, values are JSON objects with these fields, decoded into columns. `concurrency`: the number of records
+    that an async function may work on at a time (default 1,000). `threads`: the number of threads for a function that
+    blocks; without it, calls of a function that is not async never overlap.
 
-    `decode`: the type that values are decoded to, from JSON (a dataclass, a model of pydantic or msgspec, a TypedDict,
-    `dict`, ...), or a function from bytes; by default what the first parameter is annotated with. `encode`: a function
-    from what is returned to bytes; by default dictionaries, dataclasses and models become JSON.
+    `decode`: the type to which JSON values are decoded (a dataclass, a model of pydantic or msgspec, a TypedDict,
+    `dict`, ...), or a function that takes bytes. Default: the annotation of the first parameter. `encode`: a function
+    that turns a returned value into bytes. Default: dictionaries, dataclasses and models become JSON.
     """
     return _decorate(definition.MAP, function, options)
 
@@ -60,7 +60,7 @@ def source_transform(
     threads: int = 0,
 ) -> Callable[[_F], _F]: ...
 def source_transform(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """As `map`, run right behind a source, before the watermark is taken: it may also set event times."""
+    """As `map`, but runs right after a source, before the watermark is computed, so it may also set event times."""
     return _decorate(definition.SOURCE_TRANSFORM, function, options)
 
 
@@ -71,10 +71,10 @@ def sink(
     *, batch: bool = False, decode: Any = None, concurrency: int | None = None, threads: int = 0
 ) -> Callable[[_F], _F]: ...
 def sink(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """A function that writes a record somewhere and returns nothing. `record.id` is the same at every attempt.
+    """Marks a function that writes a record and returns nothing. `record.id` is the same at every attempt.
 
-    `batch=True`: it takes a list of records and returns nothing, or a list that has None or an exception for each.
-    `decode`: as for a map.
+    `batch=True`: the function takes a list of records and returns nothing, or a list with None or an exception for
+    each. `decode`: as for a map.
     """
     return _decorate(definition.SINK, function, options)
 
@@ -84,10 +84,11 @@ def source(cls: _C, /) -> _C: ...
 @overload
 def source(*, encode: Callable[[Any], bytes] | None = None) -> Callable[[_C], _C]: ...
 def source(cls: type | None = None, /, **options: Any) -> Any:
-    """A class with `async def read(self, context, records_max, timeout) -> Batch`; one instance for each lane.
+    """Marks a class with `async def read(self, context, records_max, timeout) -> Batch`. Each lane has one instance.
 
     Optional, all async: `open(self, position, partition, partitions)`, `committed(self, position)`, `close(self)`.
-    `encode`: a function from a record's value to bytes; by default dictionaries, dataclasses and models become JSON.
+    `encode`: a function that turns a record's value into bytes. Default: dictionaries, dataclasses and models become
+    JSON.
     """
     return _decorate(definition.SOURCE, cls, options)
 
@@ -105,14 +106,14 @@ def reduce(
     concurrency: int | None = None,
 ) -> Callable[[_F], _F]: ...
 def reduce(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """A function from the records of a window (keyed: of one key in a window) to none, one or many results.
+    """Marks a function that turns the records of a window (if keyed, of one key in it) into any number of results.
 
-    Its parameters are given by name: `keys`, `window`, `context`; the one that is called otherwise gets the records.
-    A class with `add(record)` and `result()` has an instance for each group. `arrow=True`: the records are a
-    pyarrow.Table, and for a class `add` gets one pyarrow.RecordBatch after another. `pandas=True`: a DataFrame.
-    `schema`: the values are JSON objects with these fields, decoded into columns. `concurrency`: how many groups an
-    async function works on at a time (1,000). `decode` and `encode`: as for a map; a value that does not fit fails its
-    group.
+    Parameters named `keys`, `window` and `context` get these; a parameter with any other name gets the records. A
+    class with `add(record)` and `result()` has one instance for each group. `arrow=True`: the records are a
+    pyarrow.Table; the `add` of a class gets one pyarrow.RecordBatch after another. `pandas=True`: the records are a
+    DataFrame. `schema`: the values are JSON objects with these fields, decoded into columns. `concurrency`: the
+    number of groups that an async function may work on at a time (default 1,000). `decode` and `encode`: as for a
+    map; a value that does not fit makes its group fail.
     """
     return _decorate(definition.REDUCE, function, options)
 

@@ -45,41 +45,41 @@ _RESULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an input that was not simply processed."""
+    """The outcome of an input that was not simply processed."""
 
     index: int
-    """Of the input."""
+    """Index of the input."""
     result: str
-    """error, retry, dead letter, drop or fallback."""
+    """One of: error, retry, dead letter, drop, fallback."""
     reason: str = ""
     detail: str = ""
-    """The traceback of an error."""
+    """Of an error: the traceback."""
     delay_s: float = 0.0
-    """Of a retry."""
+    """Of a retry: the delay in seconds."""
     code: str = ""
-    """Of Millstream's catalogue of errors, where the outcome has one of its own: MS-3005, the value does not fit."""
+    """The error code, if the outcome has one: MS-3005 for a value that does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a function made of some inputs."""
+    """The results of a function for some inputs."""
 
     _messages: Sequence[Message] = ()
     parents: Sequence[int] = ()
     """Index of the input of each output."""
     outcomes: Sequence[Outcome] = ()
-    """Of the inputs that were not simply processed. An input with neither output nor outcome was filtered."""
+    """The outcomes of inputs that were not simply processed. An input with neither output nor outcome was filtered."""
     inputs: int = field(default=0)
-    """How many there were."""
+    """The number of inputs."""
     gives: Any = UNKNOWN
-    """The type of the outputs, where the function's annotation says so."""
+    """The type of the outputs, if the function is annotated with one."""
 
     @property
     def messages(self) -> Sequence[Message]:
-        """Outputs in order, with what they inherit filled in: keys, headers, event time.
+        """The outputs in order, with inherited keys, headers and event times filled in.
 
-        Raises `AssertionError`, with the function's traceback, where there are none and the function has failed: a test
-        then shows why. A test that means it to fail looks at `outcomes`.
+        Raises `AssertionError` with the function's traceback if there are no outputs and the function has failed, so
+        that the test shows why. A test that expects the failure looks at `outcomes`.
         """
         for outcome in self.outcomes:
             if outcome.result == "error" and not self._messages:
@@ -89,18 +89,18 @@ class Results:
 
     @property
     def values(self) -> list[bytes]:
-        """Values of the outputs."""
+        """The values of the outputs."""
         return [message.value for message in self.messages]
 
     def objects(self, kind: Any = None) -> list[Any]:
-        """The outputs as `kind`; by default as what the function is annotated to return, or else as any JSON.
+        """The outputs, decoded to `kind`. Default: the type that the function is annotated to return, else any JSON.
 
         Raises `ValueError` for an output that does not fit.
         """
         return objects_of(self.values, self.gives if kind is None else kind)
 
     def of(self, index: int) -> list[Message]:
-        """Outputs of one input."""
+        """The outputs of one input."""
         return [message for message, parent in zip(self._messages, self.parents, strict=True) if parent == index]
 
 
@@ -159,7 +159,7 @@ def read_source(
     records_max: int = 100,
     reads: int = 1,
 ) -> list[Batch]:
-    """Open a source at `position` and read it `reads` times, or until it has ended; each batch is committed at once."""
+    """Open a source at `position` and read `reads` times, or until it ends. Each batch is committed at once."""
 
     async def read() -> list[Batch]:
         encode = define(source, source.__name__).encode

@@ -1,4 +1,4 @@
-"""What a function sees and what it gives back: records, messages, outcomes. Plain values.
+"""What a function gets and returns: records, messages, outcomes. Plain values.
 
 Above it: users' functions. Below it: nothing. It does not know gRPC or how a function is run.
 """
@@ -47,21 +47,21 @@ def to_us(time: datetime | int) -> int:
 
 
 class Record(_OfValues[V]):
-    """One record: what comes in, and what a source gives. `Record[Order]` is one whose value is an `Order`."""
+    """One record: the input of a function, and the output of a source. `Record[Order]` has an `Order` as its value."""
 
     __slots__ = ("event_time_us", "headers", "id", "keys", "value")
 
     value: V
-    """The payload: bytes, unless the function takes another type."""
+    """The value: bytes, unless the function takes another type."""
     event_time_us: int
     """When it happened: microseconds since the epoch, UTC."""
     keys: tuple[str, ...]
-    """Key parts; empty when the record has none."""
+    """Parts of the key; empty if the record has none."""
     headers: Mapping[str, bytes]
-    """User metadata that travels with the record."""
+    """Metadata that travels with the record."""
     id: str | None
-    """The same at every attempt: the source's own where it gave one and no function has made another record of it,
-    else the record's place in the buffer it was read from. None in a source transform, where the source gives none."""
+    """The same at every attempt: the id that the source gave, if it gave one and no function has made another record of
+    it; otherwise the record's place in the buffer. In a source transform, None if the source gave none."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Record(_OfValues[V]):
 
     @property
     def event_time(self) -> datetime:
-        """When it happened, in UTC."""
+        """The event time, in UTC."""
         return _EPOCH + self.event_time_us * _MICROSECOND
 
     def __repr__(self) -> str:
@@ -97,13 +97,12 @@ class Record(_OfValues[V]):
 
 
 class Message:
-    """One output. What is left out is taken from the record it came from; tags are empty."""
+    """One output. Fields that are omitted are those of the input record; tags are empty."""
 
     __slots__ = ("event_time_us", "headers", "keys", "tags", "value")
 
     value: bytes
-    """An object that was given in place of bytes stays what it is until the message is sent; then it is encoded, as
-    JSON or by the function's `encode`."""
+    """An object in place of bytes is encoded when the message is sent, as JSON or by the function's `encode`."""
     keys: tuple[str, ...] | None
     tags: tuple[str, ...]
     headers: Mapping[str, bytes] | None
@@ -142,13 +141,13 @@ class Message:
 
 
 class Window(NamedTuple):
-    """A stretch of event time, [start, end), whose records are reduced."""
+    """A range of event time, [start, end), whose records are reduced."""
 
     start_us: int
     """Microseconds since the epoch, UTC."""
     end_us: int
     early: int = 0
-    """Number of the early result, from 1; 0 for the final one."""
+    """Number of the early result, from 1; 0 for the final result."""
 
     @property
     def start(self) -> datetime:
@@ -166,15 +165,16 @@ class Window(NamedTuple):
 
 
 class Batch:
-    """What one read of a source gives."""
+    """The result of one read of a source."""
 
     __slots__ = ("ended", "pending", "position", "records")
 
     def __init__(
         self, records: Iterable[Record[Any]] = (), *, position: bytes, ended: bool = False, pending: int | None = None
     ) -> None:
-        """`position` is where the source stands after these records, in its own encoding: reading goes on there after a
-        restart. `ended`: nothing will follow, ever. `pending`: records known to wait behind these."""
+        """`position`: where the source is after these records, in an encoding of its own; after a restart, reading
+        continues there. `ended`: nothing will ever follow. `pending`: the number of records known to wait after
+        these."""
         self.records = list(records)
         self.position = position
         self.ended = ended
@@ -182,7 +182,7 @@ class Batch:
 
 
 class Retry(Exception):
-    """Raise it to see this record again after `delay` (seconds or a `timedelta`). It costs none of the attempts that
+    """Raise it to get this record again after `delay` (seconds or a `timedelta`). It uses none of the attempts that
     the vertex's `retryStrategy` allows; its `maxRetries` says how often it may be asked. `context.attempt` counts
     it."""
 
@@ -193,7 +193,7 @@ class Retry(Exception):
 
 
 class DeadLetter(Exception):
-    """Raise it to hand this record to the dead-letter edge, without another attempt."""
+    """Raise it to send this record to the dead-letter edge without another attempt."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -201,7 +201,7 @@ class DeadLetter(Exception):
 
 
 class Drop(Exception):
-    """Raise it to leave this record out; it is counted under `reason`, so use few different ones."""
+    """Raise it to drop this record. It is counted under `reason`, so use few different reasons."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -209,7 +209,7 @@ class Drop(Exception):
 
 
 class Fallback(Exception):
-    """In a sink: raise it to hand this record to the fallback sink."""
+    """Raise it in a sink to send this record to the fallback sink."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
