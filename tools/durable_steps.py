@@ -38,7 +38,7 @@ PRIMITIVES = re.compile(
         r"self\._files\.(create|write|sync|publish|reserve|remove|sync_directory)",
         r"files\.(create|write|sync|publish|reserve|remove|sync_directory)",
         r"write_all|_sync_directory|write_private|create_private|make_private_directories",
-        r".*connection\.(publish|change|remove)",
+        r".*connection\.(publish|change|remove)|until_created",
         r"self\._source\.committed|self\._stream\.confirm",
         r"lane\.write",
         r".*(init_transactions|commit_transaction)",
@@ -95,6 +95,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("millstream/buffers/redis/ledger.py", "remove_matching"): "its callers are looked at",
     ("millstream/buffers/redis/ledger.py", "RedisLedger._land"): "inside the steps redis.commit and redis.take_over",
     ("millstream/buffers/jetstream/pages.py", ""): "a request for what is stored",
+    ("millstream/buffers/jetstream/requests.py", "until_created"): "inside the steps ledger.make and watermark.make",
     (
         "millstream/buffers/jetstream/server.py",
         "JetStreamServer",

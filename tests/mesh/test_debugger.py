@@ -170,7 +170,7 @@ async def test_breakpoints_without_a_debugger(files: PipelineFiles) -> None:
     (files.directory / "doubling.py").write_text(text)
     ended = await command(files.directory, "run", path.name)
     assert ended.exit_code == 0, ended.err
-    assert ended.err.count("the breakpoint at doubling.py:5 was passed over") == 1
+    assert ended.err.count("the breakpoint at doubling.py:5 was skipped") == 1
     assert "--debug-function map" in ended.err
     assert len(files.rows("out")) == 20
 

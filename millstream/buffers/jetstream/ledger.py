@@ -38,6 +38,7 @@ from millstream.buffers.jetstream.requests import (
     message_headers,
     tries,
     until_answered,
+    until_created,
 )
 from millstream.buffers.jetstream.sending import new_batch_id, send_commit
 from millstream.buffers.jetstream.stored_ids import stored_ids
@@ -428,6 +429,8 @@ class JetStreamBroker:
         """Create or update the stream of a ledger."""
         try:
             with step("ledger.make"):
+                if how == "CREATE":
+                    return await until_created(self._connection, stream, config)
                 return await until_answered(self._connection, f"STREAM.{how}.{stream}", config)
         except ApiError as error:
             if error.code == NAME_IN_USE:

@@ -24,7 +24,7 @@ from typing import Any
 from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.buffers.jetstream.pages import PageMessage, read_next, read_page
-from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, WRONG_LAST_SEQUENCE
+from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, WRONG_LAST_SEQUENCE, until_created
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError
 from millstream.nats.client import Msg
@@ -132,7 +132,7 @@ class JetStreamOtStore(RevisionedOtStore):
                 raise
             config = self._config(replicas, owner)
             with step("watermark.make", self._vertex):
-                info = await self._connection.api(f"STREAM.CREATE.{self._stream}", config)
+                info = await until_created(self._connection, self._stream, config)
         found = info["config"].get("metadata", {})
         if any(found.get(name) != value for name, value in owner.items()):
             raise InfrastructureError(

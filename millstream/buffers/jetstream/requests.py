@@ -6,6 +6,7 @@ Above it: `jetstream.py`. Below it: the connection.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ _log = logging.getLogger(__name__)
 NO_MESSAGE = 10037
 NO_STREAM = 10059
 NAME_IN_USE = 10058
+NO_STORE = 10049
 NO_STORAGE = (10047, 10028)
 WRONG_LAST_SEQUENCE = (10071, 10164)
 STORE_FAILED = 10077
@@ -28,6 +30,8 @@ BATCH_INCOMPLETE = 10176
 BATCHES_IN_FLIGHT = 10210
 UNAVAILABLE = (10008, 10009)
 
+_STORE_PATIENCE_S = 5.0
+"""How long a server may fail to make the files of a new stream before that is reported."""
 _SILENCES_REPORTED = 3
 """So many times in a row a question may get no answer over a connection that is well before it is reported."""
 
@@ -62,6 +66,20 @@ async def until_answered(
             if error.code not in UNAVAILABLE:
                 raise
             _log.info("%s: %s; asking again", subject, error)
+        await pauses.wait()
+
+
+async def until_created(connection: BrokerConnection, stream: str, config: Mapping[str, object]) -> dict[str, Any]:
+    """Have a stream made. Raises `ApiError`, as `until_answered` does."""
+    pauses, give_up_s = tries(), asyncio.get_running_loop().time() + _STORE_PATIENCE_S
+    while True:
+        try:
+            return await until_answered(connection, f"STREAM.CREATE.{stream}", config)
+        except ApiError as error:
+            # What a stream of that name has left on the disk, which was deleted a moment ago, may be in the way.
+            if error.code != NO_STORE or asyncio.get_running_loop().time() > give_up_s:
+                raise
+            _log.info("the stream %s cannot be created yet: %s", stream, error)
         await pauses.wait()
 
 

@@ -17,6 +17,7 @@ from millstream.buffers.jetstream import ledger as jetstream
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.pull import PullReader
+from millstream.buffers.jetstream.requests import until_created
 from millstream.errors import (
     BufferFullError,
     InfrastructureError,
@@ -24,7 +25,7 @@ from millstream.errors import (
 )
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits
 from millstream.nats.access import BrokerAccess
-from millstream.nats.connection import BrokerConnection, open_connection
+from millstream.nats.connection import ApiError, BrokerConnection, open_connection
 from millstream.record import BufferId, LaneId
 from tests.nats_process import open_nats_process
 from tests.support.answers import taken
@@ -477,9 +478,26 @@ async def test_a_reader_of_a_stream_that_was_made_anew_says_so(harness: JetStrea
         async with owner.ledger.read(A, 0) as frames:
             await anext(frames)
             await other.api("STREAM.DELETE.p-v")
-            await other.api("STREAM.CREATE.p-v", config)
+            await until_created(other, "p-v", config)
             with raises(codes.LEDGER_CUT, match=r"p-v\.\*\.\*\.d\.v-a\.0 was read up to sequence 2"):
                 await anext(frames)
+
+
+def _block(place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("not a directory")
+
+
+async def test_files_in_the_way_of_a_new_stream_are_not_final(harness: JetStreamHarness) -> None:
+    """The server removes them when it fails."""
+    place = harness.stored_in("v").with_name("late")
+    config = {"name": "late", "subjects": ["late"], "storage": "file"}
+    async with open_connection(harness.server.access) as connection, asyncio.timeout(WAIT_S):
+        await asyncio.to_thread(_block, place)
+        with pytest.raises(ApiError, match="10049"):
+            await connection.api("STREAM.CREATE.late", config)
+        await asyncio.to_thread(_block, place)
+        assert (await until_created(connection, "late", config))["config"]["name"] == "late"
 
 
 @pytest.mark.guarantee("I10")

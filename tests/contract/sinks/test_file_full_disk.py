@@ -107,7 +107,7 @@ async def test_a_full_disk_makes_the_lane_wait_and_loses_nothing(small_disk: Pat
                 assert not delivering.done(), "the disk was never full"
                 await asyncio.sleep(0.001)
             assert "No space left on device" in delivery.statistics().waiting
-            assert "make room" in delivery.statistics().waiting
+            assert "Free some space" in delivery.statistics().waiting
             seen = numbers_in(path)
             assert seen == ALL[: len(seen)]
             ballast.unlink()
@@ -131,7 +131,7 @@ async def test_lack_of_space_at_any_step_takes_nothing_and_keeps_what_was_taken(
         await lane.write([frame(1), frame(2)], Position(2))
         assert disk.failures == 1
         for _ in range(3):
-            with pytest.raises(RetryLaterError, match="make room"):
+            with pytest.raises(RetryLaterError, match="Free some space"):
                 await lane.write([frame(3)], Position(3))
         with pytest.raises(RetryLaterError):
             await lane.tick()

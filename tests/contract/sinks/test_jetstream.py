@@ -343,7 +343,7 @@ async def test_the_page_shows_what_runs(nats: OutsideNats) -> None:
     blocks = [
         YAML(typ="safe", pure=True).load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.S)
     ]
-    (sink,) = [vertex["sink"]["jetstream"] for (vertex,) in blocks if "sink" in vertex]
+    (sink,) = [vertex["sink"]["jetstream"] for (vertex,) in blocks if "jetstream" in vertex.get("sink", ())]
     await jetstream_spec(nats)
     spec = FallbackSink.model_validate({"jetstream": {**sink, **nats.settings, "tls": None}})
     async with opened(spec) as lane:
