@@ -232,4 +232,3 @@ async def test_a_lane_of_changes_is_killed_at_every_durable_step(tmp_path: Path)
             await killed_cdc.read_on(spec, ledger, 40)
             _, changes = killed_cdc.committed(ledger)
             assert [change["after"]["n"] for change in changes] == [*range(1, 41)], point
-            await database.execute(f"SELECT pg_drop_replication_slot('{slot}')")
