@@ -10,7 +10,7 @@ brackets. Above it: sources and sinks that pass JSON on. Below it: msgspec, impo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -40,15 +40,16 @@ def elements_of(array: bytes) -> list[bytes] | None:
     return list(map(bytes, elements))
 
 
-def members_reader(names: Sequence[str]) -> Callable[[Sequence[bytes]], list[tuple[Any, ...]] | None]:
-    """Reads these members (all different) of JSON objects: a tuple for each, with None for a member that is null or
-    missing. None in place of all of them where one value may not be a JSON object."""
+def members_reader(members: Mapping[str, Any]) -> Callable[[Sequence[bytes]], list[tuple[Any, ...]] | None]:
+    """Reads these members, of these types, of JSON objects: a tuple for each, with None for a member that is null or
+    missing. None in place of all of them where one value may not be a JSON object, or has a member of another type."""
     from msgspec import defstruct
     from msgspec.json import Decoder
     from msgspec.structs import astuple
 
-    fields = {f"m{number}": name for number, name in enumerate(names)}
-    decode = Decoder(defstruct("Members", [(field, Any, None) for field in fields], rename=fields)).decode
+    fields = [(f"m{number}", kind | None, None) for number, kind in enumerate(members.values())]
+    rename = {field: name for (field, _, _), name in zip(fields, members, strict=True)}
+    decode = Decoder(defstruct("Members", fields, rename=rename)).decode
     failures = _raw()[1]
 
     def read(values: Sequence[bytes]) -> list[tuple[Any, ...]] | None:

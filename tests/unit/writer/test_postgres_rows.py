@@ -76,6 +76,7 @@ def test_rows_are_what_lines_would_be(mode: str, keys: list[str]) -> None:
         b'{"number": 1e400}',
         b'{"name": "\\ud800"}',
         b'{"name": "\xff"}',
+        b'{"other": "\xff"}',
         b'{"small": 1}{"small": 2}',
         b"[1]",
         b"",
@@ -86,7 +87,7 @@ def test_rows_are_what_lines_would_be(mode: str, keys: list[str]) -> None:
 def test_what_is_not_of_the_types_is_for_lines(value: bytes) -> None:
     typed = typed_rows(COLUMNS, TYPES)
     assert typed is not None
-    assert typed.rows([b"{}", value]) is None
+    assert typed([b"{}", value]) is None
 
 
 @pytest.mark.parametrize(

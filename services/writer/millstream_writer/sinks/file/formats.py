@@ -189,7 +189,7 @@ class Csv:
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
         self._heading = ",".join(_csv_text(column.name) for column in columns).encode() + b"\n"
-        self._members = members_reader([column.name for column in columns])
+        self._members = members_reader({column.name: Any for column in columns})
 
     def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
         values = frame.values()

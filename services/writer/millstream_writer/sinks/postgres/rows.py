@@ -64,7 +64,7 @@ class CopyFormat(RowFormat[bytes | Row]):
         return super().convert(item)
 
     def _typed(self, typed: TypedRows, item: SinkFrame) -> Sequence[Row] | None:
-        rows = typed.rows(item.frame.values())
+        rows = typed(item.frame.values())
         if rows is None or not self.identified:
             return rows
         if any(row[index] is None for row in rows for index in self.keys):

@@ -7,11 +7,12 @@ take more and say what is wrong. Both ways write the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
+from millstream.json_text import members_reader
 from millstream_writer.sinks.tables.settings import TableColumn
 
 
@@ -33,32 +34,16 @@ _KINDS: Mapping[str, Any] = {
 Row = tuple[int | float | str | bool | None, ...]
 
 
-class TypedRows:
-    """The members of JSON objects that are columns of one table."""
-
-    def __init__(self, members: Sequence[tuple[str, str]]) -> None:
-        """`members`: the member and the type of each column."""
-        names = [f"c{number}" for number in range(len(members))]
-        fields = [(name, _KINDS[kind] | None, None) for name, (_, kind) in zip(names, members, strict=True)]
-        rename = dict(zip(names, (member for member, _ in members), strict=True))
-        self._decode = msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=rename)).decode
-
-    def rows(self, values: Sequence[bytes]) -> Sequence[Row] | None:
-        """A row for each value; None where one of them does not have these types, or is not JSON."""
-        try:
-            return list(map(msgspec.structs.astuple, map(self._decode, values)))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
+TypedRows = Callable[[Sequence[bytes]], Sequence[Row] | None]
+"""A row for each value; None where one of them does not have these types, or is not JSON."""
 
 
 def typed_rows(columns: Sequence[TableColumn], types: Mapping[str, str]) -> TypedRows | None:
     """For these columns of a table, `types` by name; None where the text lines have to do."""
-    members = []
+    members: dict[str, Any] = {}
     for column in columns:
         member, kind = column.field or column.name, types.get(column.name, "")
-        if column.part is not None or "." in member or kind not in _KINDS:
+        if column.part is not None or "." in member or member in members or kind not in _KINDS:
             return None
-        members.append((member, kind))
-    if len({member for member, _ in members}) < len(members):
-        return None
-    return TypedRows(members)
+        members[member] = _KINDS[kind]
+    return members_reader(members)
