@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.record import LaneId, Position
-from millstream.spec.connectors import SinkKind
+from millstream.spec.connectors import Guarantee, GuaranteeId, SinkKind
 from millstream.spec.values import SpecModel
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ HeldInstead = Callable[[int, str], Awaitable[str | None]]
 """What the lane's buffer holds at a sequence instead of the frame of a name, in words; None when it is that frame."""
 
 S = TypeVar("S", bound=SpecModel)
+
+
+def as_fallback(target: str) -> Guarantee:
+    """Of a sink that keeps a position in its `target` (table, topic, ...), where it gets only some of the records."""
+    what = "at least once: after a crash, records that went to the fallback shortly before may be in its"
+    return Guarantee(GuaranteeId.AT_LEAST_ONCE, f"{what} {target} twice")
 
 
 class EnvelopeForm(Enum):

@@ -18,7 +18,7 @@ from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, ShapeProblem, SpecModel, Text, field
-from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
@@ -115,11 +115,7 @@ class _File(SinkConnector[FileSink]):
 
     def guarantee(self, settings: FileSink, *, fallback: bool) -> Guarantee:
         if fallback:
-            what = (
-                "at least once: after a crash, records that went to the fallback shortly before may be in its files "
-                "twice"
-            )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+            return as_fallback("files")
         if settings.objects:
             what = (
                 "exactly once: an object is put once, under a name that carries its position, after a claim that says "

@@ -12,7 +12,7 @@ from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import After
 from millstream.spec.values import Text
-from millstream_writer.connector import SinkConnector, SinkOwner
+from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
@@ -50,11 +50,7 @@ class _JetStream(SinkConnector[JetStreamSink]):
         if settings.positions is None:
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, _WITH_IDS)
         if fallback:
-            what = (
-                "at least once: after a crash, records that went to the fallback shortly before may be in its "
-                "stream twice"
-            )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+            return as_fallback("stream")
         what = "exactly once: an atomic batch holds records and the position after them, guarded by the previous one"
         return Guarantee(GuaranteeId.TRANSACTIONAL, what)
 

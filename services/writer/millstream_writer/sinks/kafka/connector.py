@@ -10,7 +10,7 @@ from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.kafka import KafkaCluster, clear_password
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import Flag, Text
-from millstream_writer.connector import SinkConnector, SinkOwner
+from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
@@ -45,11 +45,7 @@ class _Kafka(SinkConnector[KafkaSink]):
 
     def guarantee(self, settings: KafkaSink, *, fallback: bool) -> Guarantee:
         if fallback:
-            what = (
-                "at least once: after a crash, records that went to the fallback shortly before may be in its "
-                "topic twice"
-            )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+            return as_fallback("topic")
         if not settings.transactions:
             what = (
                 "at least once: after a crash or a lost connection, records since the last mark are sent again; "

@@ -9,9 +9,9 @@ from millstream import codes
 from millstream.dead_letter import MEMBERS
 from millstream.objects.settings import ObjectStore
 from millstream.spec.columns import Column, repeated_columns
-from millstream.spec.connectors import Guarantee, GuaranteeId, SinkUse
+from millstream.spec.connectors import Guarantee, SinkUse
 from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, ShapeProblem, SpecModel, Text, field
-from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner, as_fallback
 
 EVENT_TIME_PARTS = ("dt", "hour", "year", "month", "day")
 """Columns that are made of the event time where `partitionBy` names them and `columns` does not."""
@@ -87,11 +87,7 @@ class TableConnector(SinkConnector[S]):
 
     def guarantee(self, settings: S, *, fallback: bool) -> Guarantee:
         if fallback:
-            what = (
-                "at least once: after a crash, records that went to the fallback shortly before may be in its table "
-                "twice"
-            )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+            return as_fallback("table")
         return self.promise
 
     def use_problems(self, settings: S, use: SinkUse) -> Iterator[ShapeProblem]:

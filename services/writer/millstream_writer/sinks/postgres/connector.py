@@ -10,7 +10,7 @@ from millstream import codes
 from millstream.postgres.settings import PostgresServer, server_findings, server_notes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream_writer.connector import SinkConnector, SinkOwner
+from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 from millstream_writer.sinks.tables.settings import TableSink
 
 if TYPE_CHECKING:
@@ -35,11 +35,7 @@ class _Postgres(SinkConnector[PostgresSink]):
 
     def guarantee(self, settings: PostgresSink, *, fallback: bool) -> Guarantee:
         if fallback:
-            what = (
-                "at least once: after a crash, records that went to the fallback shortly before may be in its table "
-                "twice"
-            )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+            return as_fallback("table")
         return self.promise
 
     def local_findings(self, settings: PostgresSink, place: Place) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import Strict
 from millstream.spec.values import PositiveDuration, ShapeProblem, Text, field
-from millstream_writer.connector import SinkConnector, SinkOwner
+from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
     from millstream_writer.sink import SinkLane
@@ -72,11 +72,7 @@ class _Redis(SinkConnector[RedisSink]):
 
     def guarantee(self, settings: RedisSink, *, fallback: bool) -> Guarantee:
         if fallback:
-            what = (
-                "at least once: after a crash, records that went to the fallback shortly before may be in its "
-                "target twice"
-            )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+            return as_fallback("target")
         return self.promise
 
     def unencoded(self, settings: RedisSink) -> str | None:

@@ -11,7 +11,7 @@ from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import ShapeProblem
 from millstream.sql.settings import SQLITE, UPSERTS, SqlDatabase, database_findings, database_notes
-from millstream_writer.connector import SinkConnector, SinkOwner
+from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 from millstream_writer.sinks.tables.settings import TableSink
 
 if TYPE_CHECKING:
@@ -45,11 +45,7 @@ class _Sql(SinkConnector[SqlSink]):
 
     def guarantee(self, settings: SqlSink, *, fallback: bool) -> Guarantee:
         if fallback:
-            what = (
-                "at least once: after a crash, records that went to the fallback shortly before may be in its table "
-                "twice"
-            )
-            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+            return as_fallback("table")
         return self.promise
 
     def local_findings(self, settings: SqlSink, place: Place) -> Iterator[Finding]:
