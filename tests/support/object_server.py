@@ -25,7 +25,12 @@ from millstream.objects.settings import ObjectStore, parse_url
 from millstream.objects.stores import FAILURES, error_of, make_store
 from millstream.ports import free_ports
 
+_VOLUMES = 100_000
+"""Files that it may keep data in: far more than the tests have buckets. Its default follows from the free disk space,
+so on a small or full disk it would refuse writes after a number of buckets."""
 PROGRAM = Path(__file__).parents[2] / ".cache" / "servers" / "seaweedfs" / "bin" / "weed"
+_ENVIRONMENT = {"HOME": "/nowhere", "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
+"""One file for each bucket; it would make seven."""
 START_TIMEOUT_S = 60.0
 KEY, SECRET = "writer", "a long secret"
 READER = "reader"
@@ -79,14 +84,20 @@ class ObjectServer:
         command = [
             *(str(PROGRAM), "server", f"-dir={self._directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *(f"-master.port={master}", f"-master.port.grpc={master_grpc}", "-master.volumeSizeLimitMB=64"),
-            *("-master.telemetry=false", f"-volume.port={volume}", f"-volume.port.grpc={volume_grpc}", "-volume.max=0"),
+            *(
+                "-master.telemetry=false",
+                f"-volume.port={volume}",
+                f"-volume.port.grpc={volume_grpc}",
+                f"-volume.max={_VOLUMES}",
+            ),
+            "-volume.minFreeSpace=1MiB",
             *("-filer", f"-filer.port={filer}", f"-filer.port.grpc={filer_grpc}"),
             *("-s3", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}", f"-s3.config={identities}"),
             *(f"-s3.port.iceberg={iceberg}", "-s3.port.lance=0"),
         ]
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                dying_with_parent(command), stdout=log, stderr=log, cwd=self._directory, env={"HOME": "/nowhere"}
+                dying_with_parent(command), stdout=log, stderr=log, cwd=self._directory, env=_ENVIRONMENT
             )
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not self._answers():

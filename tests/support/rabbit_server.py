@@ -36,6 +36,8 @@ _SETTLED_S = 10.0
 USER, PASSWORD = "shop", "a long secret"
 """May do everything in the virtual host `shop`, and nothing in `/`."""
 VIRTUAL_HOST = "shop"
+_LIMITS = "disk_free_limit.absolute = 1MB\nvm_memory_high_watermark.absolute = 1GB\n"
+"""By default it accepts no message where the disk or the memory of the machine is small."""
 _RIGHTS = {"configure": ".*", "write": ".*", "read": ".*"}
 _DEFINITIONS = {
     "vhosts": [{"name": "/"}, {"name": VIRTUAL_HOST}],
@@ -84,7 +86,8 @@ class RabbitServer:
         here = self._directory
         (here / "definitions.json").write_text(json.dumps(_DEFINITIONS))
         (here / "enabled_plugins").write_text("[].")
-        (here / "rabbitmq.conf").write_text(f"load_definitions = {here / 'definitions.json'}\n{self._tls()}")
+        definitions = f"load_definitions = {here / 'definitions.json'}\n"
+        (here / "rabbitmq.conf").write_text(definitions + _LIMITS + self._tls())
         environment = {
             "HOME": str(here),
             "PATH": f"{erts}:{root / 'bin'}:{os.environ['PATH']}",
