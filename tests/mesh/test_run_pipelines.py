@@ -215,7 +215,7 @@ async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_pat
     # The same without a run: what the killed processes left in the buffer, if anything, and an edge there is not.
     stopped = await command(tmp_path, "peek", "in-map")
     assert stopped.exit_code == 0, stopped.err
-    assert "buffer in-map.0 holds no records" in stopped.out
+    assert "buffer in-map.0 has no records" in stopped.out
     wrong = await command(tmp_path, "peek", "in-out")
     assert wrong.exit_code == 2
     assert "no edge 'in-out'; its edges are: in-map, map-out" in wrong.err

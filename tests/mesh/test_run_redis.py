@@ -39,7 +39,7 @@ def test_a_run_over_redis_ends_with_each_record_once_and_stays_where_it_is(tmp_p
     again = millstream("run", "p.yaml", cwd=tmp_path)
     assert "earlier runs had processed everything" in again.stdout
     assert millstream("repair", "p.yaml", cwd=tmp_path).stdout.startswith("no damage found")
-    assert "holds no records" in millstream("peek", "in-same", cwd=tmp_path).stdout
+    assert "has no records" in millstream("peek", "in-same", cwd=tmp_path).stdout
     back = millstream("run", "p.yaml", "--ledger", "jetstream", cwd=tmp_path)
     assert back.returncode == 2
     assert "its records were kept by redis, and are now kept by jetstream" in back.stderr

@@ -98,7 +98,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 def test_nothing_is_done_without_being_told_how_much_or_on_a_large_disk(tmp_path: Path) -> None:
     for arguments, said in (
         (["mesh"], "say how many faults"),
-        (["mesh", "--kills", "1", "--faults", "fire"], "expected some of kill, pause, network, disk"),
+        (["mesh", "--kills", "1", "--faults", "fire"], "expected one or more of kill, pause, network, disk"),
         (["mesh", "--kills", "1", "--faults", "disk"], "file system"),
     ):
         command = [sys.executable, "-m", "millstream_runner", "chaos", *arguments, "--dir", str(tmp_path / "one")]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
 PIPELINE_FILE = "pipeline.yaml"
-"""The pipeline file of a directory, where none is named."""
+"""The pipeline file that is used if none is named."""
 
 _EPILOG = """\
 exit codes:
@@ -39,7 +39,7 @@ _GROUPS = {
 
 
 class _Version(argparse.Action):
-    """`--version`: one line, and the end. The number is looked up when it is asked for."""
+    """`--version`: prints one line and exits. The version is looked up only when the option is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
@@ -49,7 +49,7 @@ class _Version(argparse.Action):
 
 
 class _Format(argparse.Action):
-    """`-o json`: what a command finds out, as JSON instead of text."""
+    """`-o json`: prints the facts as JSON instead of text."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, _: object = None
@@ -97,14 +97,14 @@ def parser() -> Parser:
 
 
 def _command(commands: Commands, name: str, summary: str, description: str) -> Parser:
-    """Its examples stand in `examples`."""
+    """Its examples are in `examples`."""
     command = commands.add_parser(name, help=summary, description=description)
     command.set_defaults(module=name)
     return command
 
 
 def _below(commands: Commands, name: str, summary: str) -> Parser:
-    """A command below another one; what it does is said in a sentence."""
+    """A subcommand, described in one sentence."""
     return commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
 
 
@@ -641,7 +641,7 @@ def _add_place(command: argparse.ArgumentParser) -> None:
 
 
 def _add_json(command: argparse.ArgumentParser, text: str = "prints one JSON object") -> None:
-    """The one way to ask for facts as JSON; a command finds it as `arguments.json`."""
+    """The one option for facts as JSON; commands read it as `arguments.json`."""
     command.add_argument(
         "-o",
         "--output",
@@ -753,7 +753,7 @@ def _add_chaos(commands: Commands) -> None:
         "--faults",
         default="kill",
         metavar="KINDS",
-        help="kill, pause, network, disk; several separated by commas (default: kill)",
+        help="kill, pause, network, disk, separated by commas (default: kill)",
     )
     command.add_argument(
         "--dir",

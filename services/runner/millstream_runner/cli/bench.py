@@ -1,4 +1,4 @@
-"""`millstream bench`: how fast a real pipeline is on this machine, and which share of the broker's own limit."""
+"""`millstream bench`: how fast a real pipeline is on this machine, and what share of the broker's limit it reaches."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from millstream_runner.local.formatting import aligned
 _MIB = 1024 * 1024
 _WARM_UP_S = 2.0
 _RAW_RECORD_BYTES_MAX = 400 * _MIB
-"""The raw limit is measured over as many bytes as the pipeline's, up to this."""
+"""The raw limit is measured over as many bytes as the pipeline stores, up to this many."""
 _RAW_RECORD_BYTES_MIN = 100 * _MIB
-"""And over at least this, so that it takes long enough to mean something."""
+"""And over at least this many, so that the measurement takes long enough to be meaningful."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -161,7 +161,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 
 async def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    # Spark's packages are an extra of their own.
+    # Spark's packages are in an extra.
     from millstream_runner.bench.reducing import QUERY, WindowLoad, measure_ingest, measure_spark, measure_windows
 
     _check_positive(arguments, "ingest-records", "records-per-window", "keys", "rate", "windows", "size")

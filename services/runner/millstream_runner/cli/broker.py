@@ -1,4 +1,4 @@
-"""`millstream broker`: the users of a broker that pipelines share, and the ledgers that their vertices find there."""
+"""`millstream broker`: creates the users of a broker that pipelines share, and the ledgers that their vertices need."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None, *, as_jso
         )
     make_private(directory)
     variables: dict[str, str] = {}
-    lines = ["# The passwords of the users in accounts.conf. For the server alone."]
+    lines = ["# The passwords of the users in accounts.conf. Only the server may read them."]
     for pipeline, users in pipelines.items():
         place = directory / pipeline
         make_private(place)
@@ -79,15 +79,15 @@ def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None, *, as_jso
         f'{directory}/accounts.conf, for the server\'s configuration: `include "accounts.conf"` (with passwords.conf)'
     )
     for pipeline, users in pipelines.items():
-        print(f"{directory}/{pipeline}/_pipeline.yaml: who prepares pipeline {pipeline}")
-        print(f"{directory}/{pipeline}/{VIEWER}.yaml: who looks at pipeline {pipeline} and changes nothing")
+        print(f"{directory}/{pipeline}/_pipeline.yaml: the user that prepares pipeline {pipeline}")
+        print(f"{directory}/{pipeline}/{VIEWER}.yaml: the user that inspects pipeline {pipeline} and changes nothing")
         for user in users[2:]:
             print(f"{directory}/{pipeline}/{user.file_name}.yaml: vertex {user.file_name}")
     return 0
 
 
 def _password(path: Path) -> str:
-    """One that is there is kept, so that a pipeline can be added while others run."""
+    """An existing one is kept, so that a pipeline can be added while others run."""
     try:
         known = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def _access_text(user: BrokerUser, ca: Path | None) -> str:
 
 
 async def prepare(graph: Graph, access: Access, level: DurabilityLevel) -> None:
-    """Make the ledgers and the OT stores of a pipeline, or see that they are as they must be."""
+    """Create the ledgers and OT stores of a pipeline, or check that the existing ones are correct."""
     opening = technology_of(graph.pipeline).open(access, graph.pipeline.name, name="prepare", require=level)
     async with opening as buffer:
         for vertex in graph.stages.order:

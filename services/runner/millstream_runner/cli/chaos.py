@@ -1,4 +1,4 @@
-"""`millstream chaos`: runs a pipeline, disturbs it, says how soon it was back and whether anything was lost."""
+"""`millstream chaos`: runs a pipeline, disturbs it, and reports how soon it recovered and whether anything was lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millstream_runner.chaos.plan import FaultKind
 from millstream_runner.chaos.report import as_json, fault_line, lines
 
 VIOLATED = 1
-"""Exit code when something that is promised did not hold, or fewer faults could be injected than were asked for."""
+"""Exit code if a guarantee did not hold, or fewer faults could be injected than requested."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
     )
     keep = chosen is not None
-    # Of connections that break there is enough to read in the table.
+    # The table says enough about connections that break.
     logging.getLogger("millstream").setLevel(logging.ERROR)
     try:
         experiment = uvloop.run(conduct(options, lambda struck: print(fault_line(struck), file=sys.stderr, flush=True)))
@@ -67,6 +67,6 @@ def _kinds(text: str) -> tuple[FaultKind, ...]:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise UserError(
-            codes.OPTION_VALUE, f"--faults {text!r}: expected some of {', '.join(known)}, separated by commas"
+            codes.OPTION_VALUE, f"--faults {text!r}: expected one or more of {', '.join(known)}, separated by commas"
         )
     return tuple(dict.fromkeys(known[name] for name in names))

@@ -1,4 +1,4 @@
-"""`millstream compile`: what a vertex process takes in place of the pipeline file."""
+"""`millstream compile`: writes the JSON that a vertex process reads instead of the pipeline file."""
 
 from __future__ import annotations
 

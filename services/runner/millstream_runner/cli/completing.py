@@ -1,10 +1,11 @@
-"""What may stand where a person presses Tab: commands, options, and values from the files that lie here.
+"""Candidates for shell completion: commands, options, and values from the files in this directory.
 
-    shell ── the words so far ──► millstream __complete SHELL WORD… ── a candidate a line ──► shell
+    shell ── the words before the cursor ──► millstream __complete SHELL WORD… ── one candidate per line ──► shell
 
 Above it: `main`, which a shell's script calls (`completion` prints the scripts). Below it: the grammar, and names from
-pipeline files and data directories, which are read as they are: a file that is being written is not valid yet. It
-imports no models, so an answer takes a tenth of a second. Faults give no candidates, and never a message.
+pipeline files and data directories. The files are not validated, because a file that is being edited may not be valid.
+It imports no models, so an answer takes a tenth of a second. On an error it returns no candidates and prints no
+message.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from millstream_runner.cli.parsing import Parser
 _YAML = (".yaml", ".yml")
 _HELP_CHARACTERS_MAX = 60
 _FILE_BYTES_MAX = 1024 * 1024
-"""Larger files are not looked into: nothing may take long here."""
+"""Larger files are not read, because completion has to be quick."""
 
 
 class Candidate(NamedTuple):
-    """One word that may stand there."""
+    """One candidate word."""
 
     word: str
     help: str = ""
@@ -38,23 +39,23 @@ class Candidate(NamedTuple):
 
 @dataclass
 class Line:
-    """What the words before the one that is typed mean."""
+    """The meaning of the words before the one that is being typed."""
 
     parser: Parser
     values: list[str] = field(default_factory=list)
-    """Arguments that are not options, of the last command."""
+    """The positional arguments of the last command."""
     options: dict[str, str] = field(default_factory=dict)
-    """Values given by name, of all commands."""
+    """The option values of all commands, by name."""
     given: set[str] = field(default_factory=set)
-    """Options of the last command that were given."""
+    """The options given to the last command."""
     open_option: argparse.Action | None = None
-    """One whose value comes next."""
+    """An option whose value comes next."""
     is_literal: bool = False
-    """Behind `--` nothing is an option."""
+    """After `--`, nothing is an option."""
 
 
 def main(parser: Parser, arguments: Sequence[str]) -> int:
-    """Answer a shell's script: `SHELL WORD…`, the last word being the one that is typed."""
+    """Answer a shell's script. The arguments are `SHELL WORD…`; the last word is the one that is being typed."""
     shell, *words = arguments
     fragment = None
     if shell == "bash":
@@ -66,7 +67,7 @@ def main(parser: Parser, arguments: Sequence[str]) -> int:
 
 
 def candidates(parser: Parser, words: Sequence[str]) -> Iterator[Candidate]:
-    """What may stand in place of the last word, with which all of it begins."""
+    """The candidates for the last word; each begins with it."""
     *before, current = words
     line = _read(parser, before)
     option, has_value, value = current.partition("=")
@@ -86,7 +87,7 @@ def candidates(parser: Parser, words: Sequence[str]) -> Iterator[Candidate]:
 
 
 def names_of(metavar: str, parser: Parser, words: Sequence[str]) -> list[str]:
-    """All that may stand for a `metavar` of which the names are known, with these words on the line."""
+    """The candidates for a `metavar` whose values are known, given the words on the line."""
     of_kind = VALUES[metavar]
     with suppress(Exception):
         found = of_kind(_read(parser, words), "") if of_kind is not None else ()
@@ -127,7 +128,7 @@ def _options_of(line: Line) -> Iterator[Candidate]:
 
 
 def _arguments_of(line: Line, current: str) -> Iterator[Candidate]:
-    """Commands, or values of the argument that comes next, and of those behind it where it may be left out."""
+    """Commands, or values of the next argument, and of the ones after it if it is optional."""
     below = line.parser.commands
     if below is not None:
         for choice in below._choices_actions:
@@ -170,7 +171,7 @@ def _short(text: str | None) -> str:
 
 
 def _paths(current: str, wanted: Callable[[str], bool]) -> Iterator[Candidate]:
-    """Directories, and the files that are wanted, below what is typed so far."""
+    """Directories, and files of the right kind, that begin with the typed path."""
     head, _, begun = current.rpartition("/")
     folder = f"{head}/" if "/" in current else ""
     place = Path(folder).expanduser()
@@ -199,7 +200,7 @@ def _directories(_: Line, current: str) -> Iterator[Candidate]:
 
 
 def _pipelines(line: Line) -> Iterator[Mapping[str, Any]]:
-    """Those that are meant: of the files on the line, of the run that it names, or all that have run or lie here."""
+    """The pipelines that may be meant: of the line's files, of its run, or all that are here or have run here."""
     named = [word for word in (*line.values, line.options.get("file", "")) if word.endswith(_YAML)]
     if named:
         yield from filter(None, map(_of_file, named))
@@ -225,7 +226,7 @@ def _of_file(name: str) -> Mapping[str, Any] | None:
     from ruamel.yaml import YAML
 
     path = Path(name).expanduser()
-    # A file in the middle of a change is not YAML for a moment: then there are no candidates.
+    # A file that is being edited may not be valid YAML: then there are no candidates.
     with suppress(Exception):
         if path.stat().st_size <= _FILE_BYTES_MAX:
             contents = YAML(typ="safe", pure=True).load(path)
@@ -246,14 +247,14 @@ def _vertices(line: Line, _: str) -> Iterator[Candidate]:
 
 
 def _debugged(line: Line, _: str) -> Iterator[Candidate]:
-    """Vertices with a function in Python that has a process of its own: that of a window is in Spark."""
+    """Vertices whose Python function has its own process; the function of a reduce runs in Spark."""
     for vertex in _members(line, "vertices"):
         if _has(vertex, "python") and not _has(vertex, "groupBy"):
             yield Candidate(str(vertex.get("name", "")))
 
 
 def _has(value: Any, name: str) -> bool:
-    """A field anywhere in it."""
+    """Whether a value has a field, at any depth."""
     if isinstance(value, dict):
         return name in value or any(_has(item, name) for item in value.values())
     return isinstance(value, list) and any(_has(item, name) for item in value)
@@ -330,16 +331,16 @@ VALUES: dict[str, Callable[[Line, str], Iterable[Candidate]] | None] = {
     "ADDRESS": _words("127.0.0.1", "0.0.0.0"),
     **dict.fromkeys(("BYTES", "FIELD", "ID", "KEY", "N", "PORT", "S", "SEQUENCE", "SQL", "TEXT", "URL")),
 }
-"""By what an option or an argument takes, its `metavar`: each has one, or choices. None: nothing is known of it."""
+"""Candidates by the `metavar` of an option or argument; each has one, or choices. None: the values are unknown."""
 _OF_OPTION: dict[str, Callable[[Line, str], Iterable[Candidate]]] = {"debug_function": _debugged}
-"""Options that take less than their `metavar` says, by `dest`."""
+"""Options, by `dest`, that accept fewer values than their `metavar` suggests."""
 
 
 # Shells
 
 
 def _of_bash(words: Sequence[str]) -> tuple[list[str], str]:
-    """Words of bash, which cuts them at `=` and leaves quotes in; and the piece of the last one that it replaces."""
+    """The words as bash passes them: split at `=`, with quotes. Also the part of the last word that bash replaces."""
     joined: list[str] = []
     glue = False
     for word in words:
@@ -358,15 +359,15 @@ def _of_bash(words: Sequence[str]) -> tuple[list[str], str]:
 def _unquoted(word: str) -> str:
     with suppress(ValueError):
         return "".join(shlex.split(word))
-    # A quote that is still open.
+    # A quote is not closed yet.
     return word.lstrip("'\"")
 
 
 def _answer(shell: str, found: Sequence[Candidate], current: str, fragment: str | None) -> Iterator[str]:
-    """One candidate a line. For bash and zsh, before them, whether they are `paths` or `words`."""
+    """One candidate per line. For bash and zsh, the first line says whether they are `paths` or `words`."""
     if shell != "fish":
         yield "paths" if any(candidate.is_path for candidate in found) else "words"
-    # Bash replaces only the piece behind `=`.
+    # Bash replaces only the part after `=`.
     cut = len(current) - len(fragment) if fragment is not None else 0
     for candidate in found:
         if any(character in candidate.word for character in "\n\t"):

@@ -1,4 +1,4 @@
-"""`millstream completion`: the script that has a shell complete `millstream`."""
+"""`millstream completion`: prints the script with which a shell completes `millstream`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _millstream() {
     mapfile -t found < <("${COMP_WORDS[0]/#\~/$HOME}" __complete bash "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
     COMPREPLY=("${found[@]:1}")
     if [[ ${found[0]} == paths ]]; then
-        # Bash puts quotes where a name needs them, and a slash behind a directory.
+        # Bash quotes names that need it, and appends a slash to directories.
         compopt -o filenames
         COMPREPLY=("${COMPREPLY[@]%/}")
     fi

@@ -1,4 +1,4 @@
-"""`millstream connectors`: the kinds of sources and sinks, what each promises, and what may be set."""
+"""`millstream connectors`: the kinds of sources and sinks, their guarantees and their options."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _text(found: list[_Listed], *, with_options: bool) -> Iterator[str]:
         if isinstance(listed.kind, SourceKind):
             yield from _wrapped(f"Ends: {listed.kind.ends}.")
         if listed.package != OURS:
-            yield from _wrapped(f"Of {listed.package}.")
+            yield from _wrapped(f"From the package {listed.package}.")
         for what, remedy in lacks(listed.kind):
             yield from _wrapped(f"Here it {what}: {remedy}.")
         if with_options:

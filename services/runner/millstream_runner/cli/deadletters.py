@@ -1,7 +1,7 @@
-"""`millstream deadletters`: what a pipeline gave up, and putting it back.
+"""`millstream deadletters`: lists the records that a pipeline has given up on, and replays them.
 
-Reads the envelopes that file sinks have stored, or, with `--stored`, what waits in the buffers before sinks. `replay`
-starts the broker of a pipeline that does not run, and commits records into the buffers they came from
+It reads the envelopes that file sinks have stored, or, with `--stored`, those that wait in the buffers before sinks.
+`replay` starts the broker of a pipeline that is not running, and commits the records into the buffers they came from
 (`millstream_vertex.replay`).
 """
 
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def stored_files(graph: Graph, base_dir: Path) -> list[Path]:
-    """The directories of file sinks that write dead letters in envelopes."""
+    """The directories of the file sinks that write envelopes of dead letters."""
     directories = []
     for vertex in graph.sinks:
         sink = vertex.sink
@@ -89,7 +89,7 @@ async def _waiting(directory: DataDirectory, graph: Graph) -> list[Found]:
 
 
 def _wanted(arguments: argparse.Namespace, found: Iterable[Found]) -> Iterator[Found]:
-    """Dead letters that meet the filters."""
+    """The dead letters that pass the filters."""
     for item in found:
         envelope = item.envelope
         if not envelope.vertex or (arguments.vertex and envelope.vertex != arguments.vertex):
@@ -161,9 +161,9 @@ async def _put_back(directory: DataDirectory, graph: Graph, returned: Sequence[R
 
 
 def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:
-    """Where a dead letter goes back to: the buffer it was read from, or one of the vertex `to`.
+    """The buffer to which a dead letter is returned: the one it was read from, or one of the vertex `to`.
 
-    Raises `ValueError` that says why it cannot.
+    Raises `ValueError` with the reason if it cannot be returned.
     """
     if to is not None:
         edges = [edge for edge in graph.edges_in.get(to, ()) if edge.kind == "data"]
@@ -196,11 +196,11 @@ def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:
 
 
 def identity_of(item: Found) -> str:
-    """Of one failure, and of no other: runs have ids, and positions are used once in a run."""
+    """An id that only this failure has: runs have ids, and a run uses a position once."""
     envelope = item.envelope
     if envelope.run and envelope.position:
         return f"replay/{envelope.run}/{envelope.position}"
-    # A source knows no place of its own: the same input, failing for the same reason, counts once.
+    # A dead letter of a source has no position: the same input, failing for the same reason, counts once.
     return f"replay/{hashlib.sha256(item.line).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""`millstream run --debug-function NAME`: which functions wait for a debugger, at which ports, and which cannot."""
+"""`millstream run --debug-function NAME`: which functions wait for a debugger, on which ports, and which cannot."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ HOST = "127.0.0.1"
 
 
 def debugged_functions(loaded: Loaded, names: Sequence[str], first_port: int) -> dict[str, int]:
-    """The port of replica 0 of each vertex that is named. Raises `UserError` where a debugger could never be attached,
-    with what to do instead."""
+    """The port of replica 0 of each named vertex. Raises `UserError`, with what to do instead, if no debugger can be
+    attached.
+    """
     ports: dict[str, int] = {}
     port = first_port
     for name in dict.fromkeys(names):
@@ -63,7 +64,7 @@ def _check_function(vertex: Vertex) -> None:
 
 
 def _refusal(placed: PlacedProgram) -> str | None:
-    """Why no debugger can be attached to a program, and what to do instead; None where one can."""
+    """Why no debugger can be attached to a program, and what to do instead; None if one can."""
     program = placed.program
     if not placed.beside:
         return (

@@ -1,4 +1,4 @@
-"""`millstream doctor`: whether this machine has what Millstream, or one pipeline, needs, and what to do where not."""
+"""`millstream doctor`: checks whether this machine has what Millstream or one pipeline needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         for finding in check(needs):
             found.append(finding)
             if not arguments.json:
-                # One by one: some take a second.
+                # Printed one by one, because some take a second.
                 _show(finding)
     missing = [finding.name for finding in found if finding.state is State.MISSING]
     if arguments.json:

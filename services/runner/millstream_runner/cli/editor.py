@@ -1,11 +1,10 @@
-"""What ties a pipeline file to its JSON schema, so that an editor completes fields, explains and checks them.
+"""The link from a pipeline file to its JSON schema, with which an editor completes, explains and checks fields.
 
     pipeline.yaml             begins with MODELINE
-    .millstream/schema.json   the schema of this installation, kinds of installed packages included
+    .millstream/schema.json   the schema of this installation, including the kinds of installed packages
 
-Editors read the modeline and look for the schema beside the file, so nothing is asked of a network. `init` writes
-both; a run writes the schema again where it is missing (a fresh clone: `.millstream` is not committed) or of another
-version.
+Editors read the modeline and find the schema next to the file, so they need no network. `init` writes both; a run
+writes the schema again if it is missing (as in a fresh clone: `.millstream` is not committed) or is of another version.
 """
 
 from __future__ import annotations
@@ -19,16 +18,17 @@ from millstream.files import make_private_directories, write_private
 from millstream.sandbox import DATA_DIRECTORIES
 
 SCHEMA_FILE = f"{DATA_DIRECTORIES}/schema.json"
-"""Of a pipeline file, relative to its directory."""
+"""Path of the schema, relative to the directory of the pipeline file."""
 MODELINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n# $schema: {SCHEMA_FILE}\n"
-"""The first lines of a pipeline file. VS Code and other users of the YAML language server read the first of them,
-PyCharm and its relatives the second."""
+"""The first lines of a pipeline file. VS Code and other users of the YAML language server read the first line; PyCharm
+and other JetBrains editors read the second.
+"""
 _HEAD_BYTES = 4096
-"""Of a pipeline file, in which its modeline stands, and of a schema, in which its version does."""
+"""How much is read of a pipeline file to find its modeline, and of a schema to find its version."""
 
 
 def write_schema(directory: Path) -> Path:
-    """Write the schema for the pipeline files of a directory. About a second. Raises `OSError`."""
+    """Write the schema for the pipeline files of a directory; takes about a second. Raises `OSError`."""
     from millstream.spec.schema import schema
 
     path = directory / SCHEMA_FILE
@@ -38,10 +38,10 @@ def write_schema(directory: Path) -> Path:
 
 
 def refresh_schema(file: Path) -> None:
-    """Write the schema that a pipeline file refers to, where it is missing or of another version.
+    """Write the schema that a pipeline file refers to, if it is missing or of another version.
 
-    Nothing happens for a file that refers to none of ours. A directory that cannot be written to is left as it is:
-    the schema is for editors alone.
+    Does nothing for a file that does not refer to our schema. A directory that is not writable is ignored, because only
+    editors use the schema.
     """
     with suppress(OSError):
         if SCHEMA_FILE.encode() not in _head(file):

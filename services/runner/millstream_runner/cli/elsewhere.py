@@ -1,4 +1,4 @@
-"""The pipeline a command means that does not run on this machine: its file, and the broker it runs over."""
+"""The pipeline of a command if it runs on another machine: its file, and its broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millstream_runner.local.view import PipelineView, open_view
 
 
 def pipeline_elsewhere(arguments: argparse.Namespace) -> Loaded | None:
-    """The pipeline that `--broker` and `--file` name; None when a local run is meant."""
+    """The pipeline that `--broker` and `--file` name; None for a run on this machine."""
     if arguments.broker is None and arguments.broker_access is not None:
         raise UserError(
             codes.OPTIONS_CONFLICT, "--broker-access contains the credentials for the broker at --broker: give both"
@@ -37,13 +37,13 @@ def pipeline_elsewhere(arguments: argparse.Namespace) -> Loaded | None:
 
 
 def access_elsewhere(arguments: argparse.Namespace, graph: Graph) -> Access:
-    """How to reach the broker of `--broker`, with `--broker-access`."""
+    """How to connect to the broker of `--broker` with `--broker-access`."""
     return technology_of(graph.pipeline).load_access(arguments.broker_access, arguments.broker)
 
 
 @asynccontextmanager
 async def open_elsewhere(graph: Graph, access: Access) -> AsyncIterator[PipelineView]:
-    """Look at the pipeline. Raises `UserError` when the broker has nothing of it."""
+    """Inspect the pipeline. Raises `UserError` if the broker has no data of it."""
     async with open_view(graph, access) as view:
         if await view.durability() is None:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Where dead letters lie: in files of envelopes, in every format of file sinks, and in buffers before their sinks."""
+"""Reads dead letters from files of envelopes, in every format of file sinks, and from the buffers before sinks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from millstream_runner.local.view import PipelineView
 _LINES = (".jsonl", ".txt")
 _TABLES = (".csv", ".parquet")
 _NESTED = ("keys", "headers", "headersBase64")
-"""Members that are JSON text in a column."""
+"""Members that a column contains as JSON text."""
 _ROWS_AT_ONCE = 1024
 _FRAMES_AT_ONCE = 50
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,12 +35,12 @@ class Found:
     place: str
     """<file>:<line or row>, or <buffer>:<sequence>[<index>]"""
     line: bytes
-    """As JSON, the same wherever it lies."""
+    """The envelope as JSON, independent of where it is stored."""
     envelope: Envelope
 
 
 def read_files(paths: Sequence[Path]) -> Iterator[Found]:
-    """Those in these files, and in the files of these directories. Raises `UserError` naming what is none."""
+    """The dead letters in these files and directories. Raises `UserError` for a path without any."""
     for path in paths:
         if not path.exists():
             raise UserError(codes.NO_DEAD_LETTERS, f"{path} does not exist")
@@ -57,7 +57,7 @@ def read_files(paths: Sequence[Path]) -> Iterator[Found]:
 
 
 async def read_buffers(view: PipelineView, graph: Graph) -> AsyncIterator[Found]:
-    """Those that wait in the buffers of dead-letter edges: no sink has taken them yet."""
+    """The dead letters in the buffers of dead-letter edges, which no sink has stored yet."""
     for edge in graph.edges:
         if edge.kind != "deadLetter":
             continue
@@ -109,7 +109,7 @@ def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _line_of(cells: Mapping[str, Any]) -> bytes:
-    """An envelope whose members are columns. An empty cell is an absent member, or the empty value."""
+    """An envelope whose members are columns. An empty cell means an absent member or the empty value."""
     envelope: dict[str, Any] = {}
     for name in MEMBERS:
         cell = cells.get(name)

@@ -1,4 +1,4 @@
-"""An example or more of each command, for its help. A test sees that each command has some, and that they are right."""
+"""Examples of each command, for its help. A test checks that every command has one, and that they are valid."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class Example(NamedTuple):
-    """A command line, as one types it."""
+    """The command line as typed."""
 
     what: str
-    """What one wants."""
+    """What it does."""
     command: str
 
 
@@ -158,7 +158,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
 
 
 def examples_of(path: tuple[str, ...]) -> tuple[Example, ...]:
-    """Of a command; of one that has commands below it, the first of each."""
+    """The examples of a command; for a command with subcommands, the first example of each."""
     own = EXAMPLES.get(path)
     if own is not None:
         return own

@@ -1,4 +1,4 @@
-"""`millstream explain`: what an error code means, for the data too, and what to do."""
+"""`millstream explain`: what an error code means, what it means for the data, and what to do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def explained_by(code: Code) -> str:
-    """The line that follows an error: where there is more about it."""
+    """The line after an error, which says where to read more about it."""
     return f"`millstream explain {code}` says what that means for the data, and what to do"
 
 
@@ -80,7 +80,7 @@ def _as_json(code: Code) -> dict[str, Any]:
 
 
 def _unknown(text: str) -> str:
-    """With the codes whose title has the word, or else with those whose number is near."""
+    """The error suggests codes whose titles contain the word, or else codes with similar numbers."""
     word = text.strip().lower()
     near = [code for code in codes.CODES.values() if word and re.search(rf"\b{re.escape(word)}\b", code.title.lower())]
     if not near:

@@ -1,4 +1,4 @@
-"""`millstream init`: a working pipeline with a function, tests and some data, to begin with."""
+"""`millstream init`: creates a working pipeline with a function, tests and some data."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from millstream_runner.cli.editor import MODELINE, write_schema
 from millstream_runner.cli.template_names import TEMPLATES
 
 _SUFFIX = ".template"
-"""Template files carry it so that nothing mistakes them for modules and tests of Millstream itself."""
+"""Template files have this suffix, so that no tool mistakes them for modules and tests of Millstream."""
 _HIDDEN = "dot-"
-"""In front of a name, instead of the dot: packaging tools leave hidden files out."""
+"""Stands for the leading dot of a name, because packaging tools omit hidden files."""
 _COMMON = "common"
-"""What all templates have, unless they have one of their own."""
+"""The files of all templates; a template's own file takes precedence."""
 _PIPELINE = Path(PIPELINE_FILE)
 _GO_SDK = Path("millstream-sdk")
-"""Where a project in Go has the SDK, as its `go.mod` says."""
+"""Where a Go project has the SDK, according to its `go.mod`."""
 _FUNCTIONS = {
     "map": "price",
     "source": "convert",
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     template: str = arguments.template
     target: Path = arguments.directory or Path()
     if target.exists() and not target.is_dir():
-        raise UserError(codes.PATH_EXISTS, f"{target} is a file; nothing was written. Name a directory")
+        raise UserError(codes.PATH_EXISTS, f"{target} is a file; nothing was written. Specify a directory")
     name = name_of(target)
     package = re.sub(r"^(?=\d)", "_", name.replace("-", "_"))
     words = name.split("-")
@@ -84,14 +84,14 @@ def _list(*, as_json: bool) -> None:
 
 
 def name_of(directory: Path) -> str:
-    """The name of a pipeline in a directory: that of the directory, as far as a pipeline may be called so."""
+    """The name of a pipeline: that of its directory, without the characters that a pipeline's name may not have."""
     written = directory.absolute().resolve().name.lower()
     name = re.sub(r"[^a-z0-9]+", "-", written)[:NAME_LENGTH_MAX].strip("-")
     return name or "pipeline"
 
 
 def _yaml_text(name: str) -> str:
-    """As YAML has it: a name of digits would be a number."""
+    """The name as a YAML scalar: unquoted digits would be a number."""
     return name if name[0].isalpha() and name not in ("null", "true", "false") else f'"{name}"'
 
 
@@ -103,11 +103,11 @@ def _next_step(template: str, target: Path) -> str:
 
 
 def _contents(template: str, values: Mapping[str, str]) -> dict[Path, bytes]:
-    """The files of a new project, with the values in their places."""
+    """The files of a new project, with the placeholders replaced."""
     templates = files("millstream_runner.cli") / "templates"
     found = _files_below(templates / _COMMON, Path()) | _files_below(templates / template, Path())
     if template in _WITHOUT_PYTHON_FUNCTIONS:
-        # There is no function in Python to attach to.
+        # There is no Python function to attach to.
         found = {path: text for path, text in found.items() if path.parts[0] not in (".vscode", ".run")}
     found[_PIPELINE] = MODELINE + found[_PIPELINE]
     filled = {Path(_filled(str(path), values)): _filled(text, values).encode() for path, text in found.items()}
@@ -132,7 +132,7 @@ def _files_below(folder: Traversable, path: Path) -> dict[Path, str]:
 
 
 def _go_sdk() -> dict[Path, bytes]:
-    """The SDK's module: in the wheel beside the templates, in a checkout where it is developed."""
+    """The files of the Go SDK: next to the templates in a wheel, in its own directory in a checkout."""
     module = Path(str(files("millstream_runner.cli"))) / "go_sdk"
     if not module.is_dir():
         module = Path(__file__).parents[4] / "sdk" / "go"
@@ -144,11 +144,11 @@ def _go_sdk() -> dict[Path, bytes]:
 
 
 def _write(target: Path, contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write the files, and the schema that editors look for beside the pipeline. Returns which those are."""
+    """Write the files, and the schema that editors look for next to the pipeline. Returns their paths."""
     try:
         for path, content in contents.items():
             (target / path).parent.mkdir(parents=True, exist_ok=True)
-            # What has come meanwhile is not ours to write over.
+            # A file that was created in the meantime is not overwritten.
             with (target / path).open("xb") as file:
                 file.write(content)
         return [*(target / path for path in contents), write_schema(target)]

@@ -1,4 +1,4 @@
-"""`millstream logs`: what the processes of a run have logged, in the order of time."""
+"""`millstream logs`: what the processes of a run have logged, ordered by time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _since(text: str) -> str:
-    """The time it means, as the log has times."""
+    """The time that it means, in the format of the log."""
     ago = _AGO.fullmatch(text)
     try:
         if ago is not None:
@@ -79,7 +79,7 @@ def _since(text: str) -> str:
 
 
 def _processes(logs: Path, vertex: str | None) -> list[str]:
-    """Names of what has a log: all, or what concerns one vertex."""
+    """The names of all logs, or of those that concern one vertex."""
     known = sorted(path.stem for path in logs.glob("*.jsonl"))
     if vertex is None:
         return known
@@ -90,12 +90,12 @@ def _processes(logs: Path, vertex: str | None) -> list[str]:
             f"there is no log of {vertex!r} in {logs}; there are logs of: {', '.join(known) or 'nothing'}"
             f"{did_you_mean(vertex, known)}",
         )
-    # What a worker with several replicas says of itself may concern any of them.
+    # A worker's own messages may concern any of its replicas.
     return chosen + [name for name in known if name.startswith(WORKER_PREFIX) and name not in chosen]
 
 
 def _entries(logs: Path, name: str) -> Iterator[dict[str, Any]]:
-    """One process's lines, the older file first; a line without a time keeps the time of the one before."""
+    """The lines of one process, the older file first. A line without a time has the time of the line before it."""
     path = logs / f"{name}.jsonl"
     last = ""
     for part in (older(path), path):
@@ -116,7 +116,7 @@ def _time_of(entry: dict[str, Any]) -> str:
 async def _follow(
     known: Callable[[], list[str]], logs: Path, is_wanted: Callable[[dict[str, Any]], bool], show: _Show
 ) -> None:
-    """Print what is added, forever; rotation and new processes included."""
+    """Print new lines until interrupted, across rotation and including new processes."""
     last: dict[str, str] = {}
     tails = {name: _Tail(logs / f"{name}.jsonl", at_end=True) for name in known()}
     while True:
@@ -133,7 +133,7 @@ async def _follow(
 
 
 class _Tail:
-    """Reads what is added to one log file."""
+    """Reads the new lines of one log file."""
 
     def __init__(self, path: Path, *, at_end: bool) -> None:
         self._path = path
@@ -148,7 +148,7 @@ class _Tail:
         except FileNotFoundError:
             return
         if status.st_ino != self._inode:
-            # Rotated: what was added to the old file since the last look comes first.
+            # The file was rotated: the rest of the old file comes first.
             if self._inode:
                 yield from self._read_from(older(self._path))
             self._inode, self._offset = status.st_ino, 0

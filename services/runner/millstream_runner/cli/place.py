@@ -1,4 +1,4 @@
-"""The run that a command means: that of a pipeline's file, of its name, of a data directory, or the only one here."""
+"""The run that a command refers to by a pipeline file, a name or a data directory, or the only one here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def is_pipeline_file(word: object) -> bool:
-    """It names the file of a pipeline: no vertex, edge or file of records has such a name."""
+    """Whether a word names a pipeline file. No vertex, edge or file of records has such a name."""
     return str(word).endswith(_SUFFIXES)
 
 
 def directory_of(arguments: argparse.Namespace) -> DataDirectory:
-    """The data directory. Raises `UserError` when there is none, or more than one is meant."""
+    """The data directory. Raises `UserError` if there is none, or if more than one is possible."""
     file: Path | None = arguments.of
     if file is None:
         return find_directory(arguments.data_dir, arguments.pipeline)
@@ -27,7 +27,7 @@ def directory_of(arguments: argparse.Namespace) -> DataDirectory:
             codes.OPTIONS_CONFLICT,
             f"{file} and --pipeline {arguments.pipeline} both name a pipeline: leave one of them out",
         )
-    # Reading a pipeline takes a while, and most calls name none.
+    # Loading a pipeline takes a while, and most calls name none.
     from millstream.spec.loading import load
 
     return find_directory(arguments.data_dir, load(file).pipeline.name)

@@ -1,4 +1,4 @@
-"""Records on the command line: which edge is meant, and how a record is printed.
+"""Records on the command line: checks of edge and partition, and how a record is printed.
 
 Above it: `peek`, `tap`. Below it: the graph, records.
 """
@@ -33,7 +33,7 @@ def seconds_of(option: str, text: str) -> float:
 
 
 def check_buffer(graph: Graph, edge: str, partition: int | None) -> None:
-    """Raise `UserError` where the pipeline has no such edge, or the edge no such partition."""
+    """Raise `UserError` if the pipeline has no such edge, or the edge no such partition."""
     names = [one.name for one in graph.edges]
     if edge not in names:
         raise UserError(
@@ -61,7 +61,7 @@ def check_buffered(graph: Graph, edge: Edge) -> None:
 
 
 def record_line(sequence: int, index: int, record: Record, *, as_json: bool, partition: int | None = None) -> str:
-    """A record on one line. `partition`: where several are shown."""
+    """A record on one line. `partition`: given if several are shown."""
     if as_json:
         more = {} if partition is None else {"partition": partition}
         return json.dumps({**more, **_as_json(sequence, index, record)})

@@ -1,4 +1,4 @@
-"""`millstream repair`: says what is damaged in what a pipeline has stored; `--accept-loss` goes on without it."""
+"""`millstream repair`: reports damage in stored data; with `--accept-loss`, continues without what is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from millstream_runner.local.shape import changes, shape_of
 from millstream_runner.local.stored import open_stored
 
 _PASSES_MAX = 5
-"""Of a repair whose ground changes while it is made."""
+"""Attempts at a repair if the stored data changes during it."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,12 +63,12 @@ async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool, 
             break
         except ExceptionGroup as group:
             cause = first_cause(group)
-            # A broker finds out that a file is damaged when it comes to read it, and then drops what lies behind: also
-            # what was written there a moment ago. Started again, it has what is left, and that is looked at.
+            # A broker notices a damaged file only when it reads it. It then drops everything after the damage,
+            # including what was written a moment ago. After a restart it has what is left, and that is inspected.
             if not isinstance(cause, DamageError) or not accept_loss or not left:
                 raise
             if not quiet:
-                print(f"  looking again: {bare(cause)}")
+                print(f"  checking again: {bare(cause)}")
     return found
 
 

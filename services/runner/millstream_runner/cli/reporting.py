@@ -1,4 +1,4 @@
-"""The report of `millstream run --report`: what it is made from, and that it is written however the run ends.
+"""The report of `millstream run --report`: collects its contents, and writes it however the run ends.
 
 Above it: `millstream run`. Below it: the page, the recording of the run, files of dead letters, this machine.
 """
@@ -32,11 +32,11 @@ from millstream_runner.local.run import RunOptions, RunResult
 from millstream_runner.pictures.report import EXCERPT_CHARS_MAX, SAMPLES_MAX, DeadLetters, Report, report_page
 
 _ENVELOPES_MAX = 10_000
-"""Dead letters that are looked at; a sink may have millions."""
+"""The most dead letters that are read; a sink may have millions."""
 
 
 def check_place(path: Path) -> None:
-    """Raise `UserError` where no report can be written, before anything runs."""
+    """Raise `UserError`, before anything runs, if no report can be written."""
     if path.is_dir():
         raise UserError(codes.OPTION_VALUE, f"--report {path}: this is a directory; name a file, such as report.html")
     directory = path.absolute().parent
@@ -47,19 +47,19 @@ def check_place(path: Path) -> None:
 
 
 class Reporting:
-    """What the report of a run is made from. Made by `reporting`."""
+    """The contents of the report of a run; `reporting` creates it."""
 
     def __init__(self) -> None:
         self.recording = Recording()
         self.result: RunResult | None = None
-        """None where the run has ended with an error that is raised."""
+        """None if the run ended with an exception."""
         self.outcome = ""
-        """How it went, in a sentence."""
+        """The outcome, in a sentence."""
 
 
 @contextmanager
 def reporting(path: Path | None, loaded: Loaded, options: RunOptions) -> Iterator[Reporting]:
-    """Write the report of what runs in the block at its end, if one was asked for and anything has run."""
+    """At the end of the block, write the report of what ran in it, if one was requested and anything ran."""
     report = Reporting()
     began = datetime.now(UTC)
     try:
@@ -78,7 +78,7 @@ def _text_of(error: Exception) -> str:
 
 
 def _write(path: Path, report: Report) -> None:
-    """Whole or not at all. A run that went well does not fail because of it."""
+    """Writes it completely or not at all. A run that succeeded does not fail because of it."""
     try:
         write_text(path.absolute(), report_page(report))
     except InfrastructureError as error:
@@ -111,7 +111,7 @@ def _report(loaded: Loaded, options: RunOptions, report: Reporting, began: datet
         options={
             "command line": shlex.join(sys.argv),
             "pipeline file": str(loaded.path),
-            # What was not asked for says nothing.
+            # Options that were not given are omitted.
             **{name: getattr(value, "value", str(value)) for name, value in asdict(options).items() if value},
         },
     )
@@ -129,7 +129,7 @@ def _environment(recording: Recording) -> dict[str, str]:
 
 
 def _dead_letters(loaded: Loaded) -> tuple[list[DeadLetters], str]:
-    """Those that file sinks have stored, by vertex and reason; and where they were looked for."""
+    """The dead letters that file sinks have stored, by vertex and reason, and a note on which files were read."""
     if not any(edge.kind == "deadLetter" for edge in loaded.graph.edges):
         return [], ""
     kinds: dict[tuple[str, str], DeadLetters] = {}
@@ -151,7 +151,10 @@ def _dead_letters(loaded: Loaded) -> tuple[list[DeadLetters], str]:
     more = f"; {len(kinds) - len(shown)} other reasons are not shown" if len(kinds) > len(shown) else ""
     limit = f", the first {_ENVELOPES_MAX:,} of them" if seen == _ENVELOPES_MAX else ""
     names = ", ".join(str(place) for place in places)
-    return shown, f"From the files of {names}{limit}, earlier runs' among them{more}. See `millstream deadletters`."
+    return (
+        shown,
+        f"From the files of {names}{limit}, including those of earlier runs{more}. See `millstream deadletters`.",
+    )
 
 
 def _excerpt(value: bytes) -> str:

@@ -1,4 +1,4 @@
-"""`millstream run`: checks the file, runs it, says how it went."""
+"""`millstream run`: checks the file, runs the pipeline and reports the outcome."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _failure_text(failure: Failure, *, debug: bool) -> str:
-    """What has not been said of it."""
+    """The part of the message that has not been printed yet."""
     detail = f"{failure.detail}\n" if debug and failure.detail else ""
     if failure.shown:
         return detail
@@ -86,14 +86,14 @@ def _failure_text(failure: Failure, *, debug: bool) -> str:
 
 
 def _is_all_there(result: RunResult) -> bool:
-    """It is known that nothing is lost: no damage was met, no defect, and the account, where it was read, balances."""
+    """Whether nothing is known to be lost: there was no damage or defect, and the account, if read, balances."""
     if result.exit_code in (DamageError.exit_code, MillstreamError.exit_code):
         return False
     return result.exit_code == ABORTED or (result.summary is not None and result.summary.balanced)
 
 
 def result_json(result: RunResult) -> dict[str, Any]:
-    """How a run went, for programs."""
+    """The outcome of a run, for programs."""
     return {
         "exit_code": result.exit_code,
         "code": result.code.id if result.code is not None else None,
@@ -122,7 +122,7 @@ def result_text(result: RunResult) -> str:
 
 
 def result_lines(result: RunResult, width: int | None = None) -> list[str]:
-    """How a run went, for people: its account, and what comes next. `width`: of the terminal."""
+    """The outcome of a run, for people: its account, and the next step. `width`: columns of the terminal."""
     lines = list(summary_lines(result.summary, width)) if result.summary is not None else []
     lines.append(f"{how_it_went(result)}, after {duration_text(result.elapsed_s)}; data directory: {result.directory}")
     if result.exit_code == 0 and result.summary is not None:

@@ -1,4 +1,4 @@
-"""`millstream spark`: makes the cache that Spark starts from, and tells how Spark does on this machine."""
+"""`millstream spark`: creates the cache that Spark starts from, and checks how Spark works on this machine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _check(arguments: argparse.Namespace) -> int:
         ("Java", f"{found.java_version} ({found.java_executable})" if found.java_version else "that of the server"),
         (
             "cache",
-            found.cache or ("none: `millstream spark prepare` makes it" if found.java_version else "none needed"),
+            found.cache or ("none: `millstream spark prepare` creates it" if found.java_version else "none needed"),
         ),
         ("ready after", f"{found.start_s:.1f} s"),
         ("its first job", f"{found.first_job_s:.1f} s"),
@@ -67,7 +67,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _settings(file: Path | None) -> SparkSettings:
-    """Those of a pipeline; `directory` is replaced."""
+    """The settings of a pipeline, with another `directory`."""
     anywhere = Path(tempfile.gettempdir())
     if file is None:
         return SparkSettings(anywhere)

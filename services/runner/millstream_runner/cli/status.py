@@ -1,5 +1,6 @@
-"""`millstream status`: how far a run is, or how far it got. Reads files only, so it works in any state
-of a run; of a pipeline that runs elsewhere it asks the broker."""
+"""`millstream status`: the progress of a run, or how far it got. It reads only files, so it works in any state of a
+run; for a pipeline that runs elsewhere it asks the broker.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from millstream_runner.local.screen import Screen, choose_screen
 from millstream_runner.local.states import State
 
 WATCH_INTERVAL_S = 0.5
-"""Between two looks at a run."""
+"""Time between two updates."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,20 +61,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A run, as its files show it now."""
+    """The state of a run according to its files."""
 
     runtime: Runtime
     shown: Mapping[str, Any]
     """The status file."""
     scene: Scene
     live: bool
-    """Its runner runs."""
+    """Whether its runner is running."""
 
 
 def _see(directory: DataDirectory) -> _Seen | None:
-    """None as long as there are no numbers."""
+    """None until there are figures."""
     runtime = directory.read_runtime()
-    # Asked before the numbers are read: of a runner that is gone these are the last ones.
+    # Checked before the figures are read: if the runner has exited, these are its last ones.
     live = runtime is not None and is_alive(runtime.runner)
     shown = directory.read_status()
     if runtime is None or shown is None:
@@ -87,7 +88,7 @@ def _see(directory: DataDirectory) -> _Seen | None:
             if since_s >= STALE_S:
                 scene = replace(scene, silent="the runner")
         if not live and not scene.is_over:
-            # What a runner that was killed wrote last says "running"; it is not.
+            # The last file of a killed runner says "running", which is no longer true.
             interrupted = dict.fromkeys(scene.states, "")
             scene = replace(scene, state=State.INTERRUPTED.value, states=interrupted, spark="", waits_for="")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -99,12 +100,12 @@ def _see(directory: DataDirectory) -> _Seen | None:
 
 
 def _watch(directory: DataDirectory, *, as_json: bool) -> int:
-    """Show the run live, until it is over or Ctrl-C. Neither has an effect on the run."""
+    """Show the run live until it is over or the user presses Ctrl-C, without affecting it."""
     screen = choose_screen(sys.stdout, quiet=False)
     try:
         last = asyncio.run(_follow(directory, screen, as_json=as_json))
     except KeyboardInterrupt:
-        # The usual way to end it.
+        # This is the usual way to end it.
         return 0
     finally:
         screen.close()
@@ -114,7 +115,7 @@ def _watch(directory: DataDirectory, *, as_json: bool) -> int:
 
 
 async def _follow(directory: DataDirectory, screen: Screen, *, as_json: bool) -> _Seen:
-    """How the run was when it was over."""
+    """The state of the run at its end."""
     printed: tuple[int, bool] | None = None
     while True:
         seen = _see(directory)
@@ -129,7 +130,7 @@ async def _follow(directory: DataDirectory, screen: Screen, *, as_json: bool) ->
 
 
 async def _look(graph: Graph, access: Access) -> list[VertexProgress]:
-    """What the vertices have published last, in a broker that is not a local run's."""
+    """What the vertices published last, from a broker that does not belong to a local run."""
     progress = PipelineProgress(graph)
     clock = SystemClock()
     async with open_elsewhere(graph, access) as view:
@@ -174,7 +175,7 @@ def _lines(directory: DataDirectory, seen: _Seen) -> list[str]:
 
 
 def _remarks(directory: DataDirectory, seen: _Seen) -> list[str]:
-    """What is said below the figures."""
+    """The lines below the figures."""
     lines = []
     if not seen.live:
         lines.append(f"not running; these figures are {duration_text(seen.scene.age_s)} old")

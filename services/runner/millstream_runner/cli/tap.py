@@ -1,8 +1,8 @@
-"""`millstream tap`: records of an edge as they pass, without any effect on them.
+"""`millstream tap`: shows records of an edge as they pass, without affecting them.
 
     what passes ─► print ─► what passes ... until --limit, --duration, Ctrl-C, or the end of the run
 
-The pipeline does not know of the tap: it may be slow, be stopped or die, and nothing waits for it.
+The pipeline does not know about the tap: nothing waits for it if it is slow, stopped or killed.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ POLL_S = 0.05
 """Between two attempts to open the tap, while nothing is stored."""
 _ALIVE_POLL_S = 0.25
 _QUIET_S = 1.0
-"""When nothing has passed for so long, the tap asks whether anything still can."""
+"""After this time without a record, the tap checks whether any more can pass."""
 _MISSED_PATIENCE_S = 5.0
-"""For counting what was missed, at the end."""
+"""Time limit for counting the missed records at the end."""
 
 
 @dataclass(slots=True)
 class _Shown:
-    """What came of a tap."""
+    """The outcome of a tap."""
 
     tap: Tap | None = None
     shown: int = 0
     left_out: int = 0
-    """By --key."""
+    """Records that `--key` excluded."""
     told_frames: int = 0
-    """Of those missed, for which there was a line."""
+    """How many of the missed frames were reported with a line."""
     is_enough: bool = False
-    """By --limit."""
+    """Whether `--limit` ended it."""
     is_ended: bool = False
-    """The edge: its writers are through."""
+    """Whether the edge is finished: its writers have ended."""
     is_over: bool = False
-    """The run, while it was looked at."""
+    """Whether the run ended during the tap."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,7 +90,7 @@ def _run(
     arguments: argparse.Namespace,
     limit_s: float | None,
 ) -> int:
-    """`directory`: of the run; None for one that runs elsewhere."""
+    """`directory`: that of the run; None for a run elsewhere."""
     shown = _Shown()
     # Ctrl-C is the usual way to end it.
     with contextlib.suppress(KeyboardInterrupt):
@@ -115,7 +115,7 @@ async def _follow(
                     partitions = None if arguments.partition is None else [arguments.partition]
                     opening_tap = partial(open_tap, graph, view, arguments.edge, partitions)
                     shown.tap = await _opened(stack, opening_tap, limit_s)
-                    # From now on: however long it took to get here.
+                    # The duration counts from here, not from the start of the command.
                     async with asyncio.timeout(limit_s):
                         await _show(shown.tap, arguments, shown)
         finally:
@@ -128,7 +128,7 @@ async def _follow(
 async def _opened(
     stack: AsyncExitStack, opening: Callable[[], AbstractAsyncContextManager[Tap]], limit_s: float | None
 ) -> Tap:
-    """The tap, once something is stored. Raises `TimeoutError` when nothing is for that long."""
+    """The tap, once something is stored. Raises `TimeoutError` if nothing is stored within the duration."""
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     while True:
@@ -140,7 +140,7 @@ async def _opened(
 
 
 async def _show(tap: Tap, arguments: argparse.Namespace, shown: _Shown) -> None:
-    """Print records until there are enough, or nothing will pass any more."""
+    """Print records until there are enough, or until no more can pass."""
     while not shown.is_enough:
         passed = await tap.look(_QUIET_S)
         _print(tap, passed, arguments, shown)
@@ -178,7 +178,7 @@ def _line(passed: Passed, *, as_json: bool) -> str:
 
 @asynccontextmanager
 async def _until_over(directory: DataDirectory | None, shown: _Shown) -> AsyncIterator[None]:
-    """End the block when the runner has ended: its broker, which may be waited for, is gone then."""
+    """End the block when the runner exits, because the block may be waiting for its broker, which is gone then."""
     if directory is None:
         yield
         return
@@ -207,7 +207,7 @@ async def _until_over(directory: DataDirectory | None, shown: _Shown) -> AsyncIt
 
 
 async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> str:
-    """What came of it, for people: never more than is known."""
+    """The outcome, for people. It claims no more than is known."""
     parts = [f"{shown.shown:,} record{'' if shown.shown == 1 else 's'} shown"]
     if shown.left_out:
         parts.append(f"{shown.left_out:,} with other keys skipped")
@@ -225,12 +225,12 @@ async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> s
 
 
 async def _missed(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> int | None:
-    """Records that passed while the tap was open, and were not seen."""
+    """Records that passed while the tap was open but were missed."""
     if not shown.is_over:
         with contextlib.suppress(TimeoutError, RetryLaterError):
             async with asyncio.timeout(_MISSED_PATIENCE_S):
                 return await tap.missed()
-    # The broker is gone; what passed stands in the last figures of the runner.
+    # The broker is gone; the last figures of the runner have the number of records that passed.
     status = directory.read_status() if directory is not None else None
     passed = (status or {}).get("edges", {}).get(tap.edge)
     if not isinstance(passed, int) or not tap.is_whole:

@@ -1,4 +1,4 @@
-"""The templates of `millstream init`, each with what it shows. Nothing is imported here that takes time."""
+"""The templates of `millstream init` and what each shows. It imports nothing that takes time."""
 
 from __future__ import annotations
 

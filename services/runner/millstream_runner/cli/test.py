@@ -1,4 +1,4 @@
-"""`millstream test`: the tests of the functions, then the pipelines on their cases."""
+"""`millstream test`: runs the tests of the functions, then the cases of the pipelines."""
 
 from __future__ import annotations
 
@@ -26,26 +26,28 @@ from millstream_runner.cli.arguments import PIPELINE_FILE
 FAILED = 1
 """Exit code when a test has failed."""
 _NO_TESTS = 5
-"""Of pytest and, from Python 3.12 on, of unittest."""
+"""Exit code for "no tests" of pytest and, from Python 3.12 on, of unittest."""
 _LEFT_OUT = frozenset({"out", "node_modules", "millstream-sdk", "__pycache__"})
-"""Directories without tests of the user's, beside hidden ones and virtual environments."""
+"""Directories that have no tests of the user, apart from hidden ones and virtual environments."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Of the tests of the functions in one language, or of one case."""
+    """The outcome of the function tests in one language, or of one case."""
 
     name: str
     passed: bool
     seconds: float
     differences: tuple[str, ...] = ()
-    """Of a case, in lines for people."""
+    """The failure of a case, in lines for people."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     what: Path = arguments.what or Path()
     if not what.exists():
-        raise UserError(codes.NO_SUCH_TESTS, f"{what} does not exist; name a directory, a pipeline file or a case file")
+        raise UserError(
+            codes.NO_SUCH_TESTS, f"{what} does not exist; specify a directory, a pipeline file or a case file"
+        )
     prints = sys.stderr if arguments.json else sys.stdout
     functions = list(_functions(what, prints)) if not what.name.endswith(SUFFIX) else []
     cases = [_run_case(path, what, prints) for path in _cases(what)]
@@ -74,13 +76,13 @@ def _functions(what: Path, prints: TextIO) -> Iterator[_Outcome]:
 
 
 def _function_tests(folder: Path) -> Iterator[list[str]]:
-    """The commands that run the tests of the functions, in whatever they are written."""
+    """The commands that run the tests of the functions, whatever their language."""
     files = [path for path in _walk(folder) if path.suffix == ".py" and _is_test(path)]
     if files:
         if find_spec("pytest") is not None:
             yield [sys.executable, "-m", "pytest", "-q", "."]
         else:
-            # Each directory by itself: they need not be packages.
+            # Each directory separately, because they need not be packages.
             for directory in sorted({path.parent for path in files}):
                 where = os.path.relpath(directory, folder)
                 yield [sys.executable, "-m", "unittest", "discover", "-s", where, "-t", where]
@@ -100,7 +102,7 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 def _run_function_tests(command: Sequence[str], folder: Path, prints: TextIO) -> bool | None:
-    """Whether they have passed; None where there were none. What they print goes on as it is."""
+    """Whether they passed; None if there were none. Their output is passed through."""
     print(f"functions ({_name_of(command)}):", file=prints, flush=True)
     search = os.pathsep.join(filter(None, (str(folder.absolute()), os.environ.get("PYTHONPATH", ""))))
     try:
@@ -122,7 +124,7 @@ def _cases(what: Path) -> Iterator[Path]:
 
 
 def _is_about(path: Path, pipeline: Path) -> bool:
-    """Whether a case is one of that pipeline. One that cannot be read says so when it is run."""
+    """Whether a case belongs to that pipeline. An unreadable case reports its error when it is run."""
     try:
         case = read_case(path)
         return _pipeline_of(case).resolve() == pipeline.resolve()
@@ -131,7 +133,7 @@ def _is_about(path: Path, pipeline: Path) -> bool:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """The files below a directory that may be the user's own, in order."""
+    """The files below a directory that may belong to the user, sorted."""
     for directory, names, files in os.walk(folder):
         names[:] = sorted(
             name
@@ -157,7 +159,7 @@ def _run_case(path: Path, what: Path, prints: TextIO) -> _Outcome:
 
 
 def _failures(path: Path, what: Path) -> list[str]:
-    """What is not as the case has it; nothing where it has passed."""
+    """The differences from the case's expectations; empty if it passed."""
     case = read_case(path)
     loaded = load_case_pipeline(case, what if what.is_file() and what != path else _pipeline_of(case))
     with tempfile.TemporaryDirectory(prefix="millstream-test-") as directory:
@@ -166,7 +168,7 @@ def _failures(path: Path, what: Path) -> list[str]:
         return [came.failure]
     lines: list[str] = []
     for sink, records in came.outputs.items():
-        # What is not named gets nothing: a record that goes astray is a failure too.
+        # A sink that the case does not name expects no records: a stray record is a failure, too.
         expected = case.outputs.get(sink, [])
         if expected is not None and (found := differences(expected, records, in_order=case.in_order)):
             lines += [f"{sink}: {found[0]}", *found[1:]]
@@ -174,7 +176,7 @@ def _failures(path: Path, what: Path) -> list[str]:
 
 
 def _pipeline_of(case: Case) -> Path:
-    """The file that it names, or the nearest `pipeline.yaml` beside or above it."""
+    """The pipeline file that it names, or the nearest `pipeline.yaml` in its directory or above."""
     if case.pipeline is not None:
         return case.pipeline
     for directory in case.path.resolve().parents:

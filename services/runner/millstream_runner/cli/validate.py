@@ -1,4 +1,4 @@
-"""`millstream validate`: everything that is wrong with a pipeline file, and what its sources and sinks promise."""
+"""`millstream validate`: reports every problem of a pipeline file, and the guarantees of its sources and sinks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     functions: Sequence[Mapping[str, str]] = ()
     if arguments.import_functions and arguments.file_only:
         raise UserError(
-            codes.COMMAND_LINE, "--file-only does not look at functions, and --import starts them: give one of them"
+            codes.COMMAND_LINE, "--file-only does not check functions, and --import starts them: give one of them"
         )
     if arguments.online and arguments.file_only:
         raise UserError(
-            codes.COMMAND_LINE, "--file-only looks at nothing outside the file, and --online does: give one of them"
+            codes.COMMAND_LINE, "--file-only checks nothing outside the file, and --online does: give one of them"
         )
     try:
         loaded = load(arguments.file)
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[Note]) -> None:
-    """Add what Spark says of the queries, as far as they can be read. One that does not start is a problem too."""
+    """Add what Spark finds in the queries that can be parsed. A Spark that does not start is a problem, too."""
     queries = sum(vertex.sql is not None for vertex in loaded.sound.values())
     if not queries or _has_no_spark():
         return
@@ -99,7 +99,7 @@ def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[No
 
 
 def _ask_outside(loaded: Loaded | Partial | None, problems: list[Problem]) -> None:
-    """Add what sources and sinks find of what they talk to."""
+    """Add what sources and sinks find when they contact their servers."""
     if loaded is None:
         return
     from millstream_runner.local.online import online_findings
@@ -118,7 +118,7 @@ def _import_functions(loaded: Loaded | None, problems: list[Problem], notes: lis
     if loaded is None:
         print("no function was imported: the file has to be valid first", file=sys.stderr)
         return ()
-    # It brings the workers' side, for which other commands have no use.
+    # This imports the workers' side, which other commands do not need.
     from millstream_runner.local.function_checks import check_functions
 
     known = {problem.path for problem in problems}
@@ -135,7 +135,7 @@ def _function_line(function: Mapping[str, str]) -> str:
 
 
 def _has_no_spark() -> bool:
-    """Then that is a problem already."""
+    """If there is none, that has already been reported as a problem."""
     return find_spec("pyspark") is None
 
 

@@ -1,4 +1,4 @@
-"""`millstream version`: which programs work together here."""
+"""`millstream version`: the versions of the programs that work together here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DISTRIBUTIONS = (
 
 
 def versions() -> dict[str, str]:
-    """Of what works together here, by name; of the codec of columns, the language that it is in."""
+    """Versions by name; for the codec of columns, the language of its implementation."""
     return {
         **{name: _version_of(name) for name in _DISTRIBUTIONS},
         "python": platform.python_version(),

@@ -1,6 +1,6 @@
-"""`millstream wal`: the logs of reduce lanes: segments, positions, hand-overs, windows, and whether they are whole.
+"""`millstream wal`: the logs of reduce lanes: segments, positions, hand-overs, windows, and whether they are complete.
 
-Reads files only, so it works beside a running lane, and without one.
+It reads only files, so it works with or without a running lane.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millstream_reduce.log.inspection import HandOverInspection, LogInspection, 
 from millstream_reduce.values import WindowContents
 
 _WINDOWS_SHOWN_MAX = 10
-"""Windows of one hand-over that are listed; `-o json` has all."""
+"""The most windows of one hand-over that are listed; `-o json` has all."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not directories:
         raise UserError(
             codes.NO_SUCH_RUN,
-            f"there is no log in {arguments.directory} or below: no file has a name like 0000000000000001.wal",
+            f"there is no log in or below {arguments.directory}: no file has a name like 0000000000000001.wal",
         )
     logs = [inspect_log(directory, verify=arguments.verify) for directory in directories]
     if arguments.json:
@@ -66,7 +66,7 @@ def _lines(log: LogInspection, *, verified: bool) -> Iterator[str]:
     for fault in log.faults:
         yield f"  DAMAGED: {fault}"
     if not log.faults:
-        yield f"  {'every entry is whole' if verified else 'nothing is missing (--verify computes the checksums)'}"
+        yield f"  {'every entry is intact' if verified else 'nothing is missing (--verify computes the checksums)'}"
 
 
 def _hand_over_lines(hand_over: HandOverInspection) -> Iterator[str]:

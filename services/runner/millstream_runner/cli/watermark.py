@@ -1,4 +1,4 @@
-"""`millstream watermark`: says where event time has come to, and what it costs to set it back to an earlier time."""
+"""`millstream watermark`: shows how far event time has come, and what it costs to set it back to an earlier time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _run(
     graph: Graph, directory: DataDirectory, time_us: int | None, *, accept_loss: bool
 ) -> tuple[list[str], dict[str, Any]]:
-    """What was found and done: for people, and for programs."""
+    """What was found and done, for people and for programs."""
     async with (
         open_stored(directory, graph) as stored,
         technology_of(graph.pipeline).open(
@@ -101,8 +101,8 @@ def _costs(graph: Graph, time_us: int, targets: Mapping[str, Target], beyond: Se
         end = time_text(targets[vertex.name].end_us)
         yield f"- {vertex.name}: windows that end by {end} stay closed permanently: records for them are late"
         yield (
-            f"- {vertex.name}: a window that ends later, and was closed because of records from after "
-            f"{time_text(time_us)}, starts again and gets a second result"
+            f"- {vertex.name}: a window that ends later, and was closed because of records after "
+            f"{time_text(time_us)}, starts again and gives a second result"
         )
         records = sum(one.open_records for one in lanes)
         if records:
