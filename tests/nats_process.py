@@ -12,6 +12,7 @@ from pathlib import Path
 
 from millstream.buffers.jetstream.nats_server import find_nats_server
 from millstream.die_with_parent import dying_with_parent
+from tests.support.children import started
 
 START_TIMEOUT_S = 10
 
@@ -45,22 +46,20 @@ async def open_nats_process(
         conf = directory / "nats-server.conf"
         conf.write_text(text)
     with (directory / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
+        starting = started(
             *dying_with_parent([find_nats_server(), "-c", str(conf), "--ports_file_dir", str(directory)]),
             stdout=log,
             stderr=log,
             env={**os.environ, **(environment or {})},
         )
-    ports = directory / f"nats-server_{process.pid}.ports"
-    try:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while not ports.exists() or not ports.read_text().endswith("}"):
-                assert process.returncode is None, (directory / "log").read_text()
-                await asyncio.sleep(0.005)
-        found = json.loads(ports.read_text())
-        yield NatsProcess(process.pid, found["nats"][0], (found.get("monitoring") or [None])[0])
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        ports.unlink(missing_ok=True)
+        async with starting as process:
+            ports = directory / f"nats-server_{process.pid}.ports"
+            try:
+                async with asyncio.timeout(START_TIMEOUT_S):
+                    while not ports.exists() or not ports.read_text().endswith("}"):
+                        assert process.returncode is None, (directory / "log").read_text()
+                        await asyncio.sleep(0.005)
+                found = json.loads(ports.read_text())
+                yield NatsProcess(process.pid, found["nats"][0], (found.get("monitoring") or [None])[0])
+            finally:
+                ports.unlink(missing_ok=True)

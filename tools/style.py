@@ -46,6 +46,9 @@ MAY_START_UNOWNED_TASKS = frozenset({
 })  # fmt: skip
 """Files that may start a task outside a TaskGroup, each with its reason. Tests may, if they keep it."""
 
+STARTS_CHILDREN = "tests/support/children.py"
+"""The one file of tests that starts a child of asyncio: it ends the child whatever becomes of the test."""
+
 _CREATES_FILES = frozenset({"write_text", "write_bytes", "touch", "mkdir", "makedirs"})
 """Methods that create a file or a directory, or empty a file, with the rights that the umask leaves."""
 MAY_CREATE_FILES = {
@@ -183,6 +186,10 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
         yield call.lineno, "time.sleep blocks the event loop, and a test that sleeps is slow or flaky"
     if starts_unowned_task and str(path) not in MAY_START_UNOWNED_TASKS and not in_test:
         yield call.lineno, f"{name} starts a task without an owner; open a TaskGroup"
+    if in_test and method.startswith("create_subprocess_") and str(path) != STARTS_CHILDREN:
+        yield call.lineno, f"a test that fails leaves this process behind; use `started` of {STARTS_CHILDREN}"
+    if in_test and name == "asyncio.gather" and not any(word.arg == "return_exceptions" for word in call.keywords):
+        yield call.lineno, f"a test that fails leaves the other calls behind; use `together` of {STARTS_CHILDREN}"
     if path.parts[0] in ("millstream", "services") and _creates_files(call) and not _may_create_files(path):
         yield (
             call.lineno,

@@ -21,6 +21,7 @@ from millstream_runner.local.claiming import claim
 from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.view import open_view
+from tests.support.children import started
 from tests.support.pipelines import PipelineRun
 from tools.style import REPOSITORY
 
@@ -95,14 +96,10 @@ class Changer:
 
 @asynccontextmanager
 async def open_changer() -> AsyncIterator[Changer]:
-    process = await asyncio.create_subprocess_exec(
+    async with started(
         *dying_with_parent([sys.executable, "-m", "tests.mesh.change_process"]),
         cwd=REPOSITORY,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-    )
-    try:
+    ) as process:
         yield Changer(process)
-    finally:
-        process.kill()
-        await process.wait()

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import psutil
 
+from tests.support.children import started
+
 LIMIT_S = 100
 _POLL_S = 0.02
 
@@ -128,7 +130,7 @@ async def _start(
 ) -> AsyncIterator[Running]:
     out, err = prints / "out", prints / "err"
     with out.open("wb") as out_file, err.open("wb") as err_file:
-        process = await asyncio.create_subprocess_exec(
+        starting = started(
             *(sys.executable, "-m", "millstream_runner", *arguments),
             cwd=directory,
             stdin=asyncio.subprocess.DEVNULL,
@@ -136,18 +138,18 @@ async def _start(
             stderr=err_file,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )
-    family: list[psutil.Process] = []
-    try:
-        yield Running(process, data, out, err)
-    finally:
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            family = psutil.Process(process.pid).children(recursive=True)
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        # They end because the runner has: a test that leaves one behind fails here.
-        _, left = await asyncio.to_thread(psutil.wait_procs, family, 10)
-        assert not left
+        family: list[psutil.Process] = []
+        try:
+            async with starting as process:
+                try:
+                    yield Running(process, data, out, err)
+                finally:
+                    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                        family = psutil.Process(process.pid).children(recursive=True)
+        finally:
+            # They end because the runner has: a test that leaves one behind fails here.
+            _, left = await asyncio.to_thread(psutil.wait_procs, family, 10)
+            assert not left
 
 
 async def command(directory: Path, *arguments: str) -> Ended:

@@ -13,6 +13,7 @@ import pytest
 
 from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
+from tests.support.children import started
 from tests.support.pipelines import open_pipeline
 from tests.unit.telemetry.collector import attributes, open_collector
 
@@ -46,22 +47,20 @@ async def open_otelcol(directory: Path, behind: str) -> AsyncIterator[str]:
     printed = directory / "otelcol.log"
     with printed.open("wb") as output:
         command = dying_with_parent([str(PROGRAM), "--config", str(configuration)])
-        process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
-    try:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while True:
-                assert process.returncode is None, printed.read_text()
-                with suppress(OSError):
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.close()
-                    await writer.wait_closed()
-                    break
-                await asyncio.sleep(0.02)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        if process.returncode is None:
+        starting = started(*command, stdout=output, stderr=output)
+        async with starting as process:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while True:
+                    assert process.returncode is None, printed.read_text()
+                    with suppress(OSError):
+                        _, writer = await asyncio.open_connection("127.0.0.1", port)
+                        writer.close()
+                        await writer.wait_closed()
+                        break
+                    await asyncio.sleep(0.02)
+            yield f"http://127.0.0.1:{port}"
             process.terminate()
-        assert await process.wait() == 0, printed.read_text()
+            assert await process.wait() == 0, printed.read_text()
     assert not printed.read_text(), "it had nothing to complain of"
 
 

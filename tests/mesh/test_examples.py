@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import kafka_server, postgres_server
+from tests.support.children import started
 
 WHY = kafka_server.why_missing() or postgres_server.why_missing()
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -28,8 +29,8 @@ pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY or "they are there")
 async def test_it_checks_what_its_target_has(example: str, option: str, says: str) -> None:
     command = [sys.executable, str(EXAMPLES / example / f"{example.replace('-', '_')}.py"), option]
     pipe = asyncio.subprocess.PIPE
-    running = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-    out, err = await running.communicate()
+    async with started(*command, stdout=pipe, stderr=pipe) as running:
+        out, err = await running.communicate()
     assert running.returncode == 0, out.decode() + err.decode()
     assert says in out.decode()
     assert "account: BALANCED" in out.decode()

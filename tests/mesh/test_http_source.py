@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from millstream.ports import free_ports
+from tests.support.children import together
 from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ async def test_many_senders_are_all_answered(files: PipelineFiles, tmp_path: Pat
     )
     async with open_pipeline(path, tmp_path / "broker") as run, aiohttp.ClientSession() as session:
         running = asyncio.ensure_future(run.run())
-        statuses = await asyncio.gather(*(post(session, port, number) for number in range(200)))
+        statuses = await together(*(post(session, port, number) for number in range(200)))
         while (await run.account("out")).inputs < 200:
             assert not running.done()
         run.stop()

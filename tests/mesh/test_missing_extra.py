@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.children import started
+
 LIMIT_S = 60.0
 WITHOUT = """\
 import sys
@@ -31,13 +33,13 @@ sys.exit(main(sys.argv[1:]))
     "command", ["spark check", "spark prepare", "bench reduce", "chaos windows --kills 1 --dir chaos"]
 )
 async def test_what_is_missing_is_named_with_its_remedy(tmp_path: Path, command: str) -> None:
-    process = await asyncio.create_subprocess_exec(
+    async with started(
         *(sys.executable, "-c", WITHOUT, *command.split()),
         cwd=tmp_path,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-    )
-    _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    ) as process:
+        _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert process.returncode == 2, err.decode()
     assert "pip install 'millstream[reduce]'" in err.decode()
     assert "defect" not in err.decode()

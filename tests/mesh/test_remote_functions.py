@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.mesh.running import command, start
+from tests.support.children import started
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -24,17 +25,12 @@ RECORDS = 20_000
 @asynccontextmanager
 async def serving(directory: Path, function: str, socket: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """A function in a process that Millstream did not start."""
-    process = await asyncio.create_subprocess_exec(
+    async with started(
         *(sys.executable, "-m", "millstream_udf", function),
         cwd=directory,
         env={**os.environ, "MILLSTREAM_UDF_SOCKET": str(socket)},
-    )
-    try:
+    ) as process:
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 @pytest.mark.guarantee("I1")

@@ -20,6 +20,7 @@ from millstream.limits import MIB
 from millstream.ports import free_ports, is_free
 from tests.mesh.running import command, start
 from tests.small_disk import open_small_disk
+from tests.support.children import started
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -33,8 +34,8 @@ def small(files: PipelineFiles, function: str = "identity", records: int = 100) 
 
 async def ran(*arguments: str) -> bool:
     """Run a program to its end; whether it went well."""
-    process = await asyncio.create_subprocess_exec(*arguments, stderr=asyncio.subprocess.DEVNULL)
-    return await process.wait() == 0
+    async with started(*arguments, stderr=asyncio.subprocess.DEVNULL) as process:
+        return await process.wait() == 0
 
 
 def fill(path: Path) -> None:

@@ -11,6 +11,7 @@ from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.spec import resolved
 from millstream.spec.loading import load
 from tests.mesh.conftest import PipelineFiles
+from tests.support.children import started
 
 LIMIT_S = 60
 NOWHERE = "nats://127.0.0.1:1"
@@ -33,10 +34,10 @@ def resolve(files: PipelineFiles, middle: str) -> Path:
 
 async def vertex(*options: str, before: str = "") -> tuple[int | None, str]:
     """Exit code of a vertex process that was started so, and the last message it logged."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", before + MAIN, *options), stderr=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(LIMIT_S):
+    async with (
+        asyncio.timeout(LIMIT_S),
+        started(sys.executable, "-c", before + MAIN, *options, stderr=asyncio.subprocess.PIPE) as process,
+    ):
         _, err = await process.communicate()
     text = err.decode()
     assert "Traceback" not in text

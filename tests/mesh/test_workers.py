@@ -33,6 +33,7 @@ from millstream_worker.environment import Outside, VertexConfig, open_outside
 from millstream_worker.worker import open_worker
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import command, start
+from tests.support.children import started
 from tests.support.pipelines import PipelineRun, open_pipeline
 
 LIMIT_S = 100
@@ -65,17 +66,12 @@ class Worker:
 async def open_process(run: PipelineRun, directory: Path, *replicas: str, port: int = 0) -> AsyncIterator[Worker]:
     file = directory / "pipeline.json"
     file.write_text(resolved.dump(run.resolved.pipeline, run.resolved.base_dir))
-    process = await asyncio.create_subprocess_exec(
+    async with started(
         *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--replicas", *replicas),
         *("--broker", run.server.url, "--broker-access", str(run.server.access_file), "--metrics-port", str(port)),
         stderr=asyncio.subprocess.PIPE,
-    )
-    try:
+    ) as process:
         yield Worker(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 def pipeline(files: PipelineFiles, *, records: int = 3000, **options: object) -> Path:
@@ -266,12 +262,12 @@ async def test_replicas_that_the_pipeline_does_not_have(
     path = pipeline(files)
     loaded = load(path)
     file.write_text(resolved.dump(loaded.pipeline, loaded.base_dir))
-    process = await asyncio.create_subprocess_exec(
+    async with started(
         *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--broker", "nats://127.0.0.1:1"),
         *("--replicas", *replicas),
         stderr=asyncio.subprocess.PIPE,
-    )
-    code, logged = await Worker(process).ended()
+    ) as process:
+        code, logged = await Worker(process).ended()
     assert code == 2
     assert said in logged[-1]["message"]
 

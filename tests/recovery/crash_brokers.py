@@ -20,6 +20,7 @@ from millstream.buffers.technology import Technology
 from millstream.files import write_private
 from millstream.wire.certificates import make_certificate
 from tests.nats_process import open_nats_process
+from tests.support.children import started
 
 OPERATOR = "_pipeline"
 """Who may do everything in the account of a pipeline."""
@@ -78,10 +79,10 @@ async def open_secured_broker(directory: Path, files: Iterable[Path]) -> AsyncIt
     certificate = make_certificate(directory)
     users = directory / "users"
     command = ["broker", "config", *map(str, files), "--to", str(users), "--ca", str(certificate.certificate)]
-    config = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "millstream_runner", *command), stdout=asyncio.subprocess.DEVNULL
-    )
-    assert await config.wait() == 0
+    async with started(
+        sys.executable, "-m", "millstream_runner", *command, stdout=asyncio.subprocess.DEVNULL
+    ) as config:
+        assert await config.wait() == 0
     async with open_nats_process(users, _SERVER % (certificate.certificate, certificate.key)) as server:
         # The server tells its addresses as nats://0.0.0.0 does: the certificate is for this one.
         yield BrokerPlace("jetstream", server.url.replace("tls://", "nats://"), "", str(users))

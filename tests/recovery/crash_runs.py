@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -28,6 +28,7 @@ from millstream.die_with_parent import dying_with_parent
 from tests.recovery.crash_brokers import BrokerPlace, open_broker, open_redis, open_secured_broker
 from tests.recovery.crash_pipelines import PIPELINES
 from tests.recovery.crash_receiver import open_receiver
+from tests.support.children import started
 from tools.style import REPOSITORY
 
 ANSWER_S = 150.0
@@ -191,7 +192,7 @@ async def open_crash_runs(
         # What a killed process leaves there goes with it; the name is short enough for sockets.
         temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="crash-"))
         for number in slots:
-            process = await asyncio.create_subprocess_exec(
+            starting = started(
                 *dying_with_parent([sys.executable, "-m", "tests.recovery.crash_process"]),
                 cwd=REPOSITORY,
                 env=os.environ | {"TMPDIR": temporary},
@@ -199,12 +200,5 @@ async def open_crash_runs(
                 stdout=asyncio.subprocess.PIPE,
                 limit=2**24,
             )
-            stack.push_async_callback(process.wait)
-            stack.callback(_kill, process)
-            runs.add(_Slot(process, number))
+            runs.add(_Slot(await stack.enter_async_context(starting), number))
         yield runs
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        process.kill()

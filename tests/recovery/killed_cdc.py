@@ -19,6 +19,7 @@ from typing import Any
 
 from millstream.durable import CRASH_AT
 from tests.contract.sources.lanes import WAIT_S, open_lane
+from tests.support.children import started
 from tools.style import REPOSITORY
 
 _RECORDS_A_READ = 7
@@ -26,12 +27,14 @@ _RECORDS_A_READ = 7
 
 async def kill_at(spec: dict[str, Any], ledger: Path, point: str) -> None:
     """Have a lane read until it dies at a point."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.recovery.killed_cdc", json.dumps(spec), str(ledger)),
-        cwd=REPOSITORY,
-        env={**os.environ, CRASH_AT: point},
-    )
-    async with asyncio.timeout(60):
+    async with (
+        asyncio.timeout(60),
+        started(
+            *(sys.executable, "-m", "tests.recovery.killed_cdc", json.dumps(spec), str(ledger)),
+            cwd=REPOSITORY,
+            env={**os.environ, CRASH_AT: point},
+        ) as process,
+    ):
         assert await process.wait() == -signal.SIGKILL, point
 
 

@@ -21,6 +21,7 @@ from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
+from tests.support.children import started
 from tests.unit.writer.sink_frames import sink_frame
 from tools.style import REPOSITORY
 
@@ -31,12 +32,14 @@ EXPECTED = [*range(10, 10 * _FRAMES + 10)]
 
 async def kill_at(spec: dict[str, Any], point: str) -> None:
     """Have a lane write all of it and die at a point, and another one write all of it again."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.recovery.killed_sinks", json.dumps(spec)),
-        cwd=REPOSITORY,
-        env={**os.environ, CRASH_AT: point},
-    )
-    async with asyncio.timeout(60):
+    async with (
+        asyncio.timeout(60),
+        started(
+            *(sys.executable, "-m", "tests.recovery.killed_sinks", json.dumps(spec)),
+            cwd=REPOSITORY,
+            env={**os.environ, CRASH_AT: point},
+        ) as process,
+    ):
         assert await process.wait() == -signal.SIGKILL, point
     await deliver(FallbackSink.model_validate(spec), 2)
 

@@ -5,7 +5,6 @@ The points come from the code (`tools/durable_steps.py`); one that no pipeline h
 
 from __future__ import annotations
 
-import asyncio
 import random
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from tests.recovery.crash_runs import Outcome, open_crash_runs
 from tests.small_disk import give_up
 from tests.spark_driver import SparkDriver
 from tests.support import sizes
+from tests.support.children import together
 from tests.support.sizes import sized
 from tools import durable_steps
 
@@ -82,7 +82,7 @@ async def test_killed_at_some_durable_steps_the_outputs_are_the_same(tmp_path: P
             assert not whole.failed, whole
             places = crash_plan.one_of_each(whole.reached, rng)
             points = rng.sample(sorted(places.values()), SOME)
-            outcomes = await asyncio.gather(*(runs.case(pipeline, point) for point in points))
+            outcomes = await together(*(runs.case(pipeline, point) for point in points))
             assert not report(outcomes), report(outcomes)
 
 
@@ -105,7 +105,7 @@ async def test_killed_at_every_durable_step_the_outputs_are_the_same(
             known = sorted(places.keys() & tried)
             again = set(rng.sample(known, min(AGAIN_JOINED if "joined" in pipeline else AGAIN, len(known))))
             points = [text for place, text in places.items() if place in again or place not in tried]
-            outcomes = await asyncio.gather(*(runs.case(pipeline, point) for point in points))
+            outcomes = await together(*(runs.case(pipeline, point) for point in points))
             assert not report(outcomes), report(outcomes)
             singles += len(points)
             everything += [(pipeline, pair) for pair in crash_plan.pairs(recoveries_of(outcomes))]
@@ -114,14 +114,14 @@ async def test_killed_at_every_durable_step_the_outputs_are_the_same(
             last = outcomes
             for _ in range(ROUNDS):
                 later = crash_plan.only_after_a_kill(tried, recoveries_of(last))
-                last = await asyncio.gather(*(runs.case(pipeline, *points) for points in later.values()))
+                last = await together(*(runs.case(pipeline, *points) for points in later.values()))
                 assert not report(last), report(last)
                 outcomes += last
                 tried |= {place for place, points in later.items() if not missed(last, points[-1])}
                 doubles += len(later)
             killed |= {point for outcome in outcomes for point in outcome.points if point not in outcome.missed}
         sample = rng.sample(everything, PAIRS)
-        outcomes = await asyncio.gather(*(runs.case(name, *pair) for name, pair in sample))
+        outcomes = await together(*(runs.case(name, *pair) for name, pair in sample))
         assert not report(outcomes), report(outcomes)
     names = crash_plan.names_of(killed)
     steps = {step.name for step in durable_steps.steps()}
@@ -151,7 +151,7 @@ async def test_what_comes_before_the_retry_of_a_hand_over_does_not_change_it(
     tmp_path: Path, spark: SparkDriver
 ) -> None:
     async with open_crash_runs(tmp_path, spark=spark.address) as runs:
-        outcomes = await asyncio.gather(*(runs.case("frozen", point) for point in HANDED_OVER))
+        outcomes = await together(*(runs.case("frozen", point) for point in HANDED_OVER))
     assert not report(outcomes), report(outcomes)
     assert not [point for outcome in outcomes for point in outcome.missed]
 
@@ -163,7 +163,7 @@ async def test_of_owners_that_hand_the_same_windows_over_at_once_one_has_an_effe
 ) -> None:
     points = ("reduce.compute:before@sum", "reduce.compute:after@sum", "log.entries.sync:before@sum")
     async with open_crash_runs(tmp_path, spark=spark.address) as runs:
-        found = await asyncio.gather(*(runs.zombies("windows", point) for point in points))
+        found = await together(*(runs.zombies("windows", point) for point in points))
     assert not report([last for _, last in found]), report([last for _, last in found])
     assert all("FencedError" in before for befores, _ in found for before in befores)
 
@@ -186,12 +186,12 @@ DELIVERIES = (
 async def test_killed_around_a_delivery_the_target_decides_whether_it_counts(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     async with open_crash_runs(tmp_path, spark=None) as runs:
-        outcomes = await asyncio.gather(*(runs.case("unbuffered", point) for point in DELIVERIES))
+        outcomes = await together(*(runs.case("unbuffered", point) for point in DELIVERIES))
         assert not report(outcomes), report(outcomes)
         assert not [point for outcome in outcomes for point in outcome.missed]
         pairs = [(first, later) for first in DELIVERIES for later in DELIVERIES]
         twice = rng.sample(pairs, sized(4, len(pairs)))
-        again = await asyncio.gather(*(runs.case("unbuffered", *pair) for pair in twice))
+        again = await together(*(runs.case("unbuffered", *pair) for pair in twice))
         assert not report(again), report(again)
 
 
@@ -205,7 +205,7 @@ async def test_of_owners_that_make_the_same_delivery_one_has_an_effect(tmp_path:
         "chain.commit:before@out",
     )
     async with open_crash_runs(tmp_path, spark=None) as runs:
-        found = await asyncio.gather(*(runs.zombies("unbuffered", point) for point in points))
+        found = await together(*(runs.zombies("unbuffered", point) for point in points))
     assert not report([last for _, last in found]), report([last for _, last in found])
     assert all("FencedError" in before for befores, _ in found for before in befores)
 
@@ -229,7 +229,7 @@ async def test_killed_with_encryption_users_and_a_sandbox_the_outputs_are_the_sa
             assert not report([first]), report([first])
             places = crash_plan.one_of_each(first.reached, rng)
             points = rng.sample(sorted(places.values()), SECURED)
-            outcomes = await asyncio.gather(*(runs.case(pipeline, point) for point in points))
+            outcomes = await together(*(runs.case(pipeline, point) for point in points))
             assert not report(outcomes), report(outcomes)
 
 
@@ -259,7 +259,7 @@ async def test_killed_at_durable_steps_over_redis_the_outputs_are_the_same(tmp_p
             steps = sorted(text for text in places.values() if text.startswith("redis."))
             points = rng.sample(steps, min(OF_REDIS, len(steps)))
             points += rng.sample(sorted(set(places.values()) - set(steps)), OTHERS)
-            outcomes = await asyncio.gather(*(runs.case(pipeline, point) for point in points))
+            outcomes = await together(*(runs.case(pipeline, point) for point in points))
             assert not report(outcomes), report(outcomes)
             killed |= {point for outcome in outcomes for point in outcome.points if point not in outcome.missed}
     names = crash_plan.names_of(killed)

@@ -22,6 +22,7 @@ from millstream.lines import text_of
 from millstream.processes import Process, open_process
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import start
+from tests.support.children import started
 
 LIMIT_S = 60
 BEATS = """
@@ -163,8 +164,9 @@ async def test_a_stopped_sink_that_wakes_behind_its_successor_ends_as_fenced(tmp
         # The runner sleeps as well, so that it neither replaces the owner nor counts the time.
         for process in (psutil.Process(run.process.pid), owner):
             process.send_signal(signal.SIGSTOP)
-        with (tmp_path / "successor.log").open("wb") as log:
-            successor = await asyncio.create_subprocess_exec(
+        successor_log = tmp_path / "successor.log"
+        with successor_log.open("wb") as log:
+            starting = started(
                 *owner.cmdline(),
                 cwd=owner.cwd(),
                 env=owner.environ(),
@@ -172,23 +174,19 @@ async def test_a_stopped_sink_that_wakes_behind_its_successor_ends_as_fenced(tmp
                 stdout=log,
                 stderr=log,
             )
-        try:
-            # Meanwhile it consumes, and has trimmed, what the owner was about to read.
-            await run.until(lambda: has_written(2))
-            owner.send_signal(signal.SIGCONT)
-            async with asyncio.timeout(LIMIT_S):
-                # Its parent still sleeps.
-                await until(lambda: owner.status() == psutil.STATUS_ZOMBIE)
-            os.kill(run.process.pid, signal.SIGCONT)
-            # The one that the runner starts in its place fences the successor in turn.
-            async with asyncio.timeout(LIMIT_S):
-                ended_with = await successor.wait()
-            # Or it has come to the end of the input before.
-            assert ended_with in (FencedError.exit_code, 0), (tmp_path / "successor.log").read_text()
-        finally:
-            if successor.returncode is None:
-                successor.kill()
-                await successor.wait()
+            async with starting as successor:
+                # Meanwhile it consumes, and has trimmed, what the owner was about to read.
+                await run.until(lambda: has_written(2))
+                owner.send_signal(signal.SIGCONT)
+                async with asyncio.timeout(LIMIT_S):
+                    # Its parent still sleeps.
+                    await until(lambda: owner.status() == psutil.STATUS_ZOMBIE)
+                os.kill(run.process.pid, signal.SIGCONT)
+                # The one that the runner starts in its place fences the successor in turn.
+                async with asyncio.timeout(LIMIT_S):
+                    ended_with = await successor.wait()
+                # Or it has come to the end of the input before.
+                assert ended_with in (FencedError.exit_code, 0), successor_log.read_text()
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
     assert f"out-0: ended with exit code {FencedError.exit_code}" in ended.err

@@ -3,7 +3,6 @@ durable step."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from tests.recovery.killed_sinks import EXPECTED, kill_at
 from tests.recovery.storm_places import JetStreamPlace
 from tests.recovery.storms import OUTSIDE, storm
+from tests.support.children import together
 from tests.support.nats_outside import open_outside_nats
 
 POINTS = [
@@ -41,7 +41,7 @@ async def test_a_sink_is_killed_at_every_durable_step(tmp_path: Path) -> None:
             name = f"s{index}"
             await nats.create(name, f"{name}.>", allow_atomic=True)
             specs[point] = {"jetstream": {**nats.settings, "subject": f"{name}.n", "positions": f"{name}.at"}}
-        await asyncio.gather(*(kill_at(spec, point) for point, spec in specs.items()))
+        await together(*(kill_at(spec, point) for point, spec in specs.items()))
         for index, point in enumerate(POINTS):
             found = [json.loads(value)["n"] for value in await nats.values(f"s{index}", f"s{index}.n")]
             assert found == EXPECTED, point

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import pytest
 from tests.contract.sinks.sink_targets import finished_objects, object_numbers
 from tests.mesh.running import start
 from tests.recovery.killed_sinks import EXPECTED, kill_at
+from tests.support.children import together
 from tests.support.object_server import ObjectServer
 
 RECORDS = 6_000
@@ -77,6 +77,6 @@ async def test_a_sink_is_killed_at_every_durable_step(objects: ObjectServer) -> 
         point: {"file": {"path": bucket.url("out"), "store": objects.settings, "rolling": {"maxRecords": 15}}}
         for point, bucket in buckets.items()
     }
-    await asyncio.gather(*(kill_at(spec, point) for point, spec in specs.items()))
+    await together(*(kill_at(spec, point) for point, spec in specs.items()))
     for point, bucket in buckets.items():
         assert object_numbers(bucket) == EXPECTED, point

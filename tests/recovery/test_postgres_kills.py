@@ -16,6 +16,7 @@ from millstream.postgres.connecting import FAILURES
 from tests.mesh.running import start
 from tests.recovery import killed_cdc
 from tests.recovery.killed_sinks import EXPECTED, kill_at
+from tests.support.children import together
 from tests.support.postgres_server import Database, PostgresServer, open_postgres, why_missing
 
 pytestmark = pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "it is there")
@@ -198,7 +199,7 @@ async def test_a_sink_is_killed_at_every_durable_step(postgres: PostgresServer) 
     """Several at once, each with a database of its own."""
     databases = [await postgres.database() for _ in POINTS]
     limit = asyncio.Semaphore(4)
-    await asyncio.gather(*(_killed_at(*each, limit) for each in zip(databases, POINTS, strict=True)))
+    await together(*(_killed_at(*each, limit) for each in zip(databases, POINTS, strict=True)))
 
 
 async def _killed_at(database: Database, point: str, limit: asyncio.Semaphore) -> None:

@@ -31,6 +31,7 @@ from millstream.spec.loading import load
 from millstream_runner.chaos.builtin_pipelines import SHIPPED, write
 from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
 from tests.power_disk import PowerDisk, open_power_disk
+from tests.support.children import started
 from tests.support.ledgers import LaneOwner, open_jetstream_harness
 from tests.support.sizes import sized
 
@@ -71,21 +72,19 @@ class Machine:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.subprocess.Process]:
         with self._log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
+            starting = started(
                 *dying_with_parent(self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        begun_s = time.monotonic()
-        try:
-            yield process
-        finally:
-            self._alive_s += time.monotonic() - begun_s
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            async with starting as process:
+                begun_s = time.monotonic()
+                try:
+                    yield process
+                finally:
+                    self._alive_s += time.monotonic() - begun_s
 
     async def live_and_lose_power(self, results: Callable[[], int]) -> None:
         """Run until there are new results, and a little longer."""
@@ -120,8 +119,8 @@ class Machine:
         command = [sys.executable, "-m", "millstream_runner.chaos.oracle", "--data-dir", str(self._disk.path / "state")]
         command += ["--sinks", str(self._disk.path / "sinks")]
         command += ["--guarantees", str(self.directory / "guarantees.json"), *options]
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        out, _ = await asyncio.wait_for(process.communicate(), END_TIMEOUT_S)
+        async with started(*command, stdout=asyncio.subprocess.PIPE) as process:
+            out, _ = await asyncio.wait_for(process.communicate(), END_TIMEOUT_S)
         told: dict[str, Any] = json.loads(out.splitlines()[-1])
         return [check for check in told["checks"] if check["result"] == "violated"]
 
@@ -180,11 +179,8 @@ async def test_no_frame_is_read_that_a_power_cut_takes_back(tmp_path: Path) -> N
 async def test_a_disk_is_back_although_a_mount_namespace_holds_the_stopped_one(tmp_path: Path) -> None:
     async with open_power_disk(tmp_path / "disk", 64 * MIB) as disk:
         # As a container does that is started meanwhile, on this machine and for other purposes.
-        namespace = await asyncio.create_subprocess_exec(
-            *dying_with_parent(["unshare", "--mount", "sh", "-c", "echo made; exec sleep 600"]),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
+        holding = dying_with_parent(["unshare", "--mount", "sh", "-c", "echo made; exec sleep 600"])
+        async with started(*holding, stdout=asyncio.subprocess.PIPE) as namespace:
             assert namespace.stdout is not None
             assert await asyncio.wait_for(namespace.stdout.readline(), 20) == b"made\n"
             for cut in range(3):
@@ -195,9 +191,6 @@ async def test_a_disk_is_back_although_a_mount_namespace_holds_the_stopped_one(t
                 disk.cut()
                 await disk.restore()
                 assert (disk.path / f"{cut}").read_text() == "kept"
-        finally:
-            namespace.kill()
-            await namespace.wait()
 
 
 @pytest.mark.timeout(400)

@@ -13,6 +13,7 @@ import pytest
 
 from millstream_reduce.log.inspection import inspect_log
 from tests.recovery.queue_lane import FRAME_RECORDS, frame, result_path
+from tests.support.children import started
 from tests.unit.reduce.queued import EDGE
 
 REPOSITORY = Path(__file__).parents[2]
@@ -23,14 +24,14 @@ WAIT_S = 100
 
 async def live(directory: Path, epoch: int, lines: int | None, rng: random.Random) -> tuple[int, int]:
     """Run the lane until it ends, or for so many lines and a moment, then kill it. Returns what was durable last."""
-    process = await asyncio.create_subprocess_exec(
+    starting = started(
         *(sys.executable, "-m", "tests.recovery.queue_lane", str(directory), str(epoch), str(FRAMES)),
         stdout=asyncio.subprocess.PIPE,
         cwd=REPOSITORY,
     )
-    assert process.stdout is not None
     said = b"durable 0 0"
-    try:
+    async with starting as process:
+        assert process.stdout is not None
         while line := await process.stdout.readline():
             said = line
             if lines is not None:
@@ -40,11 +41,6 @@ async def live(directory: Path, epoch: int, lines: int | None, rng: random.Rando
                     await asyncio.sleep(rng.random() * 0.005)
                     process.kill()
                     lines = None
-    except BaseException:
-        if process.returncode is None:
-            process.kill()
-        raise
-    finally:
         code = await process.wait()
     assert code in (0, -9)
     # A line that was cut by the kill was not said.

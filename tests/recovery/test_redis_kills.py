@@ -18,6 +18,7 @@ from tests.mesh.running import start
 from tests.recovery.killed_sinks import EXPECTED, kill_at
 from tests.recovery.storm_places import RedisPlace
 from tests.recovery.storms import OUTSIDE, storm
+from tests.support.children import together
 from tests.support.redis_server import RedisServer, open_redis
 
 RECORDS = 6_000
@@ -88,6 +89,6 @@ async def test_a_stream_that_is_read_into_another_is_there_once_though_everythin
 async def test_a_sink_is_killed_at_every_durable_step(redis: RedisServer) -> None:
     streams = {point: f"killed-{uuid4()}" for point in POINTS}
     specs = {point: {"redisStreams": {**redis.settings, "stream": stream}} for point, stream in streams.items()}
-    await asyncio.gather(*(kill_at(spec, point) for point, spec in specs.items()))
+    await together(*(kill_at(spec, point) for point, spec in specs.items()))
     for point, stream in streams.items():
         assert redis_numbers(redis, stream) == EXPECTED, point

@@ -18,6 +18,7 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.wire import open_spark_client
 from tests.contract.reduce.spark_requests import request, sql, write_windows
 from tests.spark_driver import open_spark_driver
+from tests.support.children import started
 
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
@@ -128,12 +129,12 @@ async def test_a_request_is_answered_although_driver_and_jvm_hang_and_are_killed
 
 
 async def test_a_jvm_that_ends_while_objects_are_given_back_to_it_leaves_no_noise(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
+    async with started(
         *(sys.executable, "-c", NOTHING_ASKED, str(tmp_path / "spark")),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    ) as process:
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert err.decode() == ""
     assert out.decode().startswith("Spark's JVM ended (killed")
 

@@ -24,6 +24,7 @@ from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import command, start
 from tests.security.conftest import Stranger
 from tests.small_disk import open_small_disk
+from tests.support.children import started, together
 
 
 def noted(root: Path) -> list[dict[str, Any]]:
@@ -132,15 +133,19 @@ def test_it_is_bounded_and_keeps_one_older_file(tmp_path: Path, monkeypatch: pyt
     assert numbers == list(range(numbers[0], 50))
 
 
-def test_processes_write_at_once_without_losing_an_entry(tmp_path: Path) -> None:
+async def test_processes_write_at_once_without_losing_an_entry(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nimport millstream.audit\nfrom millstream_runner.local import audit\n"
         "from millstream_runner.local.directory import DataDirectory\nmillstream.audit.AUDIT_BYTES_MAX = 60_000\n"
         "for number in range(50):\n    audit.note(DataDirectory(Path(sys.argv[1])), 'peek', of=sys.argv[2])\n"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", program, tmp_path, str(number)]) for number in range(3)]
 
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    async def write(number: int) -> int:
+        async with started(sys.executable, "-c", program, tmp_path, str(number)) as writer:
+            return await writer.wait()
+
+    async with asyncio.timeout(60):
+        assert await together(*map(write, range(3))) == [0, 0, 0]
     assert len(noted(tmp_path)) == 150
 
 
@@ -186,11 +191,10 @@ async def test_what_is_done_over_another_broker_is_written_down_for_its_user(
         compiled = await command(tmp_path, "compile", "pipeline.yaml", "--to", "pipeline.json")
         assert compiled.exit_code == 0, compiled.err
         by_hand = [sys.executable, "-m", "millstream_worker", "--pipeline", "pipeline.json", "--vertex", "in", *place]
-        started = await asyncio.create_subprocess_exec(
-            *by_hand, cwd=tmp_path, env={**os.environ, "MILLSTREAM_AUDIT": str(vertices)}, stderr=subprocess.PIPE
-        )
-        _, told = await asyncio.wait_for(started.communicate(), 60)
-        assert started.returncode == 0, told
+        environment = {**os.environ, "MILLSTREAM_AUDIT": str(vertices)}
+        async with started(*by_hand, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as vertex_process:
+            _, told = await asyncio.wait_for(vertex_process.communicate(), 60)
+            assert vertex_process.returncode == 0, told
         peeked = await command(tmp_path, "peek", "in-out", "--file", "pipeline.yaml", *place)
         assert peeked.exit_code == 0, peeked.err
         # What cannot be written down is not done.

@@ -27,6 +27,7 @@ from pamqp.header import ContentHeader
 
 from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
+from tests.support.children import together
 
 T = TypeVar("T")
 
@@ -206,7 +207,7 @@ class RabbitServer:
         async def publish(channel: AbstractChannel) -> None:
             for start in range(0, len(values), 500):
                 part = enumerate(values[start : start + 500], start)
-                await asyncio.gather(
+                await together(
                     *(
                         channel.basic_publish(
                             value,

@@ -24,6 +24,7 @@ from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import BrokerConnection, open_connection
 from millstream.wire.certificates import make_certificate
 from tests.nats_process import open_nats_process
+from tests.support.children import together
 from tests.support.errors import raises
 
 SECRET = "s3cret-of-the-broker"
@@ -249,7 +250,7 @@ def test_a_connection_that_is_closed_while_its_server_is_away_leaves_nothing_beh
             for connection in connections:
                 await connection.open(30)
             await server.kill()
-            await asyncio.gather(*(close(one, 8 * looks) for looks, one in enumerate(connections)))
+            await together(*(close(one, 8 * looks) for looks, one in enumerate(connections)))
             left = [task for task in asyncio.all_tasks() if "_attempt_reconnect" in repr(task)]
             assert not left
 

@@ -27,6 +27,7 @@ from millstream_worker.assembly import open_vertex
 from millstream_worker.environment import VertexConfig
 from tests.nats_process import open_nats_process
 from tests.support.answers import taken
+from tests.support.children import started
 
 WAIT_S = 60.0
 RECORDS = 200
@@ -137,12 +138,12 @@ async def test_a_worker_runs_vertices_whose_users_differ(broker: Broker, tmp_pat
     file = tmp_path / "pipeline.json"
     loaded = load(tmp_path / "p.yaml")
     file.write_text(resolved.dump(loaded.pipeline, loaded.base_dir))
-    process = await asyncio.create_subprocess_exec(
+    starting = started(
         *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--broker", broker.url),
         *("--broker-access", str(broker.folder / "p"), "--replicas", *(f"{vertex}-0" for vertex in VERTICES)),
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(WAIT_S), starting as process:
         _, said = await process.communicate()
     assert process.returncode == 0, said.decode()
     found = [line for file in (tmp_path / "out").rglob("*.jsonl") for line in file.read_text().splitlines()]

@@ -13,6 +13,7 @@ from millstream import limits as all_limits
 from millstream.errors import BufferFullError, FencedError, StorageFullError
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
 from millstream.record import ID_DIGEST_BYTES, BufferId, LaneId, id_digest
+from tests.support.children import together
 from tests.support.errors import raises
 from tests.support.ledgers import Harness, LaneOwner
 
@@ -91,13 +92,13 @@ async def test_an_owner_that_was_replaced_is_fenced_and_nothing_of_its_commit_is
 
 async def test_lanes_do_not_fence_each_other(owner: LaneOwner, ledger: Ledger) -> None:
     other = LaneOwner(ledger, LaneId("v", "in-v", 1), await ledger.take_over(LaneId("v", "in-v", 1), "other"))
-    await asyncio.gather(*(lane.commit((A, b"a"), (B, b"b")) for lane in (owner, other)))
-    await asyncio.gather(*(lane.commit((A, b"a"), (B, b"b")) for lane in (owner, other)))
+    await together(*(lane.commit((A, b"a"), (B, b"b")) for lane in (owner, other)))
+    await together(*(lane.commit((A, b"a"), (B, b"b")) for lane in (owner, other)))
     assert len(await stored(ledger, A)) == 4
 
 
 async def test_two_that_take_over_at_once_leave_one_owner(owner: LaneOwner, ledger: Ledger) -> None:
-    first, second = await asyncio.gather(ledger.take_over(owner.lane, "second"), ledger.take_over(owner.lane, "third"))
+    first, second = await together(ledger.take_over(owner.lane, "second"), ledger.take_over(owner.lane, "third"))
     assert {first.mark.epoch, second.mark.epoch} == {2, 3}
     last = await ledger.mark(owner.lane)
     assert last in (first, second)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId
 from millstream_vertex.trimming import Trimmer
+from tests.support.children import together
 from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
 
 FRAMES = 3
@@ -57,7 +57,7 @@ async def written(ledger: Ledger, lanes: int) -> tuple[list[BufferId], list[Lane
         owners.append(LaneOwner(ledger, lane, await ledger.take_over(lane, "first")))
     for number in range(FRAMES):
         data = [(buffer, b"%d" % number) for buffer in buffers]
-        await asyncio.gather(*(owner.commit(*data) for owner in owners))
+        await together(*(owner.commit(*data) for owner in owners))
     return buffers, owners
 
 
@@ -87,7 +87,7 @@ async def test_marks_that_lie_in_one_buffer_cost_no_requests_for_the_others(harn
     ledger = await harness.broker.ledger("v", LedgerLimits(frames_per_buffer_max=2000))
     buffers, owners = await written(ledger, lanes)
     # A commit of one frame has its mark in it.
-    await asyncio.gather(*(owner.commit((buffers[-1], b"last")) for owner in owners))
+    await together(*(owner.commit((buffers[-1], b"last")) for owner in owners))
     trimmer = Trimmer(ledger.trim)
     for buffer in buffers:
         trimmer.consumed(buffer, await ledger.last_sequence(buffers[-1]))

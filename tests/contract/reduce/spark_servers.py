@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import find_java, spark_home
+from tests.support.children import started
 
 START_TIMEOUT_S = 90.0
 _POLL_S = 0.02
@@ -105,7 +106,7 @@ async def _server_in(
         }
     )
     with log.open("wb") as file:
-        process = await asyncio.create_subprocess_exec(
+        starting = started(
             *dying_with_parent([str(spark_home() / "bin" / "spark-class"), *arguments]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=file,
@@ -114,13 +115,14 @@ async def _server_in(
             env=environment,
             start_new_session=True,
         )
-    try:
-        await _await_text(process, log, ready)
-        yield
-    finally:
-        # With the executors that a worker has started.
-        os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        async with starting as process:
+            try:
+                await _await_text(process, log, ready)
+                yield
+            finally:
+                # With the executors that a worker has started.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _await_text(process: asyncio.subprocess.Process, log: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from millstream_reduce.memory import MemoryEngine, Row
 from millstream_reduce.spark.wire import open_spark_client
 from millstream_reduce.values import Piece, Window, WindowContents
 from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, write_windows
+from tests.support.children import together
 
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
@@ -72,7 +73,7 @@ async def test_it_may_be_asked_again_and_twice_at_once(engine: Engine, tmp_path:
     message = request(tmp_path, write_windows(tmp_path, [1, 2, 3], [4, 6]), PROGRAM)
     before = sorted(path.name for path in tmp_path.iterdir())
     first, _ = await engine.run(message)
-    for table, _ in await asyncio.gather(engine.run(message), engine.run(message)):
+    for table, _ in await together(engine.run(message), engine.run(message)):
         assert totals(table) == totals(first) == expected_totals([1, 2, 3], [4, 6])
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 

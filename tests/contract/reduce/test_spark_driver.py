@@ -17,6 +17,7 @@ from millstream_reduce.log.entries import segment_name
 from millstream_reduce.spark.wire import SparkClient, open_spark_client
 from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, until_running, write_windows
 from tests.spark_driver import open_spark_driver
+from tests.support.children import together
 
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
@@ -48,7 +49,7 @@ async def test_requests_that_come_together_share_jobs_and_get_their_own_results(
 ) -> None:
     numbers = {f"log-{lane}": [[lane, 2 * window, window + 7] for window in range(lane % 4)] for lane in range(24)}
     requests = [request(tmp_path / name, write_windows(tmp_path / name, *lists)) for name, lists in numbers.items()]
-    answers = await asyncio.gather(*(client.run(message) for message in requests))
+    answers = await together(*(client.run(message) for message in requests))
     for (table, summary), lists in zip(answers, numbers.values(), strict=True):
         assert table.schema.equals(RESULT_SCHEMA)
         assert totals(table) == expected_totals(*lists)

@@ -26,6 +26,7 @@ from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import delta_numbers, delta_spec
 from tests.contract.sinks.table_lanes import LATER, numbers, opened, written
 from tests.contract.sinks.validating import validate_sink
+from tests.support.children import together
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
 from tests.unit.writer.sink_frames import sink_frame
@@ -132,7 +133,7 @@ async def test_lanes_commit_to_one_table_at_the_same_time(path: str) -> None:
                 # Compacting gives way to the lanes where it has to.
                 table.optimize.compact()
 
-    await asyncio.gather(*map(lane_of, range(4)), asyncio.to_thread(another))
+    await together(*map(lane_of, range(4)), asyncio.to_thread(another))
     table = DeltaTable(path)
     table.optimize.compact()
     table.vacuum(0, dry_run=False, enforce_retention_duration=False)
@@ -226,7 +227,7 @@ async def test_a_table_gets_the_columns_that_it_lacks_only_if_it_may(path: str) 
     async with opened(spec) as lane, opened(spec, sink_owner(1, partition=1)) as other:
         for one in (lane, other):
             await one.write([frame], Position(1))
-        await asyncio.gather(*(written(one, 2) for one in (lane, other)))
+        await together(*(written(one, 2) for one in (lane, other)))
     rows = DeltaTable(path).to_pyarrow_table().to_pylist()
     assert sorted((row["n"], row["old"], row["new"]) for row in rows if row["n"] < 10) == [
         (1, "x", None), (2, None, True), (2, None, True),
@@ -309,7 +310,7 @@ async def test_in_a_bucket_of_two_owners_the_older_has_no_effect(bucket: Bucket)
         async with opened(spec, sink_owner(2)) as newer, opened(spec, sink_owner(1, partition=1)) as other:
             with pytest.raises(FencedError):
                 await older.flush()
-            await asyncio.gather(written(newer, 2, 3), written(other, 7, 8))
+            await together(written(newer, 2, 3), written(other, 7, 8))
     assert s3_numbers(bucket) == [*range(10, 40), *range(70, 90)]
 
 

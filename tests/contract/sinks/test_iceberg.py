@@ -24,6 +24,7 @@ from tests.contract.sinks.file_target import COLUMNS, sink_owner
 from tests.contract.sinks.sink_targets import iceberg_numbers, iceberg_spec, iceberg_table
 from tests.contract.sinks.table_lanes import LATER, numbers, opened, written
 from tests.contract.sinks.validating import validate_sink
+from tests.support.children import together
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
 from tests.unit.writer.sink_frames import sink_frame
@@ -182,7 +183,7 @@ async def test_lanes_commit_to_one_table_at_the_same_time(tmp_path: Path) -> Non
         for n in range(1000, 1005):
             iceberg_table(tmp_path).append(pa.table({"n": [n], "text": [f"text {n}"]}))
 
-    await asyncio.gather(*map(lane_of, range(4)), asyncio.to_thread(another))
+    await together(*map(lane_of, range(4)), asyncio.to_thread(another))
     expected = [n for lane in range(4) for n in range(lane * 200 + 10, lane * 200 + 60)]
     assert iceberg_numbers(tmp_path) == [*expected, *range(1000, 1005)]
     async with opened(spec, sink_owner(2, partition=3)) as lane:
@@ -196,7 +197,7 @@ async def test_lanes_that_open_at_once_make_one_table(tmp_path: Path) -> None:
         async with opened(spec, sink_owner(1, partition=partition)) as lane:
             await written(lane, 10 * partition + 1)
 
-    await asyncio.gather(*map(lane_of, range(4)))
+    await together(*map(lane_of, range(4)))
     assert len(iceberg_numbers(tmp_path)) == 40
 
 
@@ -293,7 +294,7 @@ async def test_a_table_gets_the_columns_that_it_lacks_only_if_it_may(tmp_path: P
         # A column comes between what was collected and its commit.
         with iceberg_table(tmp_path).update_schema() as update:
             update.union_by_name(pa.schema([("later", pa.string())]))
-        await asyncio.gather(*(written(one, 2) for one in (lane, other)))
+        await together(*(written(one, 2) for one in (lane, other)))
     rows = iceberg_table(tmp_path).scan().to_arrow().to_pylist()
     assert sorted((row["n"], row["old"], row["new"]) for row in rows if row["n"] < 10) == [
         (1, "x", None), (2, None, True), (2, None, True),
@@ -395,7 +396,7 @@ async def test_in_a_bucket_by_a_rest_catalog_of_two_owners_the_older_has_no_effe
         async with opened(spec, sink_owner(2)) as newer, opened(spec, sink_owner(1, partition=1)) as other:
             with pytest.raises(FencedError):
                 await older.flush()
-            await asyncio.gather(written(newer, 2, 3), written(other, 7, 8))
+            await together(written(newer, 2, 3), written(other, 7, 8))
     assert rows_in(rest_catalog(objects, tables).load_table("shop.numbers")) == [*range(10, 40), *range(70, 90)]
 
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,17 @@ async def test_an_owner_that_was_replaced_has_no_effect(kafka: KafkaServer, topi
     assert numbers(kafka, topic) == list(range(30))
 
 
-def _process(kafka: KafkaServer, topic: str, epoch: int, point: str = "") -> subprocess.Popen[str]:
+@contextmanager
+def _process(kafka: KafkaServer, topic: str, epoch: int, point: str = "") -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.contract.sinks.kafka_sink_process", kafka.brokers, topic]
     environment = {**os.environ, **({CRASH_AT: point} if point else {})}
-    return subprocess.Popen(
+    with subprocess.Popen(
         [*command, str(epoch), str(FRAMES)], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.guarantee("I1")
@@ -93,8 +98,8 @@ def test_killed_at_every_step_and_anywhere_each_record_is_there_once(kafka: Kafk
     epoch = 0
     for point in points:
         epoch += 1
-        process = _process(kafka, topic, epoch, point)
-        out, _ = process.communicate(timeout=PROCESS_TIMEOUT_S)
+        with _process(kafka, topic, epoch, point) as process:
+            out, _ = process.communicate(timeout=PROCESS_TIMEOUT_S)
         assert process.returncode == -9, (point, out)
     for _ in range(KILLS):
         epoch += 1
@@ -105,9 +110,8 @@ def test_killed_at_every_step_and_anywhere_each_record_is_there_once(kafka: Kafk
                     break
                 if line.isdigit() and rng.random() < 0.1:
                     break
-            process.kill()
-    last = _process(kafka, topic, epoch + 1)
-    out, _ = last.communicate(timeout=PROCESS_TIMEOUT_S)
+    with _process(kafka, topic, epoch + 1) as last:
+        out, _ = last.communicate(timeout=PROCESS_TIMEOUT_S)
     assert (last.returncode, out.split()[-1]) == (0, str(FRAMES))
     assert numbers(kafka, topic) == list(range(FRAMES * FRAME_RECORDS))
 
@@ -128,11 +132,11 @@ async def test_a_broker_that_is_killed_costs_no_record_and_repeats_none(kafka: K
                 if number == 10:
                     begun.set()
 
-        writing = asyncio.create_task(write())
-        await begun.wait()
-        # It lives as long as the thread that starts it, so that is this one. The lane has a thread of its own.
-        kafka.restart()
-        await writing
+        async with asyncio.TaskGroup() as writing:
+            writing.create_task(write())
+            await begun.wait()
+            # It lives as long as the thread that starts it, so that is this one. The lane has a thread of its own.
+            kafka.restart()
     assert numbers(kafka, topic) == list(range(59 * FRAME_RECORDS))
 
 

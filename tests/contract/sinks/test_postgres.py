@@ -31,6 +31,7 @@ from millstream_writer.sinks.postgres import lane as lane_module
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import postgres_spec
 from tests.contract.sources.lanes import open_lane, read_to_end
+from tests.support.children import together
 from tests.support.errors import raises
 from tests.support.postgres_server import LOCKED, PASSWORD, ROLE, Database, PostgresServer, open_postgres, why_missing
 from tests.unit.writer.sink_frames import sink_frame
@@ -533,7 +534,7 @@ async def test_lanes_that_open_at_once_create_the_tables_once(postgres: Postgres
         async with opened(spec, sink_owner(1, partition=partition)) as lane:
             await lane.write([numbers(1 + partition)], Position(1 + partition))
 
-    await asyncio.gather(*map(one, range(6)))
+    await together(*map(one, range(6)))
     assert sorted(await database.column("SELECT n FROM t")) == [*range(10, 70)]
 
 

@@ -23,6 +23,7 @@ from millstream.udf.sidecar import python_command
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import NAME, Open, frame_of, parents_of, values_of
+from tests.support.children import started, together
 from tests.support.errors import raises
 
 TIMEOUT_S = 30
@@ -108,20 +109,21 @@ async def test_the_socket_of_a_killed_process_is_taken_over(command: list[str], 
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as former:
         former.bind(os.fspath(path))
-    process = await asyncio.create_subprocess_exec(*command, env={**os.environ, "MILLSTREAM_UDF_SOCKET": str(path)})
-    try:
-        async with asyncio.timeout(TIMEOUT_S), grpc.aio.insecure_channel(f"unix:{path}") as channel:
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        started(*command, env={**os.environ, "MILLSTREAM_UDF_SOCKET": str(path)}) as process,
+    ):
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             describe: Any = channel.unary_unary("/millstream.udf.v1.Udf/Describe")
             described = udf_pb2.DescribeResponse.FromString(await describe(b"", wait_for_ready=True))
         assert described.kinds == [udf_pb2.KIND_MAP]
-    finally:
         process.terminate()
         assert await process.wait() == 0
 
 
 async def test_answers_belong_to_their_calls(stream: MapStream) -> None:
     async with asyncio.timeout(TIMEOUT_S):
-        answers = await asyncio.gather(
+        answers = await together(
             *(stream.call(frame_of([b"%d" % n] * (1 + n % 7)), watermark_us=0) for n in range(200))
         )
     assert [values_of(answer) for answer in answers] == [[b"%d" % n] * (1 + n % 7) for n in range(200)]
@@ -132,7 +134,7 @@ async def test_lanes_share_a_process(sidecar: LocalFunction) -> None:
         sidecar.open_map(FunctionKind.MAP, NAME) as one,
         sidecar.open_map(FunctionKind.MAP, NAME) as two,
     ):
-        answers = await asyncio.gather(call(one, b"a"), call(two, b"b"))
+        answers = await together(call(one, b"a"), call(two, b"b"))
     assert [values_of(answer) for answer in answers] == [[b"A"], [b"B"]]
 
 
@@ -146,7 +148,7 @@ async def test_a_crash_in_the_middle_is_answered_once(
 ) -> None:
     crash = b"exit:" + os.fsencode(tmp_path / "crashed")
     async with asyncio.timeout(TIMEOUT_S):
-        answers = await asyncio.gather(*(call(stream, value) for value in (b"a", crash, b"b", b"c")))
+        answers = await together(*(call(stream, value) for value in (b"a", crash, b"b", b"c")))
     assert [values_of(answer) for answer in answers] == [[b"A"], [crash.upper()], [b"B"], [b"C"]]
     assert sidecar.statistics().restarts == 1
 

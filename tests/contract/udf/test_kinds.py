@@ -19,6 +19,7 @@ from millstream.udf.function import LocalFunction, open_local_function
 from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_udf import columns
 from tests.contract.udf.conftest import HERE, NAME, frame_of, values_of
+from tests.support.children import together
 from tests.support.errors import raises
 
 Serve = Callable[[str], AbstractAsyncContextManager[LocalFunction]]
@@ -145,7 +146,7 @@ async def test_slow_calls_wait_together(serve: Serve) -> None:
         began = time.monotonic()
         # 40 calls of 10 records of 100 ms each: 40 s one after the other.
         calls = [stream.call(frame_of([b"100"] * 10), watermark_us=0) for _ in range(40)]
-        answers = await asyncio.gather(*calls)
+        answers = await together(*calls)
         assert time.monotonic() - began < 10
     assert all(values_of(answer) == [b"100"] * 10 for answer in answers)
 

@@ -24,6 +24,7 @@ from millstream_udf.groups import FrameRows, Group, Part
 from millstream_udf.reducing import Answer
 from millstream_udf.values import Message, Window
 from tests.contract.udf.conftest import HERE, NAME, Lines, Open, frame_of
+from tests.support.children import together
 from tests.support.errors import raises
 
 MIB = 1 << 20
@@ -320,7 +321,7 @@ async def test_two_streams_at_once(sidecar: LocalFunction, tmp_path: Path) -> No
             yield part({group(str(number), str(key)): chunk}, unfinished=True)
             yield part({}, more_of=chunk)
 
-    both = await asyncio.gather(reduced(sidecar, parts(1)), reduced(sidecar, parts(2)))
+    both = await together(reduced(sidecar, parts(1)), reduced(sidecar, parts(2)))
     for number, (results, failures) in enumerate(both, 1):
         assert failures == {}
         assert list(results) == [group(str(number), str(key)) for key in range(20)]

@@ -26,6 +26,7 @@ from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream.udf.socket_directory import open_socket_directory, remove_abandoned
 from millstream_udf import columns
+from tests.support.children import started
 
 NAME = StreamName("flights", "clean", "in-clean.0", 0)
 TIMEOUT_S = 60
@@ -303,15 +304,14 @@ asyncio.run(main())
 @pytest.mark.guarantee("I8")
 async def test_a_killed_owner_takes_its_sidecar_along(tmp_path: Path) -> None:
     function = script(tmp_path, "def process(value): return value\n")[-1]
-    owner = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", OWNER, function, stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY
-    )
-    assert owner.stdout is not None
-    async with asyncio.timeout(TIMEOUT_S):
-        pid, directory = (await owner.stdout.readline()).decode().split()
-    assert not is_gone(int(pid))
-    owner.kill()
-    await owner.wait()
+    starting = started(sys.executable, "-c", OWNER, function, stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY)
+    async with starting as owner:
+        assert owner.stdout is not None
+        async with asyncio.timeout(TIMEOUT_S):
+            pid, directory = (await owner.stdout.readline()).decode().split()
+        assert not is_gone(int(pid))
+        owner.kill()
+        await owner.wait()
     await until(lambda: is_gone(int(pid)))
     # Its socket directory is left. The next owner removes it, once no process can be just about to lock it.
     left = Path(directory)
@@ -334,6 +334,6 @@ async def test_a_tether_to_somebody_who_is_gone_starts_nothing(tmp_path: Path) -
     command = dying_with_parent(["touch", str(touched)])
     # As if the parent had died between the fork and the tether.
     command[command.index(str(os.getpid()))] = "0"
-    process = await asyncio.create_subprocess_exec(*command)
-    assert await process.wait() != 0
+    async with started(*command) as process:
+        assert await process.wait() != 0
     assert not touched.exists()

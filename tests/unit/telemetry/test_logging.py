@@ -15,6 +15,7 @@ import pytest
 from millstream import codes
 from millstream.errors import DamageError
 from millstream.telemetry.logging import configure_logging, log_lane
+from tests.support.children import together
 
 log = logging.getLogger("millstream.test")
 
@@ -94,7 +95,7 @@ async def test_a_lane_and_the_tasks_it_starts_carry_its_name() -> None:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(work(f"work of {key}"))
 
-    await asyncio.gather(lane("in-clean.0"), lane("in-clean.1"))
+    await together(lane("in-clean.0"), lane("in-clean.1"))
     log.info("outside")
     assert {line["message"]: line.get("lane") for line in lines(stream)} == {
         "work of in-clean.0": "in-clean.0",

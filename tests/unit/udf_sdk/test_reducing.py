@@ -19,6 +19,7 @@ from millstream_udf.loading import LoadError
 from millstream_udf.misfits import MISFIT_CODE
 from millstream_udf.reduce_arrow import arrow_part
 from millstream_udf.reducing import ANSWER_BYTES, Answer, load
+from tests.support.children import together
 
 
 def group(*keys: str) -> Group:
@@ -222,7 +223,7 @@ def test_labels_of_tasks_do_not_mix(capsys: pytest.CaptureFixture[str], monkeypa
             sys.stdout.write("and ends\n")
 
     async def both() -> None:
-        await asyncio.gather(say("a"), say("b"))
+        await together(say("a"), say("b"))
 
     asyncio.run(both())
     assert capsys.readouterr().out.splitlines() == ["a: a begins and ends", "b: b begins and ends"]

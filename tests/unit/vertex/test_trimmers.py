@@ -10,6 +10,7 @@ from millstream.errors import DamageError
 from millstream.ledger.protocol import LedgerLimits
 from millstream.record import BufferId
 from millstream_worker.trimmers import open_trimmers
+from tests.support.children import together
 from tests.support.errors import raises
 
 LIMITS = LedgerLimits(100)
@@ -47,7 +48,7 @@ class Trimmed:
 async def test_two_readers_of_one_ledger_cost_one_trim() -> None:
     broker = Trimmed()
     async with asyncio.timeout(10), open_trimmers(broker) as trimmers:
-        first, second = await asyncio.gather(trimmers.trimmer("in", LIMITS), trimmers.trimmer("in", LIMITS))
+        first, second = await together(trimmers.trimmer("in", LIMITS), trimmers.trimmer("in", LIMITS))
         assert first is second
         assert await trimmers.trimmer("other", LIMITS) is not first
         first.consumed(A, 5)

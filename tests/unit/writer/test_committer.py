@@ -227,10 +227,11 @@ async def test_lanes_of_a_vertex_commit_side_by_side(rig: Rig) -> None:
     backpressure = open_backpressure([A, B])
     committers = [await rig.committer(lane, ROUTER, backpressure) for lane in (LANE, other)]
     rig.faults.hold()
-    commits = [asyncio.ensure_future(commit_each(committer, unit(1, b"x"))) for committer in committers]
-    await rig.faults.held(2)
-    rig.faults.release()
-    await asyncio.gather(*commits)
+    async with asyncio.TaskGroup() as commits:
+        for committer in committers:
+            commits.create_task(commit_each(committer, unit(1, b"x")))
+        await rig.faults.held(2)
+        rig.faults.release()
     assert await rig.values(A) == [b"x", b"x"]
     assert backpressure.fills[A].records == 2
     assert (await rig.mark(LANE)).sequence == (await rig.mark(other)).sequence == 1

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from millstream_reduce.spark.jvm import START_IDLE_S, WORKING_S, SignsOfLife
+from tests.support.children import started
 
 LIMIT_S = 40.0
 
@@ -26,19 +27,15 @@ class Clock:
 @asynccontextmanager
 async def process(code: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Runs the code, and has begun to."""
-    begun = await asyncio.create_subprocess_exec(
+    async with started(
         *(sys.executable, "-c", f"print(flush=True)\n{code}"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-    )
-    try:
+    ) as begun:
         assert begun.stdout is not None
         async with asyncio.timeout(LIMIT_S):
             await begun.stdout.readline()
             yield begun
-    finally:
-        begun.kill()
-        await begun.communicate()
 
 
 BUSY = "while True: pass"
