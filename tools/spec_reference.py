@@ -35,11 +35,11 @@ supported are problems.
 - **name**: a DNS label (at most 63 characters a-z, 0-9 and `-`).
 - Relative paths start from the directory of the pipeline file.
 - Nothing in the file is expanded, and `${{NAME}}` is a problem outside commands, queries and Spark's settings. A value
-  that may be a secret (headers and the URL of an `http` sink, `env`, Spark's settings, the token of an `http` source)
-  can stand elsewhere: `{{env: NAME}}` or `{{file: PATH}}`, with a `prefix` in front of it if need be:
-  `Authorization: {{env: TOKEN, prefix: "Bearer "}}`. The process that needs it looks it up when it opens what needs it;
-  `validate` says what is missing, and no message and no stored file holds the value, but for the settings of the Spark
-  driver, which only their owner may read.
+  that may be a secret (passwords, tokens, keys, headers, URLs of web servers, `env`, Spark's settings) can be outside
+  the file: `{{env: NAME}}`, `{{file: PATH}}`, or `{{secret: {{name: NAME, key: KEY}}}}` for a key of a Kubernetes
+  Secret, with a `prefix` in front of it if need be: `Authorization: {{env: TOKEN, prefix: "Bearer "}}`. The process
+  that needs the value looks it up when it opens what needs it. `validate` says what is missing. No message and no
+  stored file contains the value, except the settings of the Spark driver, which only their owner may read.
 """
 
 

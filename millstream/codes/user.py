@@ -510,12 +510,14 @@ SECRET_MISSING = Code(
     2511,
     "A referenced value is missing",
     happened=(
-        "The pipeline refers to an environment variable or a file for a value, such as a token, which is not set, "
-        "cannot be read, is empty or is too large. A Kubernetes Secret can be read on Kubernetes only."
+        "The pipeline refers to an environment variable, a file or a Kubernetes Secret for a value, such as a token, "
+        "which is not set, cannot be read, is empty or is too large. A Secret is read from the file `NAME/KEY` in "
+        "`/run/secrets/millstream`, or in the directory that the environment variable `MILLSTREAM_SECRETS` names."
     ),
     data="The part that needs the value was not opened, so nothing was read or written with it.",
     do=(
-        "Set the variable, or create the file, for the process that runs the vertex. The value itself is never printed."
+        "Set the variable, create the file, or mount the Secret, for the process that runs the vertex. The value "
+        "itself is never printed."
     ),
 )
 

@@ -19,7 +19,7 @@ from millstream.spec.connectors import Place, lacks
 from millstream.spec.loading import Loaded, Partial
 from millstream.spec.models import Program
 from millstream.spec.problems import Finding, Path, Problem
-from millstream.spec.references import Reference, SecretKey, missing, resolve
+from millstream.spec.references import Reference, missing, resolve
 from millstream.spec.values import SpecModel
 
 
@@ -226,7 +226,7 @@ def top_level_names(tree: ast.Module) -> set[str] | None:
 
 def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterator[Finding]:
     """A problem for every unavailable reference in a value, at any depth."""
-    if isinstance(value, Reference | SecretKey):
+    if isinstance(value, Reference):
         why = missing(value, base_dir)
         if why is not None:
             yield Finding(codes.SECRET_MISSING, path, why, "a value there before the pipeline starts")

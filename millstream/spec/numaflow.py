@@ -97,7 +97,6 @@ _UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "sink": {"onSuccess": ("onSuccess sinks are not supported yet", "no `onSuccess`")},
     "http source": {"ports": ("HTTPS and several ports are not supported yet", "`port`")},
     "container": {"envFrom": ("whole sets of variables are not supported yet", "`env` with `value`")},
-    "env": {"valueFrom": ("values from other objects are not supported yet", "`value`")},
 }
 
 _CONNECTORS = {
@@ -173,6 +172,8 @@ def _sift(value: Any, path: Path, sifted: Sifted) -> Any:
         here = (*path, name)
         if here == ("spec", "lifecycle"):
             _sift_lifecycle(member, here, sifted)
+        elif place == "env" and name == "valueFrom":
+            rest["value"] = _value_of_secret(member, here, sifted)
         elif name in _WITHOUT_EFFECT.get(place, {}):
             sifted.notes.append((here, f"`{name}` {_WITHOUT_EFFECT[place][name]}"))
         elif name in _UNSUPPORTED.get(place, {}):
@@ -186,6 +187,20 @@ def _sift(value: Any, path: Path, sifted: Sifted) -> Any:
         else:
             rest[name] = _sift(member, here, sifted)
     return rest
+
+
+def _value_of_secret(written: Any, path: Path, sifted: Sifted) -> Any:
+    """The value of a variable that is a key of a Secret, as a reference."""
+    match written:
+        case {"secretKeyRef": {"name": name, "key": key, **others}, **rest} if not rest and others in (
+            {},
+            {"optional": False},
+        ):
+            return {"secret": {"name": name, "key": key}}
+    expected = "`secretKeyRef` with `name` and `key`, or `value`"
+    what = "this kind of `valueFrom` is not supported yet"
+    sifted.problems.append(Finding(codes.NOT_SUPPORTED, path, what, expected))
+    return ""
 
 
 def _narrow_reduces(sifted: Sifted) -> None:

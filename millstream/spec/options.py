@@ -13,6 +13,7 @@ from typing import Any
 from millstream.spec.schema import schema_of
 from millstream.spec.values import SpecModel
 
+_REFERENCES = ("Reference", "SecretKey")
 _DEPTH_MAX = 4
 """Depth to which nested members are listed; docs/spec.md has the deeper ones."""
 
@@ -50,11 +51,11 @@ def _options(node: Mapping[str, Any], models: Mapping[str, Any], prefix: str, de
 
 
 def _shown(model: str) -> str:
-    return "reference" if model in ("Reference", "SecretKey") else "fields"
+    return "reference" if model in _REFERENCES else "fields"
 
 
 def _model_of(contents: Mapping[str, Any], models: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The one model of a field; None for a text that may be a reference, and for lists."""
+    """The one model of a field; None for a reference, which has two notations, and for lists."""
     parts = contents.get("anyOf", contents.get("oneOf", [contents]))
     references = [part["$ref"] for part in parts if "$ref" in part]
     others = [part for part in parts if "$ref" not in part and part.get("type") != "null"]

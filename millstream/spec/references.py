@@ -1,9 +1,12 @@
 """Values that a pipeline file refers to instead of containing them: tokens, passwords, addresses with secrets in them.
 
     headers: {Authorization: {env: TOKEN, prefix: "Bearer "}}
+    password: {file: secrets/password}
+    token: {secret: {name: warehouse, key: token}}
 
 A reference remains a reference in everything that is stored or shown. The process that needs the value looks it up when
-it opens the connector or program. Above it: the users of such values. Below it: the environment and files.
+it opens the connector or program. Above it: the users of such values. Below it: the environment and files, among them
+those of mounted Kubernetes Secrets.
 """
 
 import os
@@ -15,8 +18,8 @@ from typing import Annotated, Any
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import Chosen, Tag
-from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one
+from millstream.spec.rules import After, Before, Chosen, Tag
+from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one, problem
 
 VALUE_BYTES_MAX = 64 * 1024
 """Maximum size of a value in a file. It catches a wrong path to a large file."""
@@ -25,8 +28,44 @@ PLACEHOLDER = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 """Syntax that other tools expand. A pipeline file expands nothing, so it would be used literally."""
 
 
+SECRETS_VARIABLE = "MILLSTREAM_SECRETS"
+"""Environment variable with the directory of Secrets, if it is not `SECRETS_DIR`."""
+
+SECRETS_DIR = "/run/secrets/millstream"
+"""Directory in which each Kubernetes Secret is mounted, under its name."""
+
+_SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_SECRET_KEY = re.compile(r"[-_.A-Za-z0-9]{1,253}")
+
+
+def _checked_secret_name(written: str) -> str:
+    if _SECRET_NAME.fullmatch(written) is None:
+        what = f"{written!r} is not the name of a Secret"
+        raise problem(codes.VALUE_MALFORMED, what, "letters a-z, digits, '-' and '.', such as `warehouse`")
+    return written
+
+
+def _checked_secret_key(written: str) -> str:
+    if _SECRET_KEY.fullmatch(written) is None or set(written) == {"."}:
+        what = f"{written!r} is not a key of a Secret"
+        raise problem(codes.VALUE_MALFORMED, what, "letters, digits, '-', '_' and '.', such as `password`")
+    return written
+
+
+class SecretKey(SpecModel):
+    """A key of a Kubernetes Secret. It is read from the file `NAME/KEY` in `/run/secrets/millstream`, where pods mount
+    it, or in the directory that the environment variable `MILLSTREAM_SECRETS` names."""
+
+    noun = "a key of a Secret"
+
+    name: Annotated[Text, After(_checked_secret_name)]
+    """Name of the Secret."""
+    key: Annotated[Text, After(_checked_secret_key)]
+    """Key in the Secret."""
+
+
 class Reference(SpecModel):
-    """A value in an environment variable or a file."""
+    """A value in an environment variable, a file, or a Kubernetes Secret: exactly one of them."""
 
     noun = "a reference"
 
@@ -35,47 +74,34 @@ class Reference(SpecModel):
     to its vertices)."""
     file: Text | None = None
     """File that contains the value, relative to the pipeline file. One line break at its end is ignored."""
+    secret: SecretKey | None = None
+    """Key of a Kubernetes Secret. `{name: NAME, key: KEY}` in place of a reference, as Numaflow writes it, is the
+    same."""
     prefix: str = ""
     """Text before the value, such as `"Bearer "`."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One place."""
-        yield from exactly_one(data, ("env", "file"), cls.noun)
+        yield from exactly_one(data, ("env", "file", "secret"), cls.noun)
 
 
-class SecretKey(SpecModel):
-    """A key of a Kubernetes Secret, as in Numaflow. Only used on Kubernetes."""
-
-    name: Text
-    """Name of the Secret."""
-    key: Text
-    """Key in the Secret."""
-
-
-_SECRET_KEY = "kubernetes secret"
-"""Not the name of any field: it becomes part of the place of a problem."""
-
-
-def _kind(written: Any) -> str:
-    if isinstance(written, Reference | SecretKey):
-        return "reference" if isinstance(written, Reference) else _SECRET_KEY
-    if isinstance(written, Mapping):
-        return _SECRET_KEY if "name" in written or "key" in written else "reference"
-    return "text"
+def _with_secret(written: Any) -> Any:
+    """Numaflow's notation of a key of a Secret, as a reference."""
+    if isinstance(written, Mapping) and set(written) == {"name", "key"}:
+        return {"secret": dict(written)}
+    return written
 
 
 TextOrReference = Annotated[
     Annotated[str, Tag("text")] | Annotated[Reference, Tag("reference")],
-    Chosen(lambda written: "text" if _kind(written) == "text" else "reference"),
+    Chosen(lambda written: "reference" if isinstance(written, Reference | Mapping) else "text"),
+    Before(_with_secret, str | Reference | SecretKey),
 ]
-"""A text, or a reference to one: `{env: NAME}` or `{file: PATH}`."""
+"""A text, or a reference to one: `{env: NAME}`, `{file: PATH}` or `{secret: {name: NAME, key: KEY}}`."""
 
-Secret = Annotated[
-    Annotated[Reference, Tag("reference")] | Annotated[SecretKey, Tag(_SECRET_KEY)],
-    Chosen(lambda written: _SECRET_KEY if _kind(written) == _SECRET_KEY else "reference"),
-]
-"""A value that is never in the file itself: `{env: NAME}`, `{file: PATH}` or a key of a Kubernetes Secret."""
+Secret = Annotated[Reference, Before(_with_secret, Reference | SecretKey)]
+"""A value that is never in the file itself, but always a reference."""
 
 
 _WRITTEN_FOR_OTHERS = frozenset(
@@ -100,17 +126,23 @@ def placeholders(value: object, path: Path = ()) -> Iterator[Finding]:
         yield Finding(codes.VALUE_MALFORMED, path, what, expected)
 
 
-def referenced_files(value: object, base_dir: FilePath) -> Iterator[FilePath]:
-    """The files of all references in a value, at any depth."""
+def references_in(value: object) -> Iterator[Reference]:
+    """All references in a value, at any depth."""
     if isinstance(value, Reference):
-        if value.file is not None:
-            yield base_dir / value.file
+        yield value
     elif isinstance(value, SpecModel):
         for _, member in value.members():
-            yield from referenced_files(member, base_dir)
+            yield from references_in(member)
     elif isinstance(value, Mapping | tuple):
         for entry in value.values() if isinstance(value, Mapping) else value:
-            yield from referenced_files(entry, base_dir)
+            yield from references_in(entry)
+
+
+def referenced_files(value: object, base_dir: FilePath) -> Iterator[FilePath]:
+    """The files of all references in a value, at any depth."""
+    for reference in references_in(value):
+        if reference.env is None:
+            yield _file_of(reference, base_dir)
 
 
 def missing(value: object, base_dir: FilePath) -> str | None:
@@ -130,27 +162,35 @@ def resolve(value: object, base_dir: FilePath, what: str) -> str:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, SecretKey):
-        raise UserError(
-            codes.SECRET_MISSING,
-            f"{what}: a Kubernetes Secret cannot be read outside Kubernetes; use `{{env: NAME}}` or `{{file: PATH}}`",
-        )
     assert isinstance(value, Reference), value
     if value.env is not None:
         text = os.environ.get(value.env, "")
         if not text:
             raise UserError(codes.SECRET_MISSING, f"{what}: the environment variable {value.env} is not set")
         return value.prefix + text
-    assert value.file is not None, "one of the two is there"
-    return value.prefix + _contents(base_dir / value.file, what)
+    path, absent = _file_of(value, base_dir), ""
+    if value.secret is not None:
+        what = f"{what}: key {value.secret.key} of the Kubernetes Secret {value.secret.name}"
+        absent = f"; mount the Secret at {path.parent}, or name another directory in {SECRETS_VARIABLE}"
+    return value.prefix + _contents(path, what, absent)
 
 
-def _contents(path: FilePath, what: str) -> str:
+def _file_of(reference: Reference, base_dir: FilePath) -> FilePath:
+    """Of a reference that is not to the environment."""
+    if reference.secret is not None:
+        secrets = FilePath(os.environ.get(SECRETS_VARIABLE) or SECRETS_DIR)
+        return secrets / reference.secret.name / reference.secret.key
+    assert reference.file is not None, "one of the three is there"
+    return base_dir / reference.file
+
+
+def _contents(path: FilePath, what: str, absent: str) -> str:
+    """`absent`: what to do if there is no such file."""
     try:
         with path.open("rb") as stream:
             data = stream.read(VALUE_BYTES_MAX + 1)
     except FileNotFoundError as error:
-        raise UserError(codes.SECRET_MISSING, f"{what}: there is no file {path}") from error
+        raise UserError(codes.SECRET_MISSING, f"{what}: there is no file {path}{absent}") from error
     except OSError as error:
         raise UserError(codes.SECRET_MISSING, f"{what}: {path} cannot be read: {error.strerror}") from error
     if len(data) > VALUE_BYTES_MAX:

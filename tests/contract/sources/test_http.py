@@ -204,7 +204,7 @@ async def test_only_the_token_lets_in(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ({"token": {"env": "NO_SUCH"}}, "NO_SUCH is not set"),
         ({"token": {"file": "nowhere"}}, "there is no file .*nowhere"),
-        ({"token": {"name": "n", "key": "k"}}, "Kubernetes Secret cannot be read"),
+        ({"token": {"name": "n", "key": "k"}}, "key k of the Kubernetes Secret n: there is no file .*/n/k; mount"),
     ],
 )
 async def test_a_token_that_is_not_there_is_the_users_to_give(

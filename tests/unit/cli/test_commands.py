@@ -58,6 +58,39 @@ def test_compile_writes_what_a_vertex_takes(tmp_path: Path, capsys: pytest.Captu
     assert "No such file or directory" in capsys.readouterr().err
 
 
+SECRETS = """
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  spark: {conf: {spark.hadoop.fs.s3a.secret.key: {secret: {name: bucket.store, key: key}}}}
+  vertices:
+    - name: in
+      source: {generator: {}}
+    - name: out
+      sink:
+        http:
+          url: {secret: {name: warehouse, key: url}}
+          headers: {Authorization: {secret: {name: warehouse, key: token}, prefix: "Bearer "}, X: {env: X}}
+  edges: [{from: in, to: out}]
+"""
+
+
+def test_compile_prints_what_pods_mount_for_their_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.yaml").write_text(SECRETS)
+    assert main(["compile", str(tmp_path / "p.yaml"), "--secrets"]) == 0
+    printed = capsys.readouterr().out
+    mounts = json.loads(printed)
+    assert {pod: [one["mountPath"] for one in needs["volumeMounts"]] for pod, needs in mounts.items()} == {
+        "out": ["/run/secrets/millstream/warehouse"],
+        "spark-driver": ["/run/secrets/millstream/bucket.store"],
+    }
+    assert [one["secret"]["secretName"] for one in mounts["spark-driver"]["volumes"]] == ["bucket.store"]
+    shown = re.search(r"```json\n(.*?)```", (DOCS.parents[1] / "deploy" / "README.md").read_text(), re.DOTALL)
+    assert shown is not None
+    assert json.loads(shown[1])["out"] == mounts["out"]
+
+
 def test_a_pipeline_file_is_no_resolved_pipeline() -> None:
     with raises(codes.RESOLVED_PIPELINE):
         resolved.load("apiVersion: millstream.io/v1alpha1")

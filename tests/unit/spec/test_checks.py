@@ -140,8 +140,9 @@ def test_http_sources(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(http(token=of_env)) == []
     assert found(http(token={"file": "plain"})) == []
     assert found(http(token={"file": "none"})) == [(place, "there is no file none")]
-    [(where, why)] = found(http(token={"name": "n", "key": "k"}))
-    assert (where, "a Kubernetes Secret cannot be read" in why) == (place, True)
+    monkeypatch.setenv("MILLSTREAM_SECRETS", "/no/such")
+    [(where, why)] = found(http(token={"secret": {"name": "n", "key": "k"}}))
+    assert (where, "there is no file /no/such/n/k; mount the Secret" in why) == (place, True)
     two = {"partitions": 2, "replicas": 2}
     assert found(loaded(base, source={"http": {"port": 0}}, more=two)) == []
     assert found(loaded(base, source={"http": {}}, more=two)) == [

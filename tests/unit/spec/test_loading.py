@@ -304,7 +304,7 @@ NUMAFLOW_CASES = {
             (
                 "11:49",
                 "spec.vertices[1].sink.udsink.container.env[0].valueFrom",
-                "values from other objects are not supported yet",
+                "this kind of `valueFrom` is not supported yet",
             ),
         ],
     ),

@@ -13,6 +13,7 @@ from millstream.spec.values import SpecModel
 
 _NAMES = re.compile(r"(?i).*(password|token|secret|credential|passphrase|nkey).*|(.*(access|account))?key|.*privateKey")
 NOT_SECRET = {
+    "Reference.secret": "is where the secret is",
     "SecretKey.key": "names a key of a Kubernetes Secret",
 }
 """Fields that only look like one, each with the reason."""
@@ -34,3 +35,5 @@ def test_every_secret_may_stand_outside_the_file() -> None:
     found = dict(secret_fields())
     assert {"WebAuth.token", "NatsBasic.password", "KafkaSasl.password", "SqsSource.secretKey"} <= found.keys()
     assert [name for name, contents in found.items() if '"#/$defs/Reference"' not in contents] == []
+    # A text or a reference, or nothing but a reference: each has the three places, and Numaflow's notation.
+    assert [name for name, contents in found.items() if '"#/$defs/SecretKey"' not in contents] == []

@@ -283,6 +283,11 @@ def _add_compile(commands: Commands) -> None:
         help="absolute directory on the machine where the vertices run, to which relative paths are resolved "
         "(default: the directory of the file)",
     )
+    command.add_argument(
+        "--secrets",
+        action="store_true",
+        help="instead, print the volumes that the pod of each vertex mounts for its Kubernetes Secrets",
+    )
 
 
 def _add_status(commands: Commands) -> None:

@@ -1,8 +1,9 @@
-"""`millstream compile`: writes the JSON that a vertex process reads instead of the pipeline file."""
+"""`millstream compile`: writes what a vertex process reads instead of the pipeline file, or what its pod mounts."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.spec import resolved
 from millstream.spec.loading import load
+from millstream.spec.mounts import mounts_of
 from millstream_runner.colours import show_message
 
 
@@ -17,7 +19,10 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(arguments.file)
     for note in loaded.notes:
         show_message(f"note: {note}", sys.stderr)
-    text = resolved.dump(loaded.pipeline, arguments.base_dir or loaded.base_dir)
+    if arguments.secrets:
+        text = json.dumps(mounts_of(loaded.pipeline), indent=2)
+    else:
+        text = resolved.dump(loaded.pipeline, arguments.base_dir or loaded.base_dir)
     if arguments.to is None:
         print(text)
         return 0

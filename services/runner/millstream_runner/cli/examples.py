@@ -47,6 +47,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
             "for workers on machines where the files are in /app",
             "millstream compile p.yaml --base-dir /app --to p.json",
         ),
+        Example("the Kubernetes Secrets that pods have to mount", "millstream compile p.yaml --secrets"),
     ),
     ("status",): (
         Example("the pipeline that was started from this directory", "millstream status"),
