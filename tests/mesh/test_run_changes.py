@@ -89,7 +89,7 @@ async def test_what_waits_keeps_the_pipeline_as_it_was_and_is_named(files: Pipel
     files.write(SOURCE + files.function("identity") + files.file_sink("out"), edges[:2])
     refused = await command(tmp_path, "run", "pipeline.yaml")
     assert refused.exit_code == 2
-    assert "vertex held was removed, and 50 record(s) wait on edge map-held" in refused.err
+    assert "vertex held was removed, and 50 records wait on edge map-held" in refused.err
     # As it was it goes on, and takes nothing a second time.
     path.write_text(before.replace("http: {url: 'http://127.0.0.1:1/'}", "http: {url: 'http://127.0.0.1:2/'}"))
     give(tmp_path, 50, 10)

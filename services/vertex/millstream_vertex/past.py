@@ -16,6 +16,7 @@ from millstream.account import consumed
 from millstream.errors import DamageError
 from millstream.ledger.protocol import GivenUp, Ledger, StoredMark
 from millstream.ledger.witness import REPAIR
+from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.watermark.v1 import ot_pb2
@@ -59,14 +60,14 @@ def _lacking(lane: LaneId, mark: mark_pb2.Mark, entry: ot_pb2.OtEntry) -> Iterat
         sequence, records = (done.position.sequence, done.records) if done is not None else (0, 0)
         if state.sequence > sequence or state.records > records:
             yield (
-                f"{state.records:,} records of {state.edge}.{state.partition} were processed, up to sequence "
+                f"{counted(state.records, 'processed record')} of {state.edge}.{state.partition}, up to sequence "
                 f"{state.sequence} (the mark has {records:,}, up to {sequence})"
             )
     written = {(total.edge, total.partition): total.records for total in mark.written}
     for state in entry.outputs:
         if state.records > written.get(_key(state), 0):
             yield (
-                f"{state.records:,} records were written to {state.edge}.{state.partition} (the mark has "
+                f"{counted(state.records, 'record')} written to {state.edge}.{state.partition} (the mark has "
                 f"{written.get(_key(state), 0):,})"
             )
 

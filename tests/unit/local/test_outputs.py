@@ -63,7 +63,7 @@ def test_only_files_of_the_same_vertices_stand_in_the_way(graph: Graph, tmp_path
     (found,) = former_outputs(graph, tmp_path)
     assert (found.directory, len(found.files), len(found.runs)) == (tmp_path / "refused", 1, 1)
     with raises(
-        codes.OUTPUTS_OF_EARLIER_RUN, match=r"refused contains 1 file\(s\), such as out\.in\.0-.*Nothing was removed"
+        codes.OUTPUTS_OF_EARLIER_RUN, match=r"refused contains 1 file, such as out\.in\.0-.*Nothing was removed"
     ):
         refuse_former_outputs([found], fresh=True)
 

@@ -30,15 +30,15 @@ def test_what_a_vertex_does_is_the_users_to_change(same: dict[str, Any]) -> None
 def test_positions_of_sources_and_of_partitions_that_go_are_not() -> None:
     found = changes(shape_of(small()), changed(**{"in": {"partitions": 3}}))
     (said,) = found.refused
-    assert said.startswith("vertex in had 2 partition(s) and now has 3: the position of a source is kept for each")
+    assert said.startswith("vertex in had 2 partitions and now has 3: the position of a source is kept for each")
     fewer = changes(changed(map={"partitions": 3}), changed(map={"partitions": 2}))
-    assert fewer.refused == ["vertex map had 3 partition(s) and now has 2: rename it; it then starts empty"]
+    assert fewer.refused == ["vertex map had 3 partitions and now has 2: rename it; it then starts empty"]
 
 
 @pytest.mark.parametrize(
     ("other", "edges", "said"),
     [
-        ({"map": {"partitions": 7}}, {"in-map"}, "vertex map had 1 partition(s) and now has 7"),
+        ({"map": {"partitions": 7}}, {"in-map"}, "vertex map had 1 partition and now has 7"),
         ({"out": {"sink": {"log": {}}}}, {"map-out"}, "vertex out was a blackhole sink and is now a log sink"),
     ],
 )
@@ -114,7 +114,7 @@ def test_an_edge_that_leads_elsewhere_and_another_pipeline_are_refused() -> None
     now["pipeline"] = "other"
     assert changes(before, now).refused == [
         "the pipeline was called small and is now called other",
-        "edge map-out led from map to out and now leads from in to out: give it another name",
+        "edge map-out went from map to out and now goes from in to out: give it another name",
     ]
 
 

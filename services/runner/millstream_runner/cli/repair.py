@@ -11,6 +11,7 @@ from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.errors import DamageError, UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.plurals import counted
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
 from millstream_runner.local import audit
@@ -47,10 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     elif not repaired:
         print(f"no damage found in {directory.root}")
     elif arguments.accept_loss:
-        print(f"{len(repaired)} cases of damage accepted; the next run continues without what is lost")
+        print(f"{counted(len(repaired), 'case')} of damage accepted; the next run continues without what is lost")
     else:
         print(
-            f"{len(repaired)} cases of damage found; nothing was changed. --accept-loss continues without what is lost"
+            f"{counted(len(repaired), 'case')} of damage found; nothing was changed. "
+            "--accept-loss continues without what is lost"
         )
     return DamageError.exit_code if repaired and not arguments.accept_loss else 0
 

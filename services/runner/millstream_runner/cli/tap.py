@@ -19,6 +19,7 @@ from functools import partial
 from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.errors import RetryLaterError, UserError
+from millstream.plurals import counted
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
@@ -155,7 +156,7 @@ def _print(tap: Tap, passed: Sequence[Passed], arguments: argparse.Namespace, sh
     if tap.missed_frames > shown.told_frames:
         missed = tap.missed_frames - shown.told_frames
         shown.told_frames = tap.missed_frames
-        print(f"tap: {missed:,} frame(s) missed here: they were removed before they could be shown", file=sys.stderr)
+        print(f"tap: {counted(missed, 'frame')} missed here: removed before the tap could show them", file=sys.stderr)
     for one in passed:
         if _is_wanted(one, arguments.key):
             print(_line(one, as_json=arguments.json))
@@ -208,7 +209,7 @@ async def _until_over(directory: DataDirectory | None, shown: _Shown) -> AsyncIt
 
 async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> str:
     """The outcome, for people. It claims no more than is known."""
-    parts = [f"{shown.shown:,} record{'' if shown.shown == 1 else 's'} shown"]
+    parts = [f"{counted(shown.shown, 'record')} shown"]
     if shown.left_out:
         parts.append(f"{shown.left_out:,} with other keys skipped")
     if (shown.is_over or shown.is_ended) and not shown.is_enough:
@@ -218,7 +219,7 @@ async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> s
         elif missed:
             parts.append(f"{missed:,} missed: they passed faster than they could be shown")
     elif tap.missed_frames:
-        parts.append(f"{tap.missed_frames:,} frame{'' if tap.missed_frames == 1 else 's'} missed")
+        parts.append(f"{counted(tap.missed_frames, 'frame')} missed")
     if shown.is_over:
         parts.append("the run has ended")
     return f"tap: {', '.join(parts)}"

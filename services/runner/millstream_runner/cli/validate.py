@@ -13,6 +13,7 @@ from typing import Any
 
 from millstream import codes
 from millstream.errors import MillstreamError, UserError
+from millstream.plurals import counted
 from millstream.spec.checks import local_problems
 from millstream.spec.connectors import Guarantee
 from millstream.spec.guarantees import guarantees_of, promises
@@ -159,11 +160,11 @@ def _show(
     for line in problem_lines(problems):
         print(line, file=sys.stderr)
     if problems:
-        count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+        count = counted(len(problems), "problem")
         show((Style.ERROR, count), file=sys.stderr)
     if loaded is not None and not problems:
         vertices, edges = len(loaded.graph.vertices), len(loaded.graph.edges)
-        size = f"{vertices} vertices, {edges} edge{'s' if edges != 1 else ''}"
+        size = f"{counted(vertices, 'vertex', 'vertices')}, {counted(edges, 'edge')}"
         print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({size})")
         print(f"storage reserved on the broker: {reservation_text(loaded.graph)}")
         promised: dict[tuple[str, str], list[str]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.frame import KEY_SEPARATOR
+from millstream.plurals import counted
 from millstream_reduce.log.damage import time_text, window_text
 from millstream_reduce.log.inspection import HandOverInspection, LogInspection, find_logs, inspect_log
 from millstream_reduce.values import WindowContents
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _lines(log: LogInspection, *, verified: bool) -> Iterator[str]:
     total = sum(segment.bytes for segment in log.segments)
     yield f"{log.directory}"
-    yield f"  log {log.log_id} of {log.lane}, {total:,} bytes"
+    yield f"  log {log.log_id} of {log.lane}, {counted(total, 'byte')}"
     yield f"  last opened under epoch {log.epoch} by {log.owner or 'an unnamed owner'}"
     yield f"  {'segment':>8} {'bytes':>14} {'entries':>9} {'records':>12} {'late':>8} {'hand-overs':>10} epoch  state"
     for item in log.segments:
@@ -60,7 +61,8 @@ def _lines(log: LogInspection, *, verified: bool) -> Iterator[str]:
         yield f"  results of the hand-overs {', '.join(map(str, log.results))} are kept until they are committed"
     if log.torn_bytes:
         yield (
-            f"  {log.torn_bytes:,} bytes after the last complete entry: still being written, or torn by a crash; "
+            f"  {counted(log.torn_bytes, 'byte')} after the last complete entry: still being written, or "
+            "torn by a crash; "
             "not durable"
         )
     for fault in log.faults:
@@ -71,9 +73,9 @@ def _lines(log: LogInspection, *, verified: bool) -> Iterator[str]:
 
 def _hand_over_lines(hand_over: HandOverInspection) -> Iterator[str]:
     windows = hand_over.windows
-    yield f"  hand-over {hand_over.number}: {len(windows):,} windows, {hand_over.rows:,} records"
+    yield f"  hand-over {hand_over.number}: {counted(len(windows), 'window')}, {counted(hand_over.rows, 'record')}"
     for one in windows[:_WINDOWS_SHOWN_MAX]:
-        yield f"    {window_text(one.window)}: {one.rows:,} records"
+        yield f"    {window_text(one.window)}: {counted(one.rows, 'record')}"
     if len(windows) > _WINDOWS_SHOWN_MAX:
         yield f"    and {len(windows) - _WINDOWS_SHOWN_MAX:,} more"
 

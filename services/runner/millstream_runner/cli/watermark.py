@@ -15,6 +15,7 @@ from millstream.clock import END_OF_TIME_US, MICROSECONDS, SystemClock
 from millstream.dead_letter import time_text
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.plurals import counted
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
 from millstream_runner.local import audit
@@ -68,7 +69,7 @@ async def _run(
         audit.note(directory, "set-back", to=time_text(time_us), lanes=[str(one.lane) for one in beyond])
         for one in beyond:
             await watermarks.set_back(one.lane, targets[one.lane.vertex])
-    said = f"{len(beyond)} lanes were set back; the next run continues from there"
+    said = f"{counted(len(beyond), 'lane')} set back; the next run continues from there"
     return [*lines, said], facts | back | {"set_back": True}
 
 
@@ -92,7 +93,7 @@ def _lines(lanes: Sequence[LaneTime]) -> Iterator[str]:
 
 
 def _costs(graph: Graph, time_us: int, targets: Mapping[str, Target], beyond: Sequence[LaneTime]) -> Iterator[str]:
-    yield f"{len(beyond)} lanes would be set back to {time_text(time_us)}. What it costs:"
+    yield f"{counted(len(beyond), 'lane')} would be set back to {time_text(time_us)}. What it costs:"
     yield f"- records before {time_text(time_us)} are late, as they are now; those after it are in time again"
     for vertex in graph.reduces:
         lanes = [one for one in beyond if one.lane.vertex == vertex.name]
@@ -106,7 +107,10 @@ def _costs(graph: Graph, time_us: int, targets: Mapping[str, Target], beyond: Se
         )
         records = sum(one.open_records for one in lanes)
         if records:
-            yield f"- {vertex.name}: {records:,} records wait in open windows until event time reaches their ends"
+            yield (
+                f"- {vertex.name}: {counted(records, 'record')} in open windows {'waits' if records == 1 else 'wait'} "
+                "until event time reaches their ends"
+            )
 
 
 def _time_us(written: str) -> int:

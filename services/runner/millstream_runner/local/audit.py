@@ -3,10 +3,10 @@
     {"time": …, "action": "start", "user": {"id": 1000, "name": "ada", "login": 1000}, "process": 4711,
      "command": ["millstream", "run", "p.yaml"], "pipeline": "p", "spec": "sha256:…", …}
 
-An action is in the file, durably, before it is done: one that cannot be written down is refused. What a run has begun
-already (to drain, to end) is not: it goes on with a warning. The file is its owner's alone, `--fresh` leaves it, and it
-is bounded by rotation. What is done to a pipeline over another broker stands in a file of the user's own. Above it: the
-runner, and the commands that look into a pipeline or change it. Below it: `millstream.audit`.
+An action is stored durably in the file before it is done; an action that cannot be recorded is refused. What a running
+run does (drain, end) is not refused: it continues with a warning. Only the owner can read the file, `--fresh` keeps it,
+and rotation limits its size. Actions on a pipeline over another broker are recorded in a file in the user's home
+directory. Above it: the runner, and the commands that inspect or change a pipeline. Below it: `millstream.audit`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ __all__ = ["entries", "note", "note_elsewhere", "note_going", "pipeline_of", "sp
 
 
 def note(directory: DataDirectory, action: str, **more: Any) -> None:
-    """Write down that this process is about to do something. Raises `InfrastructureError` where that cannot be
-    written."""
+    """Record that this process is about to do something. Raises `InfrastructureError` if it cannot be recorded."""
     write_entry(directory.audit, action, **{**_pipeline(directory), **more})
 
 
 def note_elsewhere(loaded: Loaded, action: str, **more: Any) -> None:
-    """The same of a pipeline that runs over another broker: in a file of the user's own."""
+    """Like `note`, for a pipeline that runs over another broker: in a file in the user's home directory."""
     write_entry(own_file(), action, **pipeline_of(loaded), **more)
 
 
 def note_going(directory: DataDirectory, message: Callable[[str], None], action: str, **more: Any) -> None:
-    """Write down what a run does that has begun: it is done also where that cannot be written, with a warning."""
+    """Record what a running run does. If that cannot be recorded, it is done anyway, with a warning."""
     try:
         note(directory, action, **more)
     except InfrastructureError as error:
@@ -46,7 +45,7 @@ def note_going(directory: DataDirectory, message: Callable[[str], None], action:
 
 @contextmanager
 def until_end(directory: DataDirectory, message: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Write down the end of what happens in the block, with what it puts into the mapping, or the error's name."""
+    """Record the end of the block, with what the block puts into the mapping, or with the name of the error."""
     outcome: dict[str, Any] = {}
     try:
         yield outcome
@@ -60,7 +59,7 @@ def until_end(directory: DataDirectory, message: Callable[[str], None]) -> Itera
 
 
 def pipeline_of(loaded: Loaded) -> dict[str, str]:
-    """What an entry says of a pipeline that the directory does not hold yet."""
+    """What an entry says about a pipeline that is not in the directory yet."""
     return {
         "pipeline": loaded.pipeline.name,
         "spec": spec_digest(resolved.dump(loaded.pipeline, loaded.base_dir)),
@@ -68,12 +67,12 @@ def pipeline_of(loaded: Loaded) -> dict[str, str]:
 
 
 def entries(directory: DataDirectory) -> Iterator[dict[str, Any]]:
-    """What was written down, the oldest first; a line that a full disk has cut is left out."""
+    """The recorded entries, oldest first; a line that a full disk has cut off is omitted."""
     yield from read_entries(directory.audit)
 
 
 def _pipeline(directory: DataDirectory) -> dict[str, Any]:
-    """Which pipeline the directory holds, as far as it holds one."""
+    """Which pipeline is in the directory, as far as one is."""
     try:
         text = directory.pipeline.read_text(encoding="utf-8")
         return {"pipeline": json.loads(text)["pipeline"]["metadata"]["name"], "spec": spec_digest(text)}

@@ -1,8 +1,8 @@
 """The embedded broker of a local run: a server process over the store in the data directory.
 
-Above it: the runner. Below it: the server of the pipeline's technology. It has a port of its own on the loopback,
-remembered from run to run, and keeps it when it is restarted, so that every client finds it again. It answers those
-alone who have the key of the run, which is made at its first start and lies in a file that only its user can read.
+Above it: the runner. Below it: the server of the pipeline's technology. It has its own port on the loopback, remembered
+from run to run, and keeps it when it is restarted, so that every client can reconnect. It answers only clients that
+have the key of the run, which is created at its first start in a file that only its user can read.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from millstream_runner.local.processes import identity_of
 _log = logging.getLogger(__name__)
 
 NAME = "broker"
-"""Of the process, in logs and in `runtime.json`."""
+"""Name of the process, in logs and in `runtime.json`."""
 STARTS_MAX = 10
-"""In a row that may fail, of a broker that was ready before."""
+"""Failed starts in a row before giving up on a broker that was ready before."""
 _STOP_TIMEOUT_S = 10.0
-"""From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
+"""Time from SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
 _STOP_FOR_ROOM_TIMEOUT_S = 2.0
-"""The same where the disk was full: a stream that could not be written may keep the broker from ending."""
+"""The same if the disk was full: a stream that could not be written may prevent the broker from exiting."""
 _POLL_S = 0.005
 _LINES_KEPT = 5
 _FULL_BYTES = limits.MIB
-"""Less than this is free on a disk that is full: one message may be as large."""
+"""A disk with less free space than this is full, because one message may be that large."""
 ROOM_BYTES_MIN = 32 * limits.MIB
-"""Free space from which a broker that met a full disk is started again: a few commits of the largest size."""
+"""Free space at which a broker whose disk was full is restarted: a few commits of the largest size."""
 _ROOM_POLL_S = 1.0
 
 
 class EmbeddedBroker:
-    """Runs the broker until told to stop; `serve` is its one task."""
+    """Runs the broker until it is asked to stop; `serve` is its only task."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class EmbeddedBroker:
         on_line: Callable[[bytes], None],
         on_started: Callable[[], None],
     ) -> None:
-        """`port`: of the run before, taken again if it is free.
+        """`port`: the port of the previous run, used again if it is free.
 
-        `on_started` is called after every start, with the port and the process known.
+        `on_started` is called after every start, when the port and the process are known.
         """
         self._directory = directory
         self._server = technology.server(directory, durability=durability, port=port)
@@ -70,11 +70,11 @@ class EmbeddedBroker:
         self._stop = asyncio.Event()
         self._write_failed = asyncio.Event()
         self._for_room = False
-        """The broker was ended to recover from a full disk."""
+        """Whether the broker was stopped to recover from a full disk."""
         self._last_lines = LastLines(_LINES_KEPT)
         self._first = True
         self.ready = asyncio.Event()
-        """Set while the broker takes connections."""
+        """Set while the broker accepts connections."""
         self.identity: ProcessIdentity | None = None
 
     @property
@@ -83,7 +83,7 @@ class EmbeddedBroker:
 
     @property
     def access(self) -> Access:
-        """How to reach it."""
+        """How to connect to it."""
         return self._server.access
 
     def stop(self) -> None:
@@ -91,9 +91,9 @@ class EmbeddedBroker:
         self._stop.set()
 
     async def serve(self) -> None:
-        """Start, start again whenever it dies, and return after `stop`.
+        """Start the broker, restart it whenever it dies, and return after `stop`.
 
-        Raises `InfrastructureError` when it does not come up, again and again.
+        Raises `InfrastructureError` if it repeatedly fails to start.
         """
         failures, pauses = 0, restart_pauses()
         while not self._stop.is_set():
@@ -129,7 +129,7 @@ class EmbeddedBroker:
                 self._for_room = False
                 continue
             if not self._first and self._free_bytes() < _FULL_BYTES:
-                # It has ended because of that, or was found hung, and would not come up.
+                # It exited because of the full disk, or was found hung and would not have recovered.
                 await self._until_room()
                 continue
             failures += 1
@@ -139,7 +139,7 @@ class EmbeddedBroker:
                 )
             _log.warning("the broker %s; it is restarted in %.1f s", ending.text, pauses.next_s)
             if self._first:
-                # Another process may have taken the port since it was tried.
+                # Another process may have taken the port since it was checked.
                 self._server.port = free_ports()
             await pauses.wait(unless=self._stop)
 
@@ -161,7 +161,7 @@ class EmbeddedBroker:
             write_text(self._directory / name, text, durable=False)
 
     async def _until_ready(self, child: Process) -> bool:
-        """True when the broker takes connections; False when it has ended, or `stop` was called, before."""
+        """Returns True when the broker accepts connections; False if it exited, or `stop` was called, before that."""
         while child.running and not self._stop.is_set():
             if await self._server.is_ready(child.pid):
                 return True
@@ -172,7 +172,7 @@ class EmbeddedBroker:
         _log.warning("the broker %s", text)
 
     async def _until_over(self, child: Process) -> None:
-        """Returns when the child has ended, of itself or because of `stop`."""
+        """Returns when the child has exited, by itself or because of `stop`."""
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._end_when_told(child), name="end of the broker"),
@@ -187,9 +187,9 @@ class EmbeddedBroker:
         await child.end(Stop(_STOP_TIMEOUT_S))
 
     async def _watch_disk(self, child: Process) -> None:
-        """Starts the broker again when its disk was full and has room again.
+        """Restarts the broker when its disk was full and has space again.
 
-        A stream that could not write what it had taken takes nothing any more, and may not say so.
+        A stream that could not write what it had accepted accepts nothing more, and may not report that.
         """
         await self._until(self._disk_is_full)
         await self._until_room()
@@ -210,16 +210,16 @@ class EmbeddedBroker:
         return self._write_failed.is_set() or self._free_bytes() < _FULL_BYTES
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Looks once a second: a file system reports no change."""
+        """Polls once a second, because a file system reports no changes."""
         while not condition():  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(until_next(_ROOM_POLL_S))
 
     def _free_bytes(self) -> int:
-        """On the disk, for this user: some file systems keep a part for root."""
+        """Free space for this user; some file systems reserve a part for root."""
         try:
             disk = os.statvfs(self._directory)
         except OSError:
-            # Not full, but gone: the broker and its clients say what that means.
+            # The directory is gone: the broker and its clients report what that means.
             return ROOM_BYTES_MIN
         return (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail) * disk.f_frsize
 

@@ -1,4 +1,4 @@
-"""One report for one failure: what to tell the user when several tasks failed together. Pure."""
+"""One report for one failure: what to report when several tasks failed together. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from millstream.errors import MillstreamError
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> MillstreamError | None:
-    """The first of our errors in a group, however deep; None when there is none."""
+    """The first of our errors in a group, at any depth; None if there is none."""
     for error in group.exceptions:
         if isinstance(error, MillstreamError):
             return error

@@ -1,10 +1,10 @@
-"""Files of the user's that change while the pipeline runs, and that the run does not take in: which, and what to do.
+"""Reports user files that change while the pipeline runs and that the run does not reload.
 
-A window gets its result from one version of its function, and Spark's workers have imported it: so a change is said,
-and not taken in, also with `--watch`.
+A window gets its result from one version of its function, and Spark's workers have imported it. So a change is reported
+but not applied, even with `--watch`.
 
-Above it: the run. Below it: the file system. Files of functions that run beside a worker are the worker's to look at
-(`millstream.udf.sources`); here are the pipeline file, and the functions of reduces, which run inside Spark.
+Above it: the run. Below it: the file system. A worker watches the files of its own functions
+(`millstream.udf.sources`); this module watches the pipeline file and the functions of reduces, which run inside Spark.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from millstream.pauses import until_next
+from millstream.plurals import counted
 from millstream.spec.loading import Loaded, load
 from millstream.spec.problems import SpecError
 
@@ -22,13 +23,13 @@ _LOOK_INTERVAL_S = 0.5
 
 
 async def watch_files(loaded: Loaded, message: Callable[[str], None]) -> None:
-    """Say so when one of the files has changed, once for each change. Until cancelled."""
+    """Report each change of one of the files once. Runs until cancelled."""
     functions_of = _functions_in_spark(loaded)
     functions = {path: _contents(path) for path in functions_of}
     pipeline = _contents(loaded.path)
     while True:
         await asyncio.sleep(until_next(_LOOK_INTERVAL_S))
-        # A file that is gone is being replaced, or the next reader reports it.
+        # A missing file is being replaced, or the next reader reports it.
         if (now := _contents(loaded.path)) not in (pipeline, None):
             pipeline = now
             judged = await _judged(loaded.path)
@@ -44,18 +45,18 @@ _AGAIN = "end it with Ctrl-C, which finishes the records in flight, and run it a
 
 
 async def _judged(path: Path) -> str:
-    """Whether the next run would take it."""
+    """Whether the next run would accept it."""
     try:
-        # It takes a while, and the screen goes on.
+        # It takes a while, and the screen must not stop meanwhile.
         await asyncio.to_thread(load, path)
     except SpecError as error:
         count = len(error.problems)
-        return f" (it has {count} problem{'' if count == 1 else 's'}: see `millstream validate {path}`)"
+        return f" (it has {counted(count, 'problem')}: see `millstream validate {path}`)"
     return ""
 
 
 def _functions_in_spark(loaded: Loaded) -> dict[Path, list[str]]:
-    """Their files, with the vertices whose functions they are."""
+    """The files, with the vertices whose functions they contain."""
     found: dict[Path, list[str]] = {}
     for vertex in loaded.graph.vertices:
         for placed in vertex.programs:

@@ -1,12 +1,12 @@
-"""A pipeline that was changed between two runs: nothing may wait where it changed, and what it does not need goes.
+"""Applies a change to a pipeline between two runs: checks that no records wait where it changed, and removes old data.
 
-    shape.json, as it was ─► differences ─► the broker is up: what waits there? ─► lanes of reduces: what is closed
+    old shape.json ─► differences ─► the broker runs: what waits there? ─► lanes of reduces: what is closed
                                                                                                     │
-                    shape.json, complete ◄─ data goes ◄─ pipeline.json ◄─ shape.json, as it is ◄────┘
+                    complete shape.json ◄─ data removed ◄─ pipeline.json ◄─ new shape.json ◄─────────┘
 
-A run that dies before the new shape is there has changed nothing that the pipeline as it was would see; behind it, the
-next run goes on with the change. Above it: the runner. Below it: the view of the broker. It runs before any vertex
-does, so what it reads stands still.
+A run that dies before the new shape is stored has changed nothing that the old pipeline would notice; after that, the
+next run completes the change. Above it: the runner. Below it: the view of the broker. It runs before any vertex does,
+so what it reads does not change.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from millstream.buffers.technology import Access
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError, UserError
 from millstream.ledger.protocol import Commit, DurabilityLevel, Ledger
+from millstream.plurals import counted
 from millstream.record import LaneId
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
@@ -37,12 +38,12 @@ from millstream_runner.local.view import PipelineView, open_view
 
 OWNER = "change"
 _LEAVING = "leaving"
-"""In the shape as long as a change is not complete: vertices whose data is to be removed."""
+"""A member of the shape while a change is not complete: the vertices whose data is to be removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From the pipeline that a data directory holds to the one that is to run."""
+    """The change from the pipeline that a data directory contains to the one that is about to run."""
 
     directory: DataDirectory
     loaded: Loaded
@@ -50,7 +51,8 @@ class Change:
     changes: Changes
 
     async def make(self, access: Access, level: DurabilityLevel) -> None:
-        """Raises `UserError`, with what waits, when the pipeline cannot change yet; then nothing was changed."""
+        """Apply the change. Raises `UserError`, with what waits, if the pipeline cannot change yet; then nothing was
+        changed."""
         former = self._former()
         name = former.pipeline.name
         async with (
@@ -90,7 +92,8 @@ class Change:
     async def _keep_closed(
         self, ledger: Ledger, marks: Mapping[LaneId, mark_pb2.Mark], lanes: Sequence[LaneId]
     ) -> None:
-        """Have all lanes of a reduce know up to where windows have had their results: keys move between them."""
+        """Tell all lanes of a reduce up to which time windows have had their results, because keys move between
+        lanes."""
         closed_us = max((mark.reduce.closed_us for mark in marks.values() if mark.HasField("reduce")), default=None)
         if closed_us is None:
             return
@@ -106,8 +109,8 @@ class Change:
             await ledger.commit(Commit(lane, (), mark, stored.sequence))
 
     def _former(self) -> Graph:
-        """The pipeline as it ran last. Where a change was not complete, it may lack what the shape has: that has never
-        run."""
+        """The pipeline that ran last. If a change was not completed, it may lack something that the shape has: that has
+        never run."""
         if not self.directory.pipeline.exists():
             raise DamageError(
                 codes.SHAPE_UNREADABLE,
@@ -137,9 +140,9 @@ class Change:
 
 
 def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str]) -> Change | None:
-    """What has to be done before the pipeline can run; None when it is as it was, or has never run.
+    """What has to be done before the pipeline can run; None if it is unchanged, or has never run.
 
-    Raises `UserError` for a change that no stored data would fit.
+    Raises `UserError` for a change that does not fit the stored data.
     """
     before = read_json(directory.shape)
     if before is None:
@@ -156,7 +159,7 @@ def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str
 
 
 async def _waiting(asked: Changes, former: Graph, view: PipelineView) -> Sequence[str]:
-    counted = await view.waiting() if asked.emptied else {}
+    in_buffers = await view.waiting() if asked.emptied else {}
     found = []
     known = {edge.name for edge in former.edges}
     for edge, reason in asked.emptied.items():
@@ -164,16 +167,17 @@ async def _waiting(asked: Changes, former: Graph, view: PipelineView) -> Sequenc
             continue
         records, beyond = 0, ""
         for buffer in buffers_of(former, former.edge(edge)):
-            if buffer in counted:
-                records += counted[buffer]
+            if buffer in in_buffers:
+                records += in_buffers[buffer]
                 continue
             try:
                 await view.ledger_of(buffer)
                 beyond = "more than "
             except RetryLaterError:
-                pass  # its vertex has never stored anything
+                pass  # Its vertex has never stored anything.
         if records or beyond:
-            found.append(f"{reason}, and {beyond}{records:,} record(s) wait on edge {edge}")
+            wait = "waits" if records == 1 and not beyond else "wait"
+            found.append(f"{reason}, and {beyond}{counted(records, 'record')} {wait} on edge {edge}")
     return found
 
 
@@ -186,7 +190,7 @@ async def _open(asked: Changes, former: Graph, view: PipelineView) -> Sequence[s
         records = sum(mark.account.open for mark in (await view.marks(vertex)).values())
         if records:
             found.append(
-                f"{reason}, and {records:,} record(s) are in its open windows, which close when newer records "
+                f"{reason}, and its open windows contain {counted(records, 'record')}; they close when newer records "
                 "arrive or the sources end"
             )
     return found

@@ -1,4 +1,4 @@
-"""Whose a data directory is: looked at before a run changes anything in it, and written down when it may.
+"""Ownership of a data directory: checked before a run changes anything in it, and recorded once the run may do so.
 
 Above it: the runner. Below it: the files of the data directory.
 """
@@ -17,7 +17,7 @@ from millstream_runner.local.shape import shape_of, successor
 
 
 def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
-    """The lock is only as good as its file: it may have been removed under a run."""
+    """The lock is only as good as its file, which may have been removed during a run."""
     runner = previous.runner
     if runner.pid != os.getpid() and is_alive(runner):
         raise InfrastructureError(
@@ -28,9 +28,10 @@ def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
 
 
 def claim(directory: DataDirectory, loaded: Loaded) -> None:
-    """Make the directory this pipeline's."""
+    """Record that the directory belongs to this pipeline."""
     before = read_json(directory.shape)
     now = shape_of(loaded.graph)
-    # The shape last: what it has, the pipeline has, so that a change can ask what waits there.
+    # The shape is written last: everything in it is then in the pipeline, too, so that a change can ask what waits
+    # there.
     directory.write_pipeline(resolved.dump(loaded.pipeline, loaded.base_dir))
     write_json(directory.shape, now if before is None else successor(before, now))

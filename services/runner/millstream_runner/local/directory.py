@@ -1,22 +1,22 @@
 """The data directory of a local pipeline: what a run leaves behind and the next one continues from.
 
-Above it: the runner, and the commands that look at a run from outside. Below it: files. It does not know processes
+Above it: the runner, and the commands that inspect a run from outside. Below it: files. It does not know processes
 beyond their ids.
 
     <root>/lock            held (flock) by the one runner; its text is that runner's process id
     <root>/pipeline.json   the resolved pipeline, as the vertex processes read it
-    <root>/shape.json      names, kinds and partitions the stored data depends on
+    <root>/shape.json      names, kinds and partitions that the stored data depends on
     <root>/ledgers.json    the ledgers in the broker's store, by vertex
     <root>/runtime.json    ports and processes of the current run, or of the last one
-    <root>/status.json     the numbers last shown; rewritten when they change, and every second
+    <root>/status.json     the figures last shown; rewritten when they change, and every second
     <root>/audit.jsonl     who did what, and when; not removed by a fresh start
     <root>/broker/         the broker: configuration, key of the run, store with every buffer, mark and watermark
     <root>/windows/        the logs of the reduce lanes, <vertex>/<partition>: records of open windows
     <root>/spark/          the Spark driver's settings, and its temporary files
     <root>/logs/           one file of JSON lines per process, bounded by rotation
 
-Small files are replaced whole (temporary name, fsync, rename), so a reader never sees half of one. The directory and
-what lies in it are its owner's alone: settings and records may hold secrets.
+Small files are replaced atomically (temporary name, fsync, rename), so a reader never sees half of one. Only the owner
+can read the directory and its contents, because settings and records may contain secrets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from millstream.nearest import did_you_mean
 from millstream.sandbox import DATA_DIRECTORIES
 
 HOME = Path(DATA_DIRECTORIES)
-"""Data directories lie here, below the current directory, unless the user names another place."""
+"""Directory for data directories, below the current directory, unless the user names another place."""
 
 _CONTENTS = (
     "broker",
@@ -54,16 +54,16 @@ _CONTENTS = (
     "ledgers.json",
     "shape.json",
 )
-"""In the order in which they are removed: what says whose the rest is goes last."""
+"""In the order of removal: the files that say whose data the rest is are removed last."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, told apart from a later one that got the same id."""
+    """Identifies a process, and distinguishes it from a later one with the same id."""
 
     pid: int
     created: float
-    """When it was started, seconds since the epoch, as the operating system says."""
+    """When it was started, in seconds since the epoch, according to the operating system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +71,21 @@ class RunningProcess:
     """One process of a run."""
 
     name: str
-    """"broker", "spark", "worker.<number>", or "<vertex>-<replica>" of a worker that runs nothing else."""
+    """"broker", "spark", "worker.<number>", or "<vertex>-<replica>" for a worker that runs only that replica."""
     identity: ProcessIdentity
     metrics_port: int | None = None
     replicas: tuple[str, ...] = ()
-    """What a worker runs."""
+    """The replicas that a worker runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What others need to find a run: `runtime.json`."""
+    """What other processes need to find a run: `runtime.json`."""
 
     pipeline: str
     runner: ProcessIdentity
     broker_port: int
-    """0 as long as it has none."""
+    """0 until it has one."""
     broker_url: str
     processes: tuple[RunningProcess, ...] = field(default_factory=tuple)
 
@@ -136,7 +136,7 @@ class DataDirectory:
 
     @property
     def broker_access(self) -> Path:
-        """Who the processes of the run are to its broker; the key lies beside it."""
+        """The credentials of the run's processes for its broker; the key is next to it."""
         return self.broker / "access.json"
 
     @property
@@ -164,7 +164,7 @@ class DataDirectory:
         return self.root / "ledgers.json"
 
     def read_runtime(self) -> Runtime | None:
-        """The current run, or the last; None when there was none."""
+        """The current run, or the last one; None if there was none."""
         data = read_json(self.runtime)
         if data is None:
             return None
@@ -176,19 +176,19 @@ class DataDirectory:
             ) from error
 
     def write_runtime(self, runtime: Runtime) -> None:
-        # Not fsynced: what dies with the machine takes the processes with it.
+        # Not fsynced: a machine that loses this write has lost the processes, too.
         write_json(self.runtime, asdict(runtime), durable=False)
 
     def access(self, runtime: Runtime, used: Technology) -> Access:
-        """How to reach the broker of that run, which is of this technology."""
+        """How to connect to the broker of that run, which uses this technology."""
         return used.load_access(self.broker_access, runtime.broker_url)
 
     def read_status(self) -> dict[str, Any] | None:
-        """The numbers last shown; None when there were none."""
+        """The figures last shown; None if there were none."""
         return read_json(self.status)
 
     def read_pipeline(self) -> str:
-        """The pipeline of the last run, resolved. Raises `DamageError` when it is not text."""
+        """The pipeline of the last run, resolved. Raises `DamageError` if it is not text."""
         try:
             return self.pipeline.read_text(encoding="utf-8")
         except OSError as error:
@@ -202,7 +202,7 @@ class DataDirectory:
         write_text(self.pipeline, text)
 
     def make(self) -> None:
-        """What a run writes into; also where the root is a directory that others may look into."""
+        """Create the directories of a run, even if the root is a directory that other users may read."""
         for path in (self.broker, self.windows, self.logs):
             with _explained(f"cannot use {path}"):
                 make_private(path)
@@ -221,9 +221,9 @@ class DataDirectory:
 
 @contextmanager
 def held(root: Path) -> Iterator[DataDirectory]:
-    """The directory, created if missing, for one runner alone.
+    """The directory, created if missing and locked for one runner.
 
-    The lock ends with the process that holds it, however that ends; children do not inherit it.
+    The lock ends with the process that holds it, however it ends; children do not inherit it.
     """
     directory = DataDirectory(root)
     with _explained(f"cannot use the data directory {root}"):
@@ -252,7 +252,7 @@ def held(root: Path) -> Iterator[DataDirectory]:
 
 
 def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory:
-    """The directory a command means: named, or that of a pipeline, or the only one there is."""
+    """The directory that a command refers to: the named one, that of a pipeline, or the only one there is."""
     if data_dir is not None:
         if not (data_dir / "runtime.json").exists():
             raise UserError(
@@ -287,7 +287,7 @@ def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file; None when there is no such file."""
+    """A JSON object from a file; None if the file does not exist."""
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -304,17 +304,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, data: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Replace a file whole. Without `durable` it is not fsynced: for what is rewritten every second."""
+    """Replace a file atomically. Without `durable` it is not fsynced, for files that are rewritten every second."""
     write_text(path, json.dumps(data, indent=1) + "\n", durable=durable)
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """As `write_json`, for any text. Only its owner can read the file, from the start."""
+    """Like `write_json`, for any text. From the start, only its owner can read the file."""
     temporary = path.with_name(path.name + ".tmp")
     with _explained(f"cannot write {path}"):
         try:
             with step("data.write"):
-                # One that a killed process has left may have the rights that an earlier version gave.
+                # A file left by a killed process may have the permissions of an earlier version.
                 temporary.unlink(missing_ok=True)
                 with open(create_private(temporary), "w", encoding="utf-8") as file:
                     file.write(text)
@@ -333,7 +333,7 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Create a directory that only its owner can read, durably; an existing one keeps its permissions."""
+    """Durably create a directory that only its owner can read; an existing one keeps its permissions."""
     missing = []
     while not path.is_dir():
         missing.append(path)

@@ -1,4 +1,4 @@
-"""What others see of a run: the screen, and small files in its data directory.
+"""What a run shows: the screen, and small files in its data directory.
 
 Above it: the run. Below it: the screen and the directory.
 """
@@ -27,11 +27,12 @@ from millstream_runner.local.view import PipelineView
 _log = logging.getLogger(__name__)
 
 UNCHANGED_WRITTEN_EVERY_S = 1.0
-"""The status file is written again after this though nothing in it has changed: its age says that the runner runs."""
+"""The status file is written again after this time even if nothing has changed: its age shows that the runner is
+alive."""
 
 
 class Display:
-    """Shows how far a run is."""
+    """Shows the progress of a run."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Display:
         name: str,
         durability: str,
     ) -> None:
-        """`name`: of the pipeline. `durability`: what was asked for, until the broker has said what it keeps."""
+        """`name`: that of the pipeline. `durability`: the requested level, until the broker has reported its own."""
         self._screen = screen
         self._directory = directory
         self._clock = clock
@@ -54,28 +55,28 @@ class Display:
         self._last_trouble = ""
         self._vertices: Sequence[VertexProgress] = ()
         self._taken_s: float | None = None
-        """When the broker told what they are."""
+        """When the broker last reported them."""
         self._written: Mapping[str, int] = {}
         self._state: State | None = None
         self._kept: tuple[object, ...] = ()
-        """What the status file says, without what changes by itself."""
+        """What the status file says, without the values that change by themselves."""
         self._kept_s = 0.0
 
     @property
     def elapsed_s(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return self._clock.monotonic_s() - self._begun_s
 
     async def find_durability(self, view: PipelineView) -> None:
-        """Ask the broker, until it has said so once."""
+        """Ask the broker, until it has answered once."""
         if not self._durability_found and (found := await view.durability()) is not None:
             self._durability = f"{found.level.value} ({'verified' if found.verified else 'not verified'})"
             self._durability_found = True
             self._recording.durability = self._durability
 
     def take(self, progress: PipelineProgress, edges: Iterable[str]) -> bool:
-        """The figures of this moment, which the broker has just told. They stand until there are newer ones. Whether
-        any lane has come further since the last ones."""
+        """Take the figures of this moment, which the broker has just reported; they are kept until there are newer
+        ones. Returns whether any lane has advanced since the last ones."""
         before = [one.lanes for one in self._vertices]
         self._taken_s = self._clock.monotonic_s()
         self._vertices = progress.sample(now_us=self._clock.now_us(), now_s=self._taken_s)
@@ -84,7 +85,7 @@ class Display:
         return [one.lanes for one in self._vertices] != before
 
     def show(self, state: State, waits_for: str, progress: PipelineProgress, members: Members) -> None:
-        """How it is now, on the screen and in the status file."""
+        """Show the current state on the screen and in the status file."""
         now_s = self._clock.monotonic_s()
         scene = Scene(
             pipeline=self._name,
@@ -115,17 +116,17 @@ class Display:
             "failure": failure.as_json() if failure is not None else None,
             "written_us": self._clock.now_us(),
         }
-        # On one line: with line breaks it takes Python ten times as long, and this is done for as long as a run lives.
+        # On one line: with line breaks it takes Python ten times as long, and this runs as long as a run does.
         self._keep(self._directory.status, json.dumps(status, default=_as_object) + "\n")
 
     def note_processes(self, members: Members) -> None:
-        """Which processes there are, so that another process can end them when this one is gone."""
+        """Record which processes there are, so that another process can end them if this one dies."""
         runtime = members.runtime()
         if runtime is not None:
             self._keep(self._directory.runtime, json.dumps(asdict(runtime), indent=1) + "\n")
 
     def _keep(self, path: Path, text: str) -> None:
-        """Write a small file for others to look at. A full disk must not stop the run over it."""
+        """Write a small file for other processes. A full disk must not stop the run because of it."""
         try:
             write_text(path, text, durable=False)
         except InfrastructureError as error:
@@ -135,11 +136,11 @@ class Display:
 
 
 def _without_times(scene: Scene, written: Mapping[str, int], failure: Failure | None) -> tuple[object, ...]:
-    """What a scene says beside how long ago something was."""
+    """What a scene says, apart from how long ago something was."""
     vertices = [(one.lanes, one.written, one.fill, one.records_per_s, one.published) for one in scene.vertices]
     return (scene.state, scene.waits_for, scene.durability, scene.states, scene.spark, vertices, written, failure)
 
 
 def _as_object(value: Any) -> dict[str, Any]:
-    """A dataclass for JSON: as `asdict`, which copies every number."""
+    """A dataclass for JSON: like `asdict`, but without copying every number."""
     return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -1,6 +1,6 @@
-"""The end that a user asks for: sources take nothing new in, and every vertex ends when it has read all there is.
+"""Draining on request: sources stop reading, and every vertex ends when it has read everything.
 
-Above it: the run. Below it: the workers, and how much waits where.
+Above it: the run. Below it: the workers, and how many records wait where.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from millstream_runner.local.view import PipelineView
 from millstream_runner.local.workers import LocalWorkers
 
 GRACE_S = 5.0
-"""After the deadline of a drain: vertices that do not end by themselves are killed. Nothing is lost by it."""
+"""Time after the deadline of a drain until vertices that have not ended by themselves are killed. Nothing is lost by
+that."""
 _POLL_S = 0.05
 
 
 async def drain(
     graph: Graph, workers: LocalWorkers, view: PipelineView, progress: PipelineProgress, clock: Clock
 ) -> None:
-    """Stop the sources, then each vertex when all it reads has been read; at the deadline those that are left."""
+    """Stop the sources, then each vertex when it has read everything; at the deadline, stop the remaining ones."""
     deadline_s = clock.monotonic_s() + limits.DRAIN_TIMEOUT_S
     graph = graph.stages
     sources = {vertex.name for vertex in graph.sources}
@@ -39,8 +40,8 @@ async def drain(
 async def _until_read(
     vertices: Collection[str], workers: LocalWorkers, view: PipelineView, progress: PipelineProgress, left_s: float
 ) -> None:
-    """Wait until the buffers that these vertices read are empty; nothing writes them any more. Not where a function
-    waits for a person."""
+    """Wait until the buffers that these vertices read are empty; no process writes to them any more. Does not wait if a
+    function waits for a person."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, left_s)):
             while not workers.have_over(vertices) and not workers.are_held_up(vertices):
@@ -52,7 +53,7 @@ async def _until_read(
 
 
 async def _stop_group(workers: LocalWorkers, vertices: Collection[str], left_s: float) -> None:
-    """Stop these vertices and wait for them as long as that."""
+    """Stop these vertices, and wait for them for that long."""
     left_s = max(0.0, left_s)
     workers.stop(vertices, grace_s=left_s + GRACE_S)
     with contextlib.suppress(TimeoutError):

@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from millstream.clock import END_OF_TIME_US, MICROSECONDS
 
 CUT = "…"
-"""Stands for what did not fit."""
+"""Stands for text that did not fit."""
 _LAG_SHOWN_AS_TIME_S = 24 * 3600.0
 """A watermark further back than this is shown as a time: the pipeline replays the past."""
 _COUNTED_EXACTLY = 10_000_000
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
-    """Rows as lines with columns of equal width; those in `left` are aligned to the left."""
+    """Rows as lines with columns of equal width; columns in `left` are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -30,7 +30,7 @@ def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text in at most `width` characters, with a mark where something is missing."""
+    """The text in at most `width` characters, with a mark where some were removed."""
     return text if len(text) <= width else text[: max(0, width - 1)] + CUT
 
 
@@ -40,7 +40,7 @@ def count_text(count: int) -> str:
 
 
 def watermark_text(watermark_us: int | None, lag_s: float | None) -> str:
-    """A watermark as its distance from now, or as a time when that says more."""
+    """A watermark as its distance from now, or as a time if that says more."""
     if watermark_us is None:
         return "none yet"
     if watermark_us >= END_OF_TIME_US:
@@ -60,7 +60,7 @@ def time_text(time_us: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A stretch of time as hours, minutes and seconds."""
+    """A duration as hours, minutes and seconds."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"

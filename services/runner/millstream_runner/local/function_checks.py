@@ -1,8 +1,8 @@
-"""Imports the functions of a pipeline, each in an environment of its own, and says what cannot be run.
+"""Imports the functions of a pipeline, each in its own environment, and reports those that cannot run.
 
 Above it: `millstream validate --import`. Below it: the processes that a run would start, with the same commands,
-variables, directories and sandboxes, asked to report on their function and end (`millstream_udf.checking`). Nothing of
-a function is run but the import of its module.
+variables, directories and sandboxes. They are asked to report on their function and exit (`millstream_udf.checking`).
+Only the module of a function is imported; the function is not called.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from millstream.udf.socket_directory import open_socket_directory
 from millstream_worker.programs import sidecar_spec
 
 CHECK_VARIABLE = "MILLSTREAM_UDF_CHECK"
-"""Tells the SDK where to write what it finds."""
+"""Tells the SDK where to write its report."""
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _EXPECTED = "a function that `millstream run` can start; see docs/udf.md for the forms"
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found."""
+    """The result of the check."""
 
     problems: list[Finding] = field(default_factory=list)
     notes: list[tuple[Path, str]] = field(default_factory=list)
     functions: list[dict[str, str]] = field(default_factory=list)
-    """Those that can be started: vertex, role, function, takes, gives."""
+    """The functions that can be started: vertex, role, function, takes, gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A program of the pipeline, and where it is named."""
+    """A program of the pipeline, and where the pipeline file names it."""
 
     spec: SidecarSpec
     path: Path
     kind: str
-    """What the vertex needs."""
+    """The kind of function that the vertex needs."""
     written: str
-    """The function, as the pipeline file names it."""
+    """The function, as written in the pipeline file."""
 
 
 async def check_functions(resolved: Resolved, known: Collection[str] = ()) -> Verdict:
-    """`known`: places in the pipeline that have a problem already."""
+    """Check the functions. `known`: places in the pipeline that already have a problem."""
     verdict = Verdict()
     places = list(_places(resolved, known, verdict))
     starts: dict[Any, list[_Place]] = {}
@@ -96,7 +96,7 @@ def _places(resolved: Resolved, known: Collection[str], verdict: Verdict) -> Ite
                 try:
                     spec = sidecar_spec(resolved, vertex.name, 0, placed.role, program)
                 except MillstreamError:
-                    # A variable or file that is not there, which is a problem of its own.
+                    # A missing variable or file, which is reported as a problem itself.
                     continue
             else:
                 spec = _in_spark(resolved, vertex.name, placed.role, program)
@@ -112,7 +112,7 @@ def _places(resolved: Resolved, known: Collection[str], verdict: Verdict) -> Ite
 
 
 def _in_spark(resolved: Resolved, vertex: str, role: str, program: Any) -> SidecarSpec | None:
-    """As Spark's Python workers import it."""
+    """The function as Spark's Python workers import it."""
     if program.python is None:
         return None
     cwd = resolved.base_dir / (program.working_dir or FilePath())
@@ -120,7 +120,7 @@ def _in_spark(resolved: Resolved, vertex: str, role: str, program: Any) -> Sidec
 
 
 async def _report(spec: SidecarSpec) -> dict[str, Any]:
-    """What the process has reported, or how it ended."""
+    """What the process reported, or how it ended."""
     lines = LastLines(LINES_KEPT)
     with open_socket_directory() as directory:
         report, socket = directory / "report.json", directory / "udf.sock"
@@ -206,7 +206,7 @@ def _judge(places: list[_Place], report: Mapping[str, Any], verdict: Verdict) ->
 
 
 _TAKEN_BY_ITS_ARGUMENTS = {"reduce": " (it has more than two arguments, or one called keys, records or window)"}
-"""Why a function without a decorator is taken for one of a kind, where that may surprise."""
+"""Why an undecorated function is taken for one of a kind, if that may be surprising."""
 
 
 def _judge_kind(place: _Place, report: Mapping[str, Any], verdict: Verdict) -> None:

@@ -1,7 +1,7 @@
-"""Which ledgers a data directory has: noted when they are made, and looked for before a run begins.
+"""The ledgers of a data directory: recorded when they are created, and looked for before a run begins.
 
-A server that cannot read what it knows of a stream leaves the stream out, and a vertex makes a ledger where there is
-none: it would begin again, as if nothing had been stored.
+A server that cannot read the description of a stream omits the stream, and a vertex creates a missing ledger. It would
+start over as if nothing had been stored.
 
 Above it: the runner. Below it: one small file.
 """
@@ -24,7 +24,7 @@ class KnownLedgers:
         self._known: dict[str, str] = read_json(path) or {}
 
     def check(self, found: Mapping[str, str]) -> None:
-        """Raise `DamageError` when a ledger is gone, or was rebuilt. `found`: what there is, id by vertex."""
+        """Raise `DamageError` if a ledger is missing, or was recreated. `found`: the existing ledgers, id by vertex."""
         lost = [
             f"that of vertex {vertex} " + ("is gone" if vertex not in found else "was rebuilt")
             for vertex, ledger_id in sorted(self._known.items())
@@ -39,19 +39,19 @@ class KnownLedgers:
             )
 
     def forget(self, vertices: Collection[str]) -> None:
-        """These are to be removed. Durable at the return."""
+        """Record that these are about to be removed. Durable on return."""
         known = {vertex: ledger_id for vertex, ledger_id in self._known.items() if vertex not in vertices}
         if known != self._known:
             self._known = known
             write_json(self._path, self._known)
 
     def note(self, found: Mapping[str, str]) -> None:
-        """These exist. Durable at the return."""
+        """Record that these exist. Durable on return."""
         if any(self._known.get(vertex) != ledger_id for vertex, ledger_id in found.items()):
             self._known.update(found)
             write_json(self._path, self._known)
 
     def replace(self, found: Mapping[str, str]) -> None:
-        """These are all there are; what was known of others is given up. Durable at the return."""
+        """Record that these are all there are, and drop what was recorded about others. Durable on return."""
         self._known = dict(found)
         write_json(self._path, self._known)

@@ -1,8 +1,8 @@
-"""Ports that a run was asked to listen on, tried and promised before anything is started.
+"""The ports that a run was asked to listen on: tried and assigned before anything is started.
 
 Above it: the runner. Below it: the system's sockets. A vertex that finds its port taken tries again, because a process
-that is ending may still have it; a run that begins has nothing to wait for, and says at once which option to change.
-The broker chooses a port for itself, and keeps off these.
+that is ending may still have it. A run that begins has nothing to wait for, and reports at once which option to change.
+The broker chooses its own port, and avoids these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PORT_LAST = 65_535
 
 
 def refuse_taken_ports(graph: Graph, plans: Iterable[WorkerPlan], metrics_host: str) -> None:
-    """Raise `UserError` with every port that cannot be listened on, whose it was to be, and the option to change."""
+    """Raise `UserError` with every port that cannot be listened on, what it was for, and the option to change."""
     taken = [*_taken_by_metrics(plans, metrics_host), *_taken_by_sources(graph)]
     if taken:
         raise UserError(codes.PORTS_TAKEN, "; ".join(taken))

@@ -1,7 +1,7 @@
 """Log files of a local run: one of JSON lines per process, bounded by rotation.
 
 Above it: the runner, which writes them, and `millstream logs`, which reads them. A log never stops a run: lines that
-cannot be written (a full disk) are counted and left out.
+cannot be written (a full disk) are counted and dropped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from millstream.printable import in_line, indented
 from millstream.telemetry.logging import NOTICE
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
-"""Of one log file. One older file is kept beside it, so a process leaves at most twice this."""
+"""Size of one log file. One older file is kept next to it, so a process has at most twice this."""
 WORKER_PREFIX = "worker."
-"""Of the name of a worker with several replicas, and of its log: no replica can be called so."""
+"""Prefix of the name of a worker with several replicas, and of its log; no replica can have such a name."""
 _REPLICAS_SHOWN_MAX = 4
-"""Of a worker, in a line for people."""
+"""Replicas of a worker in a line for people."""
 
 
 class LogFile:
-    """The log of one process, appended to by the runner alone. Used as a context manager."""
+    """The log of one process, written only by the runner. Used as a context manager."""
 
     def __init__(self, path: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class LogFile:
         self.close()
 
     def write(self, line: bytes) -> None:
-        """Append one line, without its line feed."""
+        """Append one line, given without its line feed."""
         try:
             file = self._file or self._open()
             if self._size + len(line) >= self._bytes_max:
@@ -60,7 +60,7 @@ class LogFile:
 
     def _open(self) -> IO[bytes]:
         make_private_directories(self.path.parent)
-        # Unbuffered: a line is in the file when `write` returns, and a full disk is met here, not later.
+        # Unbuffered: a line is in the file when `write` returns, and a full disk is noticed here, not later.
         self._file = append_private(self.path)
         self._size = os.fstat(self._file.fileno()).st_size
         return self._file
@@ -72,14 +72,14 @@ class LogFile:
 
 
 def older(path: Path) -> Path:
-    """Where a log file goes when a new one is begun."""
+    """Where a log file is moved when a new one is begun."""
     return path.with_name(path.name + ".1")
 
 
 def parse_line(line: bytes, source: str) -> dict[str, Any]:
-    """A log line as an object; text that is none (a crash report, a print, what others log) becomes its message.
+    """A log line as an object; other text (a crash report, a print, the logs of other libraries) becomes its message.
 
-    `process` is the replica that says it, or else `source`.
+    `process` is the replica that logged it, or else `source`.
     """
     try:
         entry = json.loads(line)
@@ -99,7 +99,7 @@ def level_of(entry: Mapping[str, Any]) -> str:
 
 
 def process_label(name: str, replicas: Sequence[str]) -> str:
-    """A process for people, who think in vertices: with the replicas that it runs, where its name does not say it."""
+    """A process for people, who think in vertices: with the replicas that it runs, if its name does not say them."""
     if len(replicas) < 2:
         return name
     more = len(replicas) - _REPLICAS_SHOWN_MAX

@@ -1,6 +1,6 @@
 """The processes of a run: its broker, its workers, its Spark driver.
 
-Above it: the run. Below it: what keeps each of them running.
+Above it: the run. Below it: the supervisor of each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from millstream_runner.local.spark import LocalSpark
 
 _NAMED_MAX = 2
-"""Vertices that are named of those that a start waits for."""
+"""The most vertices that are named among those that a start waits for."""
 
 
 class Members:
@@ -33,23 +33,23 @@ class Members:
         self._runner = identify(os.getpid())
         self.broker = broker
         self.broker_over = False
-        """It has ended, as it was to."""
+        """Whether it has exited as intended."""
         self.workers = workers
         self.spark = spark
         """None in a pipeline without windows."""
         self._complete = False
-        """All of it has been there at the same time."""
+        """Whether all of it has been ready at the same time."""
 
     @property
     def failure(self) -> Failure | None:
-        """The worst there has been."""
+        """The worst failure so far."""
         failures = self.workers.failures
         if self.spark is not None and self.spark.failure is not None:
             failures.append(self.spark.failure)
         return worst(failures)
 
     def beginning(self) -> tuple[State, str]:
-        """How far a run is that is to run, and what it waits for until all was there once."""
+        """The state of a starting run, and what it waits for, until everything has been ready once."""
         if self._complete:
             return State.RUNNING, ""
         if not self.broker.ready.is_set():
@@ -67,7 +67,7 @@ class Members:
         return State.RUNNING, ""
 
     def states(self) -> dict[str, str]:
-        """What the replicas of each vertex do, in words."""
+        """The states of each vertex's replicas, in words."""
         return {vertex: self._state_of(vertex) for vertex in self._graph.order}
 
     def _state_of(self, vertex: str) -> str:
@@ -82,11 +82,11 @@ class Members:
         return ", ".join(words)
 
     def _states_of(self, vertex: str) -> tuple[list[State], int]:
-        """Those of the replicas in which it runs."""
+        """The states of the replicas in which it runs."""
         return self.workers.states_of(self._graph.head(vertex))
 
     def runtime(self) -> Runtime | None:
-        """Which processes there are, for the next runner; None where this one cannot be distinguished from others."""
+        """The processes, for the next runner; None if this one cannot be distinguished from others."""
         if self._runner is None:
             return None
         processes = [worker.process for worker in self.workers]

@@ -1,7 +1,7 @@
-"""What `validate --online` asks: whether the sources and sinks of a pipeline find what they are to talk to.
+"""The checks of `validate --online`: whether sources and sinks can use their servers.
 
-Every connector is asked at once, and each has a limit of its own, so one that does not answer hides no other.
-Above it: `validate`. Below it: the connectors.
+All connectors are checked at once, each with its own time limit, so one that does not answer hides no other. Above it:
+`validate`. Below it: the connectors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millstream.spec.sources import Source
 
 
 async def online_findings(loaded: Loaded | Partial) -> tuple[int, list[Finding]]:
-    """How many sources and sinks were asked, and what they found. Those that lack a package are left out."""
+    """How many sources and sinks were checked, and what they found. Those that lack a package are omitted."""
     taken: dict[Hashable, Path] = {}
     asked, registries = [], []
     for index, vertex in loaded.sound.items():

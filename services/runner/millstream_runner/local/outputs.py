@@ -1,7 +1,7 @@
-"""What file sinks of former runs have left: looked for before a run starts from nothing, and moved aside on request.
+"""The files that file sinks of earlier runs have left: looked for before a run starts over, and moved on request.
 
-Above it: the runner. Below it: the directories of file sinks. It only ever moves: finished files, and what their run
-has noted beside them, which belongs to them.
+Above it: the runner. Below it: the directories of file sinks. It only moves files: finished ones, and the notes of
+their run next to them, which belong to them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.durable import step
 from millstream.errors import InfrastructureError, UserError
+from millstream.plurals import counted
 from millstream.spec.graph import Graph
 from millstream_writer.sinks.file.connector import FileSink
 from millstream_writer.sinks.file.directory import HIDDEN, is_free, runs_of
@@ -28,13 +29,13 @@ class FormerOutput:
 
     directory: Path
     files: Sequence[Path]
-    """Finished ones, by name."""
+    """The finished files, by name."""
     runs: Sequence[Path]
     """Where the runs that wrote them keep their notes."""
 
 
 def former_outputs(graph: Graph, base_dir: Path) -> list[FormerOutput]:
-    """Directories in which a run that starts from nothing would be refused."""
+    """The directories in which a run that starts over would be refused."""
     found: dict[Path, FormerOutput] = {}
     for vertex, path in _file_sinks(graph):
         directory = Path(os.path.normpath(base_dir / path))
@@ -52,11 +53,12 @@ def former_outputs(graph: Graph, base_dir: Path) -> list[FormerOutput]:
 
 
 def refuse_former_outputs(outputs: Sequence[FormerOutput], *, fresh: bool) -> None:
-    """Raises `UserError` when there are any, with what to do. Nothing was changed so far."""
+    """Raises `UserError`, with what to do, if there are any. Nothing has been changed at that point."""
     if not outputs:
         return
     listed = "; ".join(
-        f"{output.directory} contains {len(output.files)} file(s), such as {output.files[0].name}" for output in outputs
+        f"{output.directory} contains {counted(len(output.files), 'file')}, such as {output.files[0].name}"
+        for output in outputs
     )
     more = "--fresh --move-outputs" if fresh else "--move-outputs"
     raise UserError(
@@ -68,9 +70,9 @@ def refuse_former_outputs(outputs: Sequence[FormerOutput], *, fresh: bool) -> No
 
 
 def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Path, Path]]:
-    """Move the files of each directory to a new one beside it; returns the old and new places.
+    """Move the files of each directory to a new one next to it; returns the old and new places.
 
-    Raises `UserError` when a run writes there now, before anything is moved.
+    Raises `UserError`, before anything is moved, if a run is writing there.
     """
     for output in outputs:
         for run in output.runs:
@@ -85,7 +87,7 @@ def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Pat
         try:
             with step("outputs.directory"):
                 (target / HIDDEN).mkdir(parents=True)
-            # First what the files belong to: without it they are refused, and not taken for those of another run.
+            # First what the files belong to: without it they are refused rather than taken for files of another run.
             for path in (*output.runs, *output.files):
                 with step("outputs.move"):
                     path.rename(target / path.relative_to(output.directory))
@@ -108,7 +110,7 @@ def _file_sinks(graph: Graph) -> Iterator[tuple[str, str]]:
 
 
 def _aside(directory: Path, now_us: int) -> Path:
-    """A place beside a directory where nothing is."""
+    """A free path next to a directory."""
     time = datetime.fromtimestamp(now_us // MICROSECONDS, UTC)
     name = f"{directory.name}.before-{time:%Y%m%dT%H%M%SZ}"
     number = 1

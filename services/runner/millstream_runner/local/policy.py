@@ -1,4 +1,4 @@
-"""What becomes of a run when one of its processes ends. Pure.
+"""Decides what happens to a run when one of its processes ends. Pure.
 
 Above it: the supervisors of the broker and of the vertices. Below it: nothing.
 """
@@ -16,39 +16,39 @@ from millstream.pauses import Pauses
 from millstream.processes import exit_text
 
 KILLS_MAX = 30
-"""Times in a row a process may be ended from outside without any progress before the run gives up on it: some two
+"""How often in a row a process may be killed from outside without progress before the run gives up on it: about two
 minutes."""
 HANGS_MAX = 5
 """The same for a process that hangs, which takes longer each time."""
 FAILURES_MAX = 4
-"""The same for a process that ends by itself (a port taken, a defect): that is seldom different a second later."""
+"""The same for a process that exits by itself (a port taken, a defect), which rarely changes within a second."""
 STEADY_S = 30.0
-"""A process that has been well for this long counts as having made progress, even if it had nothing to do."""
+"""A process that has run well for this long counts as having made progress, even if it had nothing to do."""
 
 _FATAL = {UserError.exit_code, UdfError.exit_code, DamageError.exit_code}
-# What people, systems and a machine that runs out of memory send. Any other signal is the process's own crash.
+# The signals that people, systems and a machine that is out of memory send. Any other signal is a crash of the process.
 _FROM_OUTSIDE = {0, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))}
-# Codes of errors that say more than "a defect" when a process ends with them again and again.
+# Codes that say more than "a defect" when a process repeatedly exits with them.
 _TELLING = {InfrastructureError.exit_code, FencedError.exit_code}
 
 
 def restart_pauses() -> Pauses:
-    """Before a process that has ended is started again."""
+    """The pauses before a process that has ended is restarted."""
     return Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended that the runner had not told to."""
+    """How a process ended that the runner had not asked to end."""
 
     exit_code: int
     """Negative: the signal that ended it."""
     hung: str = ""
-    """The runner killed it because it hung: what was wrong, in words that follow its name."""
+    """Set if the runner killed it because it hung: what was wrong, in words that follow its name."""
 
     @property
     def text(self) -> str:
-        """In words that follow the name of the process."""
+        """How it ended, in words that follow the name of the process."""
         if self.hung:
             return f"{self.hung}: it was killed"
         if self.exit_code == 0:
@@ -61,30 +61,30 @@ class Ending:
 
     @property
     def from_outside(self) -> bool:
-        """Neither itself nor the runner has ended it."""
+        """Whether it was ended neither by itself nor by the runner."""
         return not self.hung and self.exit_code in _FROM_OUTSIDE
 
     @property
     def attempts_max(self) -> int:
-        """So often in a row, without progress, it may end in such a way."""
+        """How often in a row, without progress, it may end like this."""
         if self.hung:
             return HANGS_MAX
         return KILLS_MAX if self.from_outside else FAILURES_MAX
 
     def is_like(self, other: Ending) -> bool:
-        """Whether both say the same of the process."""
+        """Whether both mean the same about the process."""
         return (bool(self.hung), self.from_outside) == (bool(other.hung), other.from_outside)
 
     @property
     def run_exit_code(self) -> int:
-        """That of a run which gives up over it."""
+        """The exit code of a run that gives up because of it."""
         if self.exit_code in _TELLING:
             return self.exit_code
         return InfrastructureError.exit_code if self.from_outside else MillstreamError.exit_code
 
     @property
     def code(self) -> Code | None:
-        """Of the error, where the process has said none itself."""
+        """The code of the error if the process has not logged one."""
         if self.hung:
             return codes.PROCESS_HANGS
         if self.from_outside:
@@ -94,19 +94,19 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """It has done all there was to do."""
+    """It has done all its work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again."""
+    """Restart it."""
 
     delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StopRun:
-    """The run cannot go on."""
+    """The run cannot continue."""
 
     exit_code: int
     reason: str
@@ -123,19 +123,19 @@ class RestartPolicy:
     """Judges the ends of one process, one after another."""
 
     failures: list[Ending] = field(default_factory=list)
-    """In a row, without progress between them."""
+    """The failures in a row, without progress between them."""
     pauses: Pauses = field(default_factory=restart_pauses)
-    """After them."""
+    """The pauses after them."""
 
     def judge(self, ending: Ending, *, lanes_ended: bool, progressed: bool, well_s: float) -> Verdict:
-        """The process has ended without having been asked to by the runner.
+        """The process ended without being asked to by the runner.
 
-        1. Exit code 0 and its lanes have ended: it has done its work. Exit code 0 alone means that another owner has
-           told it to stop; it is treated like a signal.
-        2. The user's fault, or damage: another start would find the same. The run stops.
+        1. Exit code 0 and its lanes have ended: it has done its work. Exit code 0 alone means that another owner
+           made it stop; it is treated like a signal.
+        2. A user error, or damage: a restart would find the same. The run stops.
         3. Anything else (a signal, a hang, lost lanes, a fault of the environment, a defect) may be different next
-           time: start again, at once after progress, else after longer and longer, and give up in the end. How often
-           depends on how it ended last: one failure among kills is not given up for the kills.
+           time: restart it, at once after progress, otherwise after increasing pauses, and give up in the end. The
+           number of attempts depends on how it ended last: kills before a single failure do not count against it.
         """
         if ending.exit_code == 0 and lanes_ended:
             return Finished()

@@ -1,6 +1,6 @@
-"""Which process is which: child processes of a runner are known again by id and start, also by the next run.
+"""Identities of processes: a runner's child processes are recognized by id and start time, also by the next run.
 
-Above it: the runner. Below it: what the system says of processes.
+Above it: the runner. Below it: what the system reports about processes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from millstream.errors import InfrastructureError
 from millstream_runner.local.directory import ProcessIdentity
 
 _CREATED_TOLERANCE_S = 0.5
-"""Two readings of one process's start may differ by the clock tick and by corrections of the boot time."""
+"""Two readings of one process's start time may differ by a clock tick and by corrections of the boot time."""
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Who runs under this id now."""
+    """The process that has this id now."""
     try:
         return ProcessIdentity(pid, psutil.Process(pid).create_time())
     except psutil.Error:
@@ -27,13 +27,13 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def identity_of(pid: int) -> ProcessIdentity:
-    """Of a child, which may have ended already: until it is waited for it can be identified, and then there is nothing
-    to tell apart any more."""
+    """The identity of a child, which may have exited already. A child keeps its id until it has been waited for, and
+    after its exit there is nothing left to distinguish."""
     return identify(pid) or ProcessIdentity(pid, 0.0)
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether this very process runs (a zombie does not)."""
+    """Whether this very process is running (a zombie is not)."""
     try:
         process = psutil.Process(identity.pid)
         same = abs(process.create_time() - identity.created) <= _CREATED_TOLERANCE_S
@@ -43,9 +43,9 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 
 def end_stale(identities: Iterable[ProcessIdentity], *, timeout_s: float = 10.0) -> list[int]:
-    """Kill those that still run, and wait until they are gone. Returns their ids.
+    """Kill those that are still running, and wait until they are gone. Returns their ids.
 
-    They belong to an earlier run whose lock has ended with its runner, so no process is left that could use them.
+    They belong to an earlier run, whose lock ended with its runner, so no process is left that could use them.
     """
     stale: list[psutil.Process] = []
     for identity in identities:

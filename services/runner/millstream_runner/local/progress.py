@@ -1,6 +1,6 @@
-"""How far a running pipeline is: what its lanes publish, turned into the numbers people look at. Pure.
+"""The progress of a running pipeline: turns what its lanes publish into figures for people. Pure.
 
-Above it: the screen, `status.json`, the drain. Below it: entries of the OT stores and a clock, both handed in.
+Above it: the screen, `status.json`, the drain. Below it: entries of the OT stores and a clock, both passed in.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ from millstream.spec.lanes import all_lanes, inputs_of, lanes_of, owned_lanes, u
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
 RATE_WINDOW_S = 3.0
-"""Rates are means over this long."""
+"""Rates are means over this time."""
 HELD_MAX_S = 5.0
-"""How long what a lane published is held back when it has read more than the lanes before it say they wrote. They
-publish a moment later; one that was killed does so when it is back."""
+"""How long the entry of a lane is held back if it has read more than the lanes before it report as written. Those
+publish a moment later; a killed one does so when it is back."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneProgress:
-    """One lane, as it last published."""
+    """One lane, as last published."""
 
     lane: str
-    """Its key, unique in the vertex."""
+    """Its key, unique within the vertex."""
     records: int
-    """Input records done with since the lane's first commit."""
+    """Input records completed since the lane's first commit."""
     waiting: int
     """Records in the lane's buffer; 0 for a source."""
     watermark_us: int | None
-    """None before the first promise."""
+    """None before the first watermark."""
     idle: bool
     ended: bool
 
 
 @dataclass(frozen=True, slots=True)
 class VertexProgress:
-    """One vertex, its lanes together."""
+    """One vertex, with its lanes summed up."""
 
     vertex: str
     kind: str
     records: int
-    """Input records done with (for a source: records read) since the first commit."""
+    """Input records completed (for a source: records read) since the first commit."""
     records_per_s: float
     written: int
-    """Records written to its buffers, each edge counted."""
+    """Records written to its buffers, counted for each edge."""
     waiting: int
-    """Records in the buffers it reads."""
+    """Records in the buffers that it reads."""
     fill: float
-    """Of its fullest input buffer, 0 to 1."""
+    """Fill level of its fullest input buffer, 0 to 1."""
     watermark_us: int | None
-    """The lowest of its lanes; None as long as one has promised nothing."""
+    """The lowest of its lanes; None until all of them have one."""
     watermark_lag_s: float | None
-    """How far that is behind the clock; None without a watermark and when all has ended."""
+    """How far the watermark is behind the clock; None without a watermark and when all lanes have ended."""
     lanes_ended: int
     lanes: tuple[LaneProgress, ...]
     has_input: bool = True
@@ -65,7 +65,7 @@ class VertexProgress:
     has_output: bool = True
     """Whether it writes buffers."""
     published: bool = True
-    """Whether a lane has said anything: until then there are no figures."""
+    """Whether a lane has published anything; until then there are no figures."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class _Rate:
     samples: deque[tuple[float, int]] = field(default_factory=deque)
 
     def add(self, now_s: float, records: int) -> float:
-        """The mean rate over the window up to now."""
+        """Add a value; returns the mean rate over the window up to now."""
         self.samples.append((now_s, records))
         while len(self.samples) > 2 and self.samples[1][0] <= now_s - RATE_WINDOW_S:
             self.samples.popleft()
@@ -86,7 +86,7 @@ class PipelineProgress:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        # Asked for several times a second as long as a run lives, and always the same.
+        # Asked for several times a second during the whole run, and never changes.
         self._definitions = {vertex.name: vertex.definition for vertex in graph.vertices}
         self._limits = {vertex: graph.limits_of(vertex) for vertex in graph.order}
         self._lanes = {vertex: lanes_of(graph, vertex) for vertex in graph.order}
@@ -98,14 +98,14 @@ class PipelineProgress:
             for buffer in (BufferId(edge.name, number) for number in range(graph.vertex(edge.to).partitions))
         }
         self._entries: dict[tuple[str, str], OtEntry] = {}
-        """What was published last."""
+        """The last published entries."""
         self._moment: dict[tuple[str, str], OtEntry] = {}
-        """Of these what fits together: no lane has read what was not written."""
+        """Those of them that are consistent: no lane has read what was not written."""
         self._held_since_s: dict[tuple[str, str], float] = {}
         self._rates = {vertex.name: _Rate() for vertex in graph.vertices}
 
     def observe(self, vertex: str, lane_key: str, entry: OtEntry) -> None:
-        """Take in what a lane published; the same entry again does no harm."""
+        """Record what a lane published; repeating the same entry has no effect."""
         chain = self._graph.chain(vertex)
         if len(chain) == 1:
             self._entries[vertex, lane_key] = entry
@@ -117,8 +117,8 @@ class PipelineProgress:
             self._entries[member, key] = self._part_of(member, edge.name if edge is not None else None, entry)
 
     def _part_of(self, member: str, edge: str | None, entry: OtEntry) -> OtEntry:
-        """What the entry of a chain's lane says of one of its vertices. `edge`: by which it follows; None for the
-        first, which has all that no other has."""
+        """What the entry of a chain's lane says about one of its vertices. `edge`: the edge that leads to it; None for
+        the first vertex, which has everything that no other has."""
         inside = {one.name for one in self._graph.edges if one.chain}
         reads = [one for one in entry.inputs if (one.edge == edge if edge is not None else one.edge not in inside)]
         writes = {one.name for one in self._graph.edges_out[member]}
@@ -130,12 +130,12 @@ class PipelineProgress:
         return part
 
     def mark_of(self, replica: ReplicaId) -> tuple[tuple[int, bool], ...]:
-        """A value that changes whenever a lane of this replica gets on."""
+        """A value that changes whenever a lane of this replica advances."""
         entries = [_entry(lane, self._entries) for lane in owned_lanes(self._graph, replica.vertex, replica.number)]
         return tuple((_records(entry), entry.ended) for entry in entries)
 
     def waiting(self, vertices: Iterable[str]) -> int:
-        """Records in the buffers these vertices read."""
+        """Records in the buffers that these vertices read."""
         lanes = (lane for vertex in vertices for lane in self._lanes[vertex])
         return sum(self._waiting(lane, self._entries)[0] for lane in lanes)
 
@@ -149,21 +149,22 @@ class PipelineProgress:
         )
 
     def records(self) -> int:
-        """Input records done with by all vertices: changes whenever anything happens."""
+        """Input records completed by all vertices; changes whenever anything happens."""
         return sum(_records(entry) for entry in self._entries.values())
 
     def sample(self, *, now_us: int, now_s: float) -> list[VertexProgress]:
-        """All vertices in topological order, as of one moment; rates up to now."""
+        """All vertices in topological order, as of one moment, with rates up to now."""
         for name in self._graph.order:
             for lane in self._lanes[name]:
                 self._take(lane, now_s)
         return [self._sample(name, now_us, now_s) for name in self._graph.order]
 
     def _take(self, lane: LaneId, now_s: float) -> None:
-        """Bring a lane to what it published last, if it fits to what the lanes before it had written by then.
+        """Advance a lane to what it published last, if that is consistent with what the lanes before it had written by
+        then.
 
-        Every lane publishes for itself, so one may be known to have read what its writer has not published yet. Its
-        entry before is as true, of the moment before.
+        Every lane publishes separately, so one may be known to have read what its writer has not published yet. Its
+        previous entry is just as true, for an earlier moment.
         """
         key = (lane.vertex, lane.key)
         entry = self._entries.get(key)
@@ -221,7 +222,7 @@ class PipelineProgress:
         )
 
     def _waiting(self, lane: LaneId, entries: _Entries) -> tuple[int, int]:
-        """Records and bytes in the buffers a lane reads. The two sides publish apart, so it lags a little."""
+        """Records and bytes in the buffers that a lane reads. The two sides publish separately, so it lags a little."""
         read = {BufferId(state.edge, state.partition): state for state in _entry(lane, entries).inputs}
         records = size = 0
         for buffer in self._inputs[lane]:
@@ -232,7 +233,7 @@ class PipelineProgress:
         return records, size
 
     def _writers(self, buffer: BufferId, entries: _Entries) -> list[BufferState]:
-        """What each lane that writes a buffer has written to it."""
+        """What each lane that writes to a buffer has written to it."""
         return [
             state
             for upstream in self._writing[buffer]

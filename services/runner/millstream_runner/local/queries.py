@@ -1,7 +1,7 @@
-"""Has Spark look at the queries of a pipeline, before anything runs over them.
+"""Lets Spark analyse the queries of a pipeline before anything runs.
 
-Above it: `validate`, and the runner of the pipeline's Spark driver. Below it: a Spark of its own for a moment, or one
-that is asked through its client. Only pipelines with SQL come here: what it imports then takes half a second.
+Above it: `validate`, and the runner of the pipeline's Spark driver. Below it: a temporary Spark, or an existing one
+that is asked through its client. Only pipelines with SQL need it: its imports take half a second.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ if TYPE_CHECKING:
     from millstream_reduce.spark.settings import SparkSettings
 
 Check = Callable[[engine_pb2.Program], Awaitable[engine_pb2.CheckResponse]]
-"""What answers whether a program can run."""
+"""Answers whether a program can run."""
 
 _DRIVER_MEMORY_BYTES = 512 * MIB
-"""Enough to look at queries."""
+"""Enough for analysing queries."""
 _OF_CLUSTERS = ("spark.submit.", "spark.executor.", "spark.kubernetes.", "spark.yarn.", "spark.dynamicAllocation.")
 """Settings that decide where jobs run, not what queries mean."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What Spark says of all queries."""
+    """What Spark reports about all queries."""
 
     problems: list[Finding] = field(default_factory=list)
     notes: list[tuple[Path, str]] = field(default_factory=list)
 
 
 async def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> Verdict:
-    """Start a Spark on this machine, whatever the pipeline's own is, and ask it. Takes some seconds; once in a process.
+    """Start a Spark on this machine, whatever Spark the pipeline uses, and ask it. Takes some seconds; used once in a
+    process.
 
-    Raises `InfrastructureError` when it does not start, `UserError` when it does not take the pipeline's settings.
+    Raises `InfrastructureError` if it does not start, `UserError` if it rejects the pipeline's settings.
     """
     from pyspark.logger import PySparkLogger
 
     from millstream_reduce.spark.jobs import check
     from millstream_reduce.spark.session import open_session
 
-    # Prints pages of Java's stack for every query that is wrong.
+    # It prints pages of Java stack traces for every wrong query.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="millstream-queries-") as directory:
         settings = _analysis_settings(spark, FilePath(directory) / "spark")
@@ -58,7 +59,7 @@ async def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> 
 
 
 async def verdict_of(vertices: Mapping[int, Vertex], check: Check) -> Verdict:
-    """Ask about every query of the vertices, given by their places in the file."""
+    """Ask about every query of the vertices, which are given by their places in the file."""
     from millstream_reduce.config import sql_program
 
     verdict = Verdict()
@@ -75,7 +76,7 @@ async def verdict_of(vertices: Mapping[int, Vertex], check: Check) -> Verdict:
 
 
 def _finding(path: Path, problem: str) -> Finding:
-    """At the query, or at the part of the value's format that the problem begins with."""
+    """A finding at the query, or at the member of the value's format with which the problem begins."""
     for place, expected in _PLACES.items():
         if problem.startswith(f"{'.'.join(place)}: "):
             return Finding(codes.QUERY, (*path, *place), problem.partition(": ")[2], expected)
@@ -92,7 +93,7 @@ def _analysis_settings(spark: Spark | None, directory: FilePath) -> SparkSetting
     from millstream_reduce.spark.settings import SparkSettings
 
     conf = spark.conf if spark is not None else {}
-    # What a setting refers to is a secret, which decides nothing about a query, and need not be here.
+    # A setting's reference is a secret, which does not affect a query and need not exist here.
     kept = {name: value for name, value in conf.items() if isinstance(value, str) and not name.startswith(_OF_CLUSTERS)}
     return SparkSettings(
         directory, master="local[1]", driver_memory_bytes=_DRIVER_MEMORY_BYTES, conf=kept, name="queries"

@@ -1,10 +1,10 @@
-"""What a run was like over its time: bounded, however long it takes. Pure.
+"""The course of a run over time, with a bounded size however long it takes. Pure.
 
-    figures of each moment ─► points ─► every second one is merged when there are too many ─► report
-    warnings and errors    ─► by their text, with how often and when
+    figures of each moment ─► points ─► every two are merged when there are too many ─► report
+    warnings and errors    ─► by their text, with count and times
 
 Above it: the run, and the report of it. Below it: the figures. Records are counted, not measured, so a rate between two
-points is exact however far they are apart; of what waits and of delays the highest is kept.
+points is exact however far apart they are. Of waiting records and delays, the highest value is kept.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from millstream_runner.local.progress import VertexProgress
 from millstream_runner.local.scene import slow_of
 
 POINTS_MAX = 600
-"""Of a run; a chart is about as many pixels wide."""
+"""Points of a run; a chart is about as many pixels wide."""
 TROUBLES_MAX = 100
-"""Different warnings and errors that are kept."""
+"""The most different warnings and errors that are kept."""
 TEXT_CHARS_MAX = 2000
-"""Of one."""
+"""Length of one."""
 _PASSES_MAX = 4096
-"""Moments at which the sources' event time moved on that are remembered."""
+"""The most moments to remember at which the event time of the sources advanced."""
 
 
 @dataclass(frozen=True, slots=True)
 class VertexPoint:
-    """A vertex at a moment; `waiting` and `fill` are the highest since the point before."""
+    """A vertex at a moment; `waiting` and `fill` are the highest values since the previous point."""
 
     records: int
     waiting: int
@@ -42,15 +42,15 @@ class Point:
     """A run at a moment."""
 
     at_s: float
-    """Since it began."""
+    """Seconds since it began."""
     vertices: Mapping[str, VertexPoint]
     delay_s: float | None
-    """The longest that event time took from the sources to the sinks since the point before; None where not known."""
+    """The longest time that event time took from the sources to the sinks since the previous point; None if unknown."""
 
 
 @dataclass(slots=True)
 class Trouble:
-    """A warning or an error, as often as it came."""
+    """A warning or an error, with how often it occurred."""
 
     level: str
     process: str
@@ -62,15 +62,15 @@ class Trouble:
 
 
 class Recording:
-    """What a report of a run is made from."""
+    """The data for the report of a run."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
         self.troubles: dict[tuple[str, str, str], Trouble] = {}
         self.troubles_left_out = 0
-        """Warnings and errors beyond those, each time they came."""
+        """Occurrences of warnings and errors beyond those."""
         self.states: list[tuple[float, str]] = []
-        """When the run came into which state."""
+        """When the run entered which state."""
         self.slow_s: dict[str, float] = {}
         """For how long each vertex was the slow one."""
         self.durability = ""
@@ -79,10 +79,10 @@ class Recording:
         self._width_s = 0.0
         """Time between two points."""
         self._open: Point | None = None
-        """The newest, which may still be merged with the next."""
+        """The newest point, which may still be merged with the next."""
 
     def take(self, at_s: float, vertices: Sequence[VertexProgress]) -> None:
-        """The figures of a moment."""
+        """Take the figures of a moment."""
         found = {one.vertex: VertexPoint(one.records, one.waiting, one.fill) for one in vertices if one.published}
         point = Point(at_s, found, self._delays.now(at_s, vertices))
         slow = slow_of(vertices)
@@ -97,16 +97,16 @@ class Recording:
             self._thin()
 
     def finish(self) -> None:
-        """The newest moment is a point, too."""
+        """Make the newest moment a point, too."""
         if self._open is not None and self.points[-1].at_s < self._open.at_s:
             self.points.append(self._open)
 
     def state(self, at_s: float, state: str) -> None:
-        """The run has come into a state."""
+        """The run has entered a state."""
         self.states.append((at_s, state))
 
     def entry(self, at_s: float, entry: Mapping[str, Any]) -> None:
-        """A process logged a warning, or worse."""
+        """A process logged a warning or worse."""
         text = str(entry.get("message", ""))[:TEXT_CHARS_MAX]
         level, process = level_of(entry).lower(), str(entry.get("process", ""))
         key = (level, process, text)
@@ -120,7 +120,7 @@ class Recording:
             self.troubles_left_out += 1
 
     def _thin(self) -> None:
-        """Merge the points by twos; the first stays, it is where the counts began."""
+        """Merge the points in pairs; the first one stays, because the counts began there."""
         first, rest = self.points[0], self.points[1:]
         pairs = [_merged(*rest[index : index + 2]) for index in range(0, len(rest) - 1, 2)]
         last = rest[-1:] if len(rest) % 2 else []
@@ -143,14 +143,14 @@ def _merged(one: Point, next_: Point) -> Point:
 
 
 class _Delays:
-    """How long event time is on its way: since when the sources are beyond what the sinks have come to."""
+    """How long event time is on its way: the time since the sources passed what the sinks have reached."""
 
     def __init__(self) -> None:
         self._passes: deque[tuple[float, int]] = deque()
-        """When the sources had come to which event time; both rise."""
+        """When the sources had reached which event time; both rise."""
 
     def now(self, at_s: float, vertices: Sequence[VertexProgress]) -> float | None:
-        """Seconds; None where a source or a sink has no event time yet."""
+        """Seconds; None until every source and sink has an event time."""
         sources = [one.watermark_us for one in vertices if not one.has_input]
         sinks = [one.watermark_us for one in vertices if one.has_input and not one.has_output]
         if not sources or not sinks or None in sources or None in sinks:

@@ -1,7 +1,7 @@
-"""One process of a local run, started again when it dies: a worker, or the Spark driver.
+"""One process of a local run, restarted when it dies: a worker, or the Spark driver.
 
-Above it: the runner. Below it: the process, of which it knows the exit codes, the lines it logs, its heartbeat and how
-it is asked to stop; not what it does.
+Above it: the runner. Below it: the process. It knows the exit codes, log lines and heartbeat of the process and how to
+ask it to stop, but not what it does.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 WARNING_LEVELS = ERROR_LEVELS | {"WARNING", "WARN"}
 
 LINES_KEPT = 3
-"""Of what a process prints that are not lines of a log, for the message when it dies."""
+"""Lines that a process printed outside its log, kept for the message when it dies."""
 
 
 class Plan(Protocol):
-    """What is started."""
+    """What to start."""
 
     @property
     def name(self) -> str:
-        """Of the process, and of its log."""
+        """Name of the process, and of its log."""
 
     @property
     def metrics_port(self) -> int | None: ...
 
     @property
     def replicas(self) -> Sequence[ReplicaId]:
-        """Of vertices, that it runs."""
+        """The replicas of vertices that it runs."""
 
 
 PlanT = TypeVar("PlanT", bound=Plan)
@@ -59,23 +59,23 @@ PlanT = TypeVar("PlanT", bound=Plan)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the run cannot go on."""
+    """Why the run cannot continue."""
 
     process: str
-    """Its name, or that of the replica in it that failed."""
+    """Its name, or that of the failed replica in it."""
     exit_code: int
     reason: str
     message: str
-    """The last error the process logged; empty when it logged none."""
+    """The last error that the process logged; empty if it logged none."""
     code: Code | None = None
-    """Of that error; without one, of how the process ended."""
+    """The code of that error; without one, a code for how the process ended."""
     detail: str = ""
     """Its stack trace, for --debug."""
     shown: bool = False
-    """The message has been on the screen."""
+    """Whether the message has been on the screen."""
 
     def as_json(self) -> dict[str, Any]:
-        """What `millstream status` says of it."""
+        """The failure for `millstream status`."""
         return {
             "process": self.process,
             "code": self.code.id if self.code is not None else None,
@@ -87,14 +87,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What a supervisor asks about its process, and whom it calls."""
+    """What a supervisor asks about its process, and what it calls."""
 
     keep: Callable[[bytes, Mapping[str, Any]], None]
-    """Gets each line of its log, as it is and as an object."""
+    """Gets each line of its log, as bytes and as an object."""
     keep_output: Callable[[bytes], None]
     """Gets what it prints, for its log."""
     progress: Callable[[], Mapping[str, object]]
-    """Values that change when the process gets on, by the name of who does."""
+    """Values that change when the process makes progress, by the name of the part that does."""
     lanes_ended: Callable[[], Awaitable[bool]]
     """Whether all its lanes have nothing left to do."""
     on_output: Callable[[list[bytes]], None]
@@ -106,13 +106,14 @@ class Reports:
     on_change: Callable[[], None]
     """Called whenever the state or the process has changed."""
     on_said: Callable[[str], None] = lambda text: None
-    """Gets what it says beside its heartbeat."""
+    """Gets what it sends besides its heartbeat."""
     on_started: Callable[[], None] = lambda: None
     """Called when there is a new process."""
 
 
 class Supervisor(Generic[PlanT]):
-    """Keeps one process running until it has ended, is asked to stop, or fails permanently; `serve` is its one task."""
+    """Keeps one process running until it has ended, is asked to stop, or fails permanently; `serve` is its only
+    task."""
 
     def __init__(self, plan: PlanT, reports: Reports, *, takes_orders: bool = False) -> None:
         """`takes_orders`: see `tell`."""
@@ -130,19 +131,19 @@ class Supervisor(Generic[PlanT]):
         self._last_error: Mapping[str, Any] = {}
         self._error_shown = False
         self._error_before = ""
-        """The last error of the process that this one was started in place of, unless that one had made progress."""
+        """The last error of the previous process, unless that had made progress."""
         self._last_lines = LastLines(LINES_KEPT)
 
     @property
     def process(self) -> RunningProcess | None:
-        """The process that runs now."""
+        """The current process."""
         if self._identity is None:
             return None
         replicas = tuple(replica.name for replica in self.plan.replicas)
         return RunningProcess(self.plan.name, self._identity, self.plan.metrics_port, replicas)
 
     def tell(self, order: str) -> None:
-        """A line for the process that runs now, if it takes orders."""
+        """Send a line to the current process, if it takes orders."""
         if self._process is not None:
             self._process.tell(order)
 
@@ -159,8 +160,8 @@ class Supervisor(Generic[PlanT]):
         self._stop.set()
 
     async def serve(self, command: Callable[[], Sequence[str]]) -> None:
-        """Run what `command` gives, asked at each start, until over. Raises nothing of the process's: that is
-        `failure`."""
+        """Run the result of `command`, which is called for each start, until it is over. Raises nothing that the
+        process causes: that is in `failure`."""
         policy = RestartPolicy()
         try:
             while not self._stop.is_set():
@@ -192,7 +193,7 @@ class Supervisor(Generic[PlanT]):
             self._reports.on_change()
 
     async def _run_once(self, command: Sequence[str]) -> tuple[Ending, float]:
-        """How the process ended, and how many seconds it was well."""
+        """How the process ended, and for how many seconds it ran well."""
         self._last_error, self._error_shown = {}, False
         self._last_lines.clear()
         begun_s = time.monotonic()
@@ -212,13 +213,13 @@ class Supervisor(Generic[PlanT]):
                 exit_code = await process.wait()
                 for task in tasks:
                     task.cancel()
-            # What it said last.
+            # What it logged last.
             heartbeat.take()
         self._process = self._identity = None
         return Ending(exit_code, health.hung), time.monotonic() - begun_s - health.silent_s
 
     def _open_process(self, command: Sequence[str], heartbeat: Heartbeat) -> AbstractAsyncContextManager[Process]:
-        """Killed when the block ends, if it still runs."""
+        """Kill the process when the block ends, if it is still running."""
         return open_process(
             command,
             name=self.plan.name,
@@ -239,11 +240,11 @@ class Supervisor(Generic[PlanT]):
 
     @property
     def _failing(self) -> str:
-        """Who has ended the process: the replica that logged the last error; otherwise none."""
+        """What ended the process: the replica that logged the last error; otherwise the process itself."""
         return str(self._last_error.get("process", self.plan.name))
 
     def _has_progressed(self, before: Mapping[str, object]) -> bool:
-        """Whether the process has made progress since; where a replica has ended it, whether that one has."""
+        """Whether the process has made progress since; if a replica ended it, whether that replica has."""
         now = self._reports.progress()
         if self._failing in now:
             return now[self._failing] != before[self._failing]
@@ -266,10 +267,10 @@ class Supervisor(Generic[PlanT]):
     def _report_restart(self, ending: Ending, delay_s: float) -> None:
         message = str(self._last_error.get("message", ""))
         if message:
-            # It has been shown already, once for all processes that end with it one after another.
+            # It has already been shown, once for all processes that end with it one after another.
             cause = "the same error again" if message == self._error_before else ""
         else:
-            # Of one that died without a word the last line tells.
+            # If the process died without a message, its last line says the cause.
             cause = "" if ending.hung else self._last_lines.last
         self._error_before = message
         self._report(f"{ending.text}; it is restarted in {delay_s:.1f} s" + (f" ({cause})" if cause else ""))
@@ -293,7 +294,7 @@ class Supervisor(Generic[PlanT]):
 
     @property
     def _label(self) -> str:
-        """The process for people: what it says of itself concerns all its replicas."""
+        """The process for people: its own messages concern all its replicas."""
         return process_label(self.plan.name, [replica.name for replica in self.plan.replicas])
 
     def _take_output(self, lines: list[bytes]) -> None:
@@ -308,7 +309,7 @@ class Supervisor(Generic[PlanT]):
         entry = parse_line(line, self.plan.name)
         self._reports.keep(line, entry)
         if "level" not in entry:
-            # No log line: what Python or the system prints when a process dies. The end of it tells the cause.
+            # Not a log line: what Python or the system prints when a process dies. Its end says the cause.
             self._last_lines.add(str(entry["message"]))
             return
         level = level_of(entry)
@@ -317,7 +318,7 @@ class Supervisor(Generic[PlanT]):
         repeated = entry["message"] == self._error_before
         of_process = entry["process"] == self.plan.name
         shown = repeated or self._reports.on_entry({**entry, "process": self._label} if of_process else entry)
-        # What a function logs is shown, but is not why the process ends.
+        # What a function logs is shown, but it is not the reason why the process ends.
         if level in ERROR_LEVELS and "role" not in entry:
             self._last_error, self._error_shown = entry, shown
 
@@ -327,7 +328,7 @@ class Supervisor(Generic[PlanT]):
 
 
 def worst(failures: list[Failure]) -> Failure | None:
-    """The failure a run is reported under: a user's fault before damage before the rest, the first of its kind."""
+    """The failure that a run reports: a user error before damage before the rest, the first of its kind."""
     return min(failures, key=lambda failure: _ORDER.get(failure.exit_code, len(_ORDER)), default=None)
 
 

@@ -4,8 +4,8 @@
                                                                                               │ all ended
     summary ◄─ marks ◄────────────── drain (Ctrl-C) or failure ◄──────── watch and show ◄─────┘
 
-Above it: the command line. Below it: the parts of this package. It moves no record: killing it at any point loses
-nothing, because every fact lies in the broker's store.
+Above it: the command line. Below it: the parts of this package. It moves no records: killing it at any point loses
+nothing, because everything is in the broker's store.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from millstream.codes.code import Code
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.pauses import until_next
+from millstream.plurals import counted
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import owned_lanes
@@ -72,55 +73,55 @@ if TYPE_CHECKING:
     from millstream_runner.local.spark import LocalSpark
 
 SAMPLE_INTERVAL_S = 0.5
-"""Between two looks at the OT stores."""
+"""Time between two readings of the OT stores."""
 QUIET_INTERVAL_S = 1.0
-"""The same while they have nothing new: each store is a question to the broker."""
+"""The same while they have nothing new: reading a store is a request to the broker."""
 FAILURE_GRACE_S = 10.0
-"""From the failure of one vertex until the others are ended that have not drained."""
+"""Time from the failure of one vertex until the others that have not drained are killed."""
 _POLL_S = 0.05
 _LOOKS_MAX = 100
-"""How often the broker is asked for what the summary needs: 5 s, where it answers at once."""
+"""How often the broker is asked for what the summary needs: 5 s if it answers at once."""
 _CLOCK = SystemClock()
 ABORTED = 130
-"""Exit code after a second Ctrl-C, as a shell gives it."""
+"""Exit code after a second Ctrl-C, as shells report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the user asked for."""
+    """The user's options."""
 
     data_dir: Path | None = None
     """Default: `.millstream/<pipeline>` below the current directory."""
     fresh: bool = False
-    """Remove what earlier runs stored, first."""
+    """First remove what earlier runs stored."""
     move_outputs: bool = False
-    """Where the run starts from nothing, move what file sinks have of earlier ones aside, first."""
+    """If the run starts over, first move the files that file sinks have from earlier runs."""
     forget: Sequence[str] = ()
-    """Sources that are gone from the pipeline, and may be forgotten with how far they had read."""
+    """Sources that were removed from the pipeline and may be forgotten, with their positions."""
     durability: DurabilityLevel = DurabilityLevel.FSYNC
     metrics_port_base: int | None = None
     """Port of the first worker's metrics; the next ones follow. None: no metrics endpoint."""
     metrics_host: str = "127.0.0.1"
-    """Address that they listen on."""
+    """Address on which they listen."""
     workers: int | None = None
-    """Processes that share the vertices. None: as many as there are processors, and at least two."""
+    """Processes that share the vertices. None: one per processor, but at least two."""
     log_level: str = "info"
     watch: bool = False
-    """Restart a function when a file of it changes."""
+    """Restart a function when one of its files changes."""
     debugged: Mapping[str, int] = field(default_factory=dict)
     """Vertices whose functions wait for a debugger, and the ports."""
     broker_path: str | None = None
-    """URL at which the vertices reach the broker, when something stands in between. None: directly."""
+    """URL at which the vertices reach the broker if something is between them. None: directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run went."""
+    """The outcome of a run."""
 
     exit_code: int
     failure: Failure | None
     summary: Summary | None
-    """None when it could not be read."""
+    """None if it could not be read."""
     directory: Path
     elapsed_s: float
     had_ended: bool
@@ -128,7 +129,7 @@ class RunResult:
 
     @property
     def code(self) -> Code | None:
-        """Of what went wrong; None where nothing did, or where nothing is known but an exit code."""
+        """The code of the failure; None if there was none, or if nothing is known but an exit code."""
         if self.failure is not None:
             return self.failure.code
         if self.summary is None or self.summary.balanced:
@@ -137,10 +138,10 @@ class RunResult:
 
 
 async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Recording | None = None) -> RunResult:
-    """Run a pipeline until it has ended, is asked to stop (SIGINT, SIGTERM, SIGHUP), or fails. `recording` gets what it
-    was like.
+    """Run a pipeline until it has ended, is asked to stop (SIGINT, SIGTERM, SIGHUP), or fails. `recording` records its
+    course.
 
-    Raises errors of before the start: the directory is in use, or holds another pipeline's data.
+    Raises the errors that occur before the start: the directory is in use, or contains another pipeline's data.
     """
     root = options.data_dir or HOME / loaded.pipeline.name
     with held(root.absolute()) as directory:
@@ -162,7 +163,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
         if previous is not None:
             stale = end_stale(process.identity for process in previous.processes)
             if stale:
-                screen.message(f"ended {len(stale)} process(es) left behind by an earlier run")
+                screen.message(f"ended {counted(len(stale), 'process', 'processes')} left behind by an earlier run")
         refuse_taken_ports(loaded.graph, _plans(loaded.graph, options), options.metrics_host)
         chosen = asdict(options) | {"durability": options.durability.value}
         audit.note(directory, "start", **audit.pipeline_of(loaded), **chosen)
@@ -186,7 +187,7 @@ def _plans(graph: Graph, options: RunOptions) -> list[WorkerPlan]:
 
 
 class _Run:
-    """One run, between the lock and the exit code."""
+    """One run, from the lock to the exit code."""
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class _Run:
         self._display = Display(screen, directory, _CLOCK, recording, loaded.pipeline.name, options.durability.value)
         self._entries = ShownEntries(screen, _CLOCK, recording)
         self._changed = asyncio.Event()
-        """Something about a process has changed."""
+        """Set when something about a process has changed."""
         self._drain_asked = asyncio.Event()
         self._view: PipelineView | None = None
         self._aborted = False
@@ -238,7 +239,7 @@ class _Run:
             return self._result(code, members.failure, summary)
 
     def _open_members(self, files: contextlib.ExitStack, port: int | None) -> Members:
-        """Everything that runs; nothing of it does yet."""
+        """Create everything that will run, without starting it."""
         broker_log = files.enter_context(LogFile(self._directory.logs / f"{BROKER}.jsonl"))
 
         def changed() -> None:
@@ -264,7 +265,7 @@ class _Run:
             showing = processes.create_task(self._keep_showing(members), name="show")
             processes.create_task(members.broker.serve(), name=BROKER)
             if members.spark is not None:
-                # It takes longest, and should be there before the first window closes.
+                # It takes longest to start, and should be ready before the first window closes.
                 processes.create_task(members.spark.serve(), name="spark")
             await members.broker.ready.wait()
             level = self._options.durability
@@ -302,7 +303,7 @@ class _Run:
         check_stored(stored, self._directory.root)
         self._had_ended = stored.ended
         self._state = State.RUNNING
-        # Modules, and the pipeline: a look through them for garbage would find nothing.
+        # Modules and the pipeline: a garbage collection of them would find nothing.
         gc.freeze()
         async with asyncio.TaskGroup() as tasks:
             watching = [
@@ -329,8 +330,8 @@ class _Run:
         return summary
 
     async def _summarize(self, view: PipelineView, ledgers: KnownLedgers) -> Summary:
-        """What the stored marks say. A vertex that was killed may leave a commit that the broker is still applying."""
-        # By answers, not by the clock: a machine that is slow gets to as many, later.
+        """What the stored marks say. A killed vertex may leave a commit that the broker is still applying."""
+        # Limited by the number of answers, not by the clock, so that a slow machine gets as many.
         for left in reversed(range(_LOOKS_MAX)):
             try:
                 await self._look_once(view, ledgers)
@@ -341,7 +342,7 @@ class _Run:
                 if left == _LOOKS_MAX // 2:
                     self._screen.message(f"waiting for the broker to report what is stored: {error}")
             await asyncio.sleep(_POLL_S)
-        raise AssertionError("the last look returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     async def _drain_when_asked(self, members: Members, view: PipelineView) -> None:
         await self._drain_asked.wait()
@@ -349,7 +350,7 @@ class _Run:
         await drain(self._graph, members.workers, view, self._progress, _CLOCK)
 
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
-        """Keep the numbers up to date, forever. While the broker is away the last ones stand."""
+        """Keep the figures up to date, forever. While the broker does not answer, the last ones are kept."""
         while True:
             interval_s = SAMPLE_INTERVAL_S
             with contextlib.suppress(RetryLaterError):
@@ -366,7 +367,7 @@ class _Run:
         return news
 
     async def _keep_showing(self, members: Members) -> None:
-        """Keep the screen and the files in the data directory up to date, forever: also when nothing answers."""
+        """Keep the screen and the files in the data directory up to date, forever, even if nothing answers."""
         while True:
             self._show(members)
             await asyncio.sleep(until_next(SAMPLE_INTERVAL_S))
@@ -374,7 +375,7 @@ class _Run:
     def _show(self, members: Members) -> None:
         state, waits_for = self._state, ""
         if state in (State.STARTING, State.RUNNING):
-            # What was asked to run is not there yet.
+            # What was started is not ready yet.
             state, waits_for = members.beginning()
         self._display.show(state, waits_for, self._progress, members)
 
@@ -390,7 +391,7 @@ class _Run:
         return LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks)
 
     def _open_spark(self, files: contextlib.ExitStack, changed: Callable[[], None]) -> LocalSpark:
-        # What it imports takes time, and most pipelines do not need it.
+        # Its imports take time, and most pipelines do not need it.
         from millstream_reduce.spark.aot import advice
         from millstream_runner.local.spark import LocalSpark, plan_driver
 
@@ -414,7 +415,7 @@ class _Run:
         )
 
     async def _have_ended(self, replica: ReplicaId) -> bool:
-        assert self._view is not None, "vertices run while the broker can be looked at"
+        assert self._view is not None, "vertices run while the broker can be read"
         marks = await self._view.marks(replica.vertex)
         lanes = owned_lanes(self._graph, replica.vertex, replica.number)
         return all(lane in marks and marks[lane].ended for lane in lanes)
@@ -423,7 +424,7 @@ class _Run:
         return RunResult(exit_code, failure, summary, self._directory.root, self._display.elapsed_s, self._had_ended)
 
     def _on_signal(self) -> None:
-        """First: drain. Second: end everything at once."""
+        """First signal: drain. Second: end everything at once."""
         if not self._drain_asked.is_set() and self._state is State.RUNNING:
             self._screen.message(
                 "draining: no new records are read; those in flight are finished (Ctrl-C again: stop at once)"

@@ -1,4 +1,4 @@
-"""What the runner itself logs: warnings to the screen, everything to a log file beside those of the other processes.
+"""The log of the runner: warnings go to the screen, everything to a log file next to those of the other processes.
 
 Above it: the runner. Below it: the standard library's logging and the screen.
 """
@@ -16,7 +16,7 @@ from millstream.telemetry.logging import fields_of
 from millstream_runner.local.logfiles import LogFile, short_entry
 
 NAME = "runner"
-"""Of the process, in logs."""
+"""Name of the process, in logs."""
 
 
 class _Handler(logging.Handler):
@@ -36,7 +36,7 @@ class _Handler(logging.Handler):
 
 @contextmanager
 def runner_log(directory: Path, message: Callable[[str], None]) -> Iterator[None]:
-    """As long as the context lasts, log to `<directory>/runner.jsonl`, and warnings to `message`."""
+    """While the context lasts, log to `<directory>/runner.jsonl`, and warnings to `message`."""
     root = logging.getLogger()
     level = root.level
     with LogFile(directory / f"{NAME}.jsonl") as log:

@@ -1,9 +1,9 @@
-"""All there is to show of a run at one moment, as a table and as short lines. Pure.
+"""Everything to show about a run at one moment, as a table and as short lines. Pure.
 
-    Scene ──► table(scene, width, height) ──► head, header, as many vertices as fit, what is not shown
-          └─► plain_lines(scene) ───────────► one line, or two where a vertex does not run
+    Scene ──► table(scene, width, height) ──► head, header, as many vertices as fit, a note on the rest
+          └─► plain_lines(scene) ───────────► one line, or two if a vertex is not running
 
-Above it: the screen, `status`, the report. Below it: the numbers.
+Above it: the screen, `status`, the report. Below it: the figures.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millstream.plurals import counted
 from millstream.printable import in_line
 from millstream_runner.local.formatting import aligned, count_text, duration_text, shortened, watermark_text
 from millstream_runner.local.progress import VertexProgress, vertex_from_json
 from millstream_runner.local.states import OVER, State
 
 LINE_CHARS_MAX = 100
-"""Of a line of progress without a terminal."""
+"""Length of a line of progress without a terminal."""
 PAGE_S = 4.0
-"""How long a page of a table stays that is taller than the terminal."""
+"""How long one page of a table is shown that is taller than the terminal."""
 STALE_S = 2.5
-"""Figures older than this are marked with their age: several looks at the broker have failed."""
+"""Figures older than this are shown with their age: several readings from the broker have failed."""
 SLOW_FILL = 0.5
-"""A vertex whose fullest input buffer is fuller than this is called slow: what lies before it soon has to wait."""
+"""A vertex whose fullest input buffer is fuller than this is called slow: the vertices before it will soon have to
+wait."""
 _NAMES_MAX = 3
 _NAME_CHARS_MAX = 24
 
@@ -42,30 +44,30 @@ _FITTING: tuple[tuple[str, int, int], ...] = (
     ("shorten", _VERTEX, 8),
     ("leave out", _WAITING, 0),
 )
-"""What is done, one after another, until a table is narrow enough."""
+"""The steps, one after another, until a table is narrow enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """All there is to show at one moment."""
+    """Everything to show at one moment."""
 
     pipeline: str
     state: str
-    """Of `State`."""
+    """A value of `State`."""
     elapsed_s: float
     durability: str
     vertices: Sequence[VertexProgress]
     """All as of one moment."""
     states: Mapping[str, str]
-    """Of each vertex's processes, in words."""
+    """The states of each vertex's processes, in words."""
     spark: str = ""
-    """Of the Spark driver; empty where there is none."""
+    """State of the Spark driver; empty if there is none."""
     waits_for: str = ""
-    """What is not there yet, while it starts."""
+    """What is not ready yet, during the start."""
     age_s: float = 0.0
-    """How old the figures of the vertices are; the rest is of now."""
+    """The age of the figures of the vertices; everything else is current."""
     silent: str = "the broker"
-    """Who has told nothing for so long."""
+    """What has not answered for that long."""
 
     @property
     def is_over(self) -> bool:
@@ -73,12 +75,12 @@ class Scene:
 
     @property
     def slow(self) -> VertexProgress | None:
-        """The vertex that holds the others up."""
+        """The vertex that slows the others down."""
         return None if self.is_over else slow_of(self.vertices)
 
 
 def slow_of(vertices: Sequence[VertexProgress]) -> VertexProgress | None:
-    """The vertex that holds the others up: of those with a full buffer the last, because it fills the ones before."""
+    """The vertex that slows the others down: the last one with a full buffer, because it fills the ones before it."""
     full = [vertex for vertex in vertices if vertex.fill >= SLOW_FILL]
     return full[-1] if full else None
 
@@ -99,7 +101,7 @@ def scene_from_json(data: Mapping[str, Any]) -> Scene:
 
 
 def table(scene: Scene, width: int | None = None, height: int | None = None) -> list[str]:
-    """The table's lines, at most `width` characters wide and `height` lines high; None: as large as it is.
+    """The table's lines, at most `width` characters wide and `height` lines high; None: unlimited.
 
     What does not fit is named. A table that is too high shows one page after another.
     """
@@ -116,15 +118,15 @@ def table(scene: Scene, width: int | None = None, height: int | None = None) -> 
         below.insert(0, remark)
     shown = [in_line(line) for line in (*above, *vertices, *below)]
     if height is not None and len(shown) > height:
-        # Not even a row fits: the head, and what is missing.
+        # Not even one row fits: show the head, and what is missing.
         shown = [shown[0], in_line(_none_shown(scene))][: max(1, height)]
     return shown if width is None else [shortened(line, width) for line in shown]
 
 
 def _page(vertices: list[str], room: int, elapsed_s: float) -> tuple[list[str], str]:
-    """The rows that are shown now, and what says which they are."""
+    """The rows to show now, and a line that says which they are."""
     if room < 1:
-        return [], f"{len(vertices)} vertices not shown: the terminal has too few lines"
+        return [], f"{counted(len(vertices), 'vertex', 'vertices')} not shown: the terminal has too few lines"
     pages = -(-len(vertices) // room)
     page = int(elapsed_s / PAGE_S) % pages
     first = min(page * room, len(vertices) - room)
@@ -135,7 +137,7 @@ def _page(vertices: list[str], room: int, elapsed_s: float) -> tuple[list[str], 
 
 
 def _none_shown(scene: Scene) -> str:
-    return f"{len(scene.vertices)} vertices not shown: the terminal has too few lines"
+    return f"{counted(len(scene.vertices), 'vertex', 'vertices')} not shown: the terminal has too few lines"
 
 
 def _head(scene: Scene) -> list[str]:
@@ -182,13 +184,13 @@ def _lines(columns: Mapping[int, Sequence[str]]) -> list[str]:
 def _row(vertex: VertexProgress, scene: Scene) -> tuple[str, ...]:
     state = scene.states.get(vertex.vertex, "")
     if not vertex.published:
-        # It has not said anything yet: not a zero.
+        # It has not published anything yet, which is not a zero.
         return (vertex.vertex, vertex.kind, *("-" for _ in range(_RECORDS, _STATE)), state)
     return (
         vertex.vertex,
         vertex.kind,
         f"{vertex.records:,}",
-        # Of what is over there is no rate.
+        # There is no rate once it is over.
         "" if scene.is_over else f"{vertex.records_per_s:,.0f}",
         "" if not vertex.has_input else f"{vertex.waiting:,}",
         "" if not vertex.has_input else f"{vertex.fill:.0%}",
@@ -198,9 +200,10 @@ def _row(vertex: VertexProgress, scene: Scene) -> tuple[str, ...]:
 
 
 def plain_lines(scene: Scene) -> list[str]:
-    """One or two lines of at most `LINE_CHARS_MAX` characters: rates, what waits, and what is slow or does not run."""
+    """One or two lines of at most `LINE_CHARS_MAX` characters: rates, waiting records, and which vertices are slow or
+    not running."""
     begin = f"{duration_text(scene.elapsed_s)} {scene.state}: "
-    # This state has said what it waits for.
+    # This state has already said what it waits for.
     says_why = scene.state == State.WAITING_FOR_SPARK.value
     parts = [f"waits for {scene.waits_for}"] if scene.waits_for and not says_why else []
     if stale := _stale_text(scene):
@@ -208,7 +211,7 @@ def plain_lines(scene: Scene) -> list[str]:
     elif any(vertex.published for vertex in scene.vertices):
         parts += _figures(scene)
     lines = [begin + ("; ".join(parts) or "nothing has been read yet")]
-    # When a run has failed, the rest of it stops: that says nothing new.
+    # After a failure the other vertices stop, which says nothing new.
     expected = {*_EXPECTED, scene.state, *([State.STOPPED.value] if scene.state == State.FAILED.value else [])}
     others = {name: state for name, state in scene.states.items() if state not in expected}
     remarks = ([_slow_text(scene.slow)] if scene.slow is not None else []) + ([_states_text(others)] if others else [])

@@ -1,6 +1,6 @@
 """What a person sees of a running pipeline: a table redrawn in place, plain lines, or nothing.
 
-Above it: the runner, `status --watch`. Below it: the terminal's stream. What is written is made in `scene.py`.
+Above it: the runner, `status --watch`. Below it: the terminal's stream. `scene.py` creates what it writes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from millstream_runner.local.scene import Scene, plain_lines, table
 from millstream_runner.local.states import State
 
 PLAIN_INTERVAL_S = 5.0
-"""Between two plain lines, at first."""
+"""Time between two plain lines, at first."""
 PLAIN_OFTEN_S = 60.0
-"""For so long."""
+"""For this long."""
 PLAIN_LATER_INTERVAL_S = 30.0
-"""Between two plain lines from then on: the log of a run of days stays short."""
+"""Time between two plain lines from then on, so that the log of a run of days stays short."""
 MESSAGES_PER_S = 5
-"""Lines of the vertices shown at most; all of them are in the logs."""
+"""The most lines of the vertices that are shown; the logs have all of them."""
 
 
 def terminal_size(stream: TextIO) -> os.terminal_size:
-    """Of this very terminal; standard output may be another, or none. One that does not know its size says 0."""
+    """Size of this very terminal; standard output may be another one, or none. A terminal that does not know its size
+    reports 0."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -36,7 +37,7 @@ def terminal_size(stream: TextIO) -> os.terminal_size:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """How wide a table may be that is printed there; None where there is no terminal."""
+    """How wide a printed table may be; None if the stream is not a terminal."""
     return terminal_size(stream).columns if stream.isatty() else None
 
 
@@ -44,10 +45,10 @@ class Screen(Protocol):
     """Where progress goes."""
 
     def message(self, text: str) -> None:
-        """Something a person should read."""
+        """Show something that a person should read."""
 
     def output(self, lines: list[bytes]) -> None:
-        """What a vertex printed (a log sink prints records): goes to standard output as it is."""
+        """Pass on what a vertex printed (a log sink prints records), unchanged, to standard output."""
 
     def show(self, scene: Scene) -> None:
         """Replace what was shown before."""
@@ -76,7 +77,7 @@ class NoScreen:
 
 
 class PlainScreen:
-    """A line or two now and then, and when the state changes: for logs and pipes."""
+    """A line or two now and then, and when the state changes; for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -101,7 +102,7 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """A table at the bottom of the terminal, redrawn in place; messages scroll by above it."""
+    """A table at the bottom of the terminal, redrawn in place; messages scroll past above it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -125,7 +126,7 @@ class TerminalScreen:
         self._draw()
 
     def close(self) -> None:
-        """What was shown last stays, all of it: it scrolls with the terminal now."""
+        """What was shown last remains completely; from now on it scrolls with the terminal."""
         if self._scene is not None:
             self._erase()
             self._put(table(self._scene, self._size().columns - 1))
@@ -136,8 +137,8 @@ class TerminalScreen:
         return terminal_size(self._stream)
 
     def _erase(self) -> None:
-        # A terminal that has become narrower may have broken the lines: how many there are now is not known, and what
-        # stands above is not ours to erase.
+        # A terminal that has become narrower may have wrapped the lines: their number is unknown, and the lines above
+        # are not ours to erase.
         if self._lines_drawn and self._size().columns >= self._columns_drawn:
             raw = self._stream.stream if isinstance(self._stream, PrintableStream) else self._stream
             _write(raw, f"\x1b[{self._lines_drawn}F\x1b[J")
@@ -146,7 +147,7 @@ class TerminalScreen:
     def _draw(self) -> None:
         if self._scene is not None:
             size = self._size()
-            # A table as high as the terminal could not be erased again: its last line feed scrolls.
+            # A table as high as the terminal could not be erased again, because its last line feed scrolls.
             self._put(table(self._scene, size.columns - 1, max(1, size.lines - 1)))
             self._columns_drawn = size.columns
 
@@ -156,7 +157,7 @@ class TerminalScreen:
 
 
 def choose_screen(stream: TextIO, *, quiet: bool) -> Screen:
-    """The one that fits the stream."""
+    """The screen that fits the stream."""
     if quiet:
         return NoScreen(stream)
     return TerminalScreen(stream) if stream.isatty() else PlainScreen(stream)
@@ -173,7 +174,7 @@ def _say(stream: TextIO, text: str) -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # The terminal may have gone away, or the reader of the pipe. The run goes on without being watched.
+    # The terminal, or the reader of the pipe, may be gone. The run continues without being watched.
     with suppress(OSError):
         stream.write(text)
         stream.flush()

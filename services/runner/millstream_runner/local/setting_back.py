@@ -1,11 +1,11 @@
-"""`millstream watermark`: where event time has come to, and its setting back where a record has driven it away.
+"""`millstream watermark`: how far event time has come, and setting it back after a record has moved it ahead.
 
-    each lane: taken over ─► a reduce's log: closed up to there only ─► its mark ─► its OT entry goes
+    each lane: taken over ─► a reduce's log: closed only up to there ─► its mark ─► its OT entry is removed
 
-Every step is durable by itself and has no effect alone: what is not set back yet drives the rest away again when the
-pipeline runs, as before. So a command that is killed in between starts again.
+Every step is durable by itself and has no effect alone: a lane that is not set back yet moves the others ahead again
+when the pipeline runs. So a command that was killed can be repeated.
 
-Above it: the command line. Below it: ledgers, OT stores and logs of a pipeline that does not run.
+Above it: the command line. Below it: ledgers, OT stores and logs of a pipeline that is not running.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ OWNER = "watermark"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a lane is set back to."""
+    """The point to which a lane is set back."""
 
     end_us: int
     """Its watermark. A reduce's windows that end by then stay closed."""
     closed_us: int
-    """The same, allowed lateness included."""
+    """The same, including the allowed lateness."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneTime:
-    """Where the event time of a lane stands."""
+    """The event time of a lane."""
 
     lane: LaneId
     watermark_us: int
-    """What was promised: of its mark, or its entry in the OT store where that is later."""
+    """Its watermark: that of its mark, or of its entry in the OT store if that is later."""
     closed_us: int | None
-    """Of a reduce's lane: windows that ended by then, lateness included, are closed."""
+    """For a lane of a reduce: windows that ended by then, including lateness, are closed."""
     open_records: int
     """Records in windows that are not committed."""
     ended: bool
@@ -61,7 +61,7 @@ class LaneTime:
 
 
 class Watermarks:
-    """Of one pipeline, which does not run."""
+    """The watermarks of one pipeline that is not running."""
 
     def __init__(self, graph: Graph, broker: Broker, stores: OtStores, windows: Path) -> None:
         self._graph = graph.stages
@@ -70,7 +70,7 @@ class Watermarks:
         self._windows = windows
 
     async def lanes(self) -> Sequence[LaneTime]:
-        """Every lane that has committed something, from the sources on."""
+        """Every lane that has committed something, sources first."""
         found = []
         published: dict[str, Mapping[str, int]] = {}
         for lane in all_lanes(self._graph):
@@ -88,9 +88,10 @@ class Watermarks:
         return found
 
     def targets(self, time_us: int) -> Mapping[str, Target]:
-        """For each vertex up to where it may promise: that time, behind a reduce the end of the windows that hold it.
+        """The watermark that each vertex may have at most: the given time, or after a reduce the end of the windows
+        that contain it.
 
-        Raises `UserError` where lanes cannot be set back.
+        Raises `UserError` if lanes cannot be set back.
         """
         graph = self._graph
         kept = [vertex.name for vertex in graph.reduces if keeps_input(graph, vertex.name)]
@@ -113,7 +114,7 @@ class Watermarks:
         return targets
 
     async def set_back(self, lane: LaneId, target: Target) -> None:
-        """Have the lane go on as if it had come so far only."""
+        """Make the lane continue as if it had come only that far."""
         ledger = await self._broker.existing_ledger(lane.vertex)
         assert ledger is not None, "it has a mark there"
         stored = await ledger.take_over(lane, OWNER)
@@ -125,12 +126,12 @@ class Watermarks:
         mark.commit_id = uuid4().bytes
         mark.watermark_us = min(mark.watermark_us, target.end_us)
         await ledger.commit(Commit(lane, (), mark, stored.sequence))
-        # What was published since would be a promise still.
+        # What was published since then would still count as a watermark.
         await forget(await self._stores.store(lane.vertex), lane)
 
     async def _reopen(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, target: Target) -> None:
-        """Have the lane's log say up to where windows are closed, with everything else as it is."""
-        # What keeps windows takes a while to import, and a pipeline without any does not need it.
+        """Make the lane's log say up to which time windows are closed, and leave everything else unchanged."""
+        # The code for windows takes a while to import, and a pipeline without windows does not need it.
         from millstream_reduce.config import window_config
         from millstream_reduce.lane.progress import progress_of
         from millstream_reduce.log.segments import LogIdentity

@@ -1,8 +1,8 @@
-"""What stored data depends on: the shape of a pipeline, kept in the data directory and compared with the next.
+"""The shape of a pipeline, on which stored data depends: kept in the data directory, compared by the next run.
 
-Pure. Above it: the runner. Below it: the spec's graph. What a function does, and the options of sources and sinks, are
-the user's to change between two runs. Names, kinds, partitions and ends of edges are what buffers and marks are found
-by: they may change where nothing waits, in the ways in which positions keep their meaning.
+Pure. Above it: the runner. Below it: the spec's graph. Users may change functions, and the options of sources and
+sinks, between two runs. Buffers and marks are found by names, kinds, partitions and ends of edges: these may change
+where no records wait, in ways that keep the meaning of positions.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from millstream import codes
 from millstream.errors import DamageError
+from millstream.plurals import counted
 from millstream.spec.buffers import DEFAULT
 from millstream.spec.graph import Graph
 from millstream.spec.models import Edge, GroupBy
@@ -20,7 +21,7 @@ from millstream.spec.values import as_duration
 
 
 def shape_of(graph: Graph) -> dict[str, Any]:
-    """Plain values, to be stored as JSON."""
+    """The shape as plain values, to be stored as JSON."""
     return {
         "pipeline": graph.pipeline.name,
         "vertices": {
@@ -39,16 +40,16 @@ def shape_of(graph: Graph) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is different from the pipeline that stored data is of, and what that asks of the data."""
+    """The differences from the pipeline that wrote the stored data, and what they require of that data."""
 
     refused: Sequence[str]
-    """What never fits, one sentence each, with what to do instead."""
+    """Differences that never fit, one sentence each, with what to do instead."""
     emptied: Mapping[str, str]
-    """Edges of the pipeline as it was in which nothing may wait, each with the reason."""
+    """Edges of the old pipeline in which no records may wait, each with the reason."""
     closed: Mapping[str, str]
-    """Reduces of the pipeline as it was that may have no open window, each with the reason."""
+    """Reduces of the old pipeline that may have no open windows, each with the reason."""
     gone: Sequence[str]
-    """Vertices whose data goes."""
+    """Vertices whose data is to be removed."""
 
     @property
     def grown(self) -> Sequence[str]:
@@ -61,15 +62,15 @@ class Changes:
 
     @property
     def texts(self) -> Sequence[str]:
-        """What is different, one sentence each."""
+        """The differences, one sentence each."""
         return list(dict.fromkeys([*self.refused, *self.emptied.values(), *self.closed.values()]))
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, forget: Collection[str] = ()) -> Changes:
-    """What a change of shape asks of stored data. `forget`: sources that may go with their positions.
+    """What a change of shape requires of stored data. `forget`: sources that may be removed with their positions.
 
-    New vertices and edges are not a hindrance: they start with nothing, under names that nothing was ever counted by.
-    Raises `DamageError` when `before` is not a shape.
+    New vertices and edges never conflict: they start with nothing, under names that have never been used. Raises
+    `DamageError` if `before` is not a shape.
     """
     try:
         return _changes(before, now, forget)
@@ -118,7 +119,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
             )
         elif new != old:
             refused.append(
-                f"edge {name} led from {old['from']} to {old['to']} and now leads from {new['from']} to {new['to']}: "
+                f"edge {name} went from {old['from']} to {old['to']} and now goes from {new['from']} to {new['to']}: "
                 "give it another name"
             )
     for kind in ("vertices", "edges"):
@@ -131,7 +132,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
 
 
 def successor(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The shape to keep after a change: it remembers the names that are used up."""
+    """The shape to keep after a change; it remembers the names that are used up."""
     gone = {
         kind: sorted({*before.get("gone", {}).get(kind, ()), *(name for name in before[kind] if name not in now[kind])})
         for kind in ("vertices", "edges")
@@ -140,20 +141,20 @@ def successor(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
 
 
 def _difference(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The first, where several are: what never fits before what fits where nothing waits."""
+    """The first difference, if there are several; those that never fit come first."""
     if (old["kind"], old["of"]) != (new["kind"], new["of"]):
         return f"vertex {name} was a {_kind_text(old)} and is now a {_kind_text(new)}"
     if old.get("windows") != new.get("windows"):
         return f"vertex {name} had {old.get('windows')} windows and now has {new.get('windows')} windows"
     if old["partitions"] != new["partitions"]:
-        return f"vertex {name} had {old['partitions']} partition(s) and now has {new['partitions']}"
+        return f"vertex {name} had {counted(old['partitions'], 'partition')} and now has {new['partitions']}"
     return ""
 
 
 def _fault(
     name: str, old: Mapping[str, Any], new: Mapping[str, Any] | None, forget: Collection[str], *, reads: bool
 ) -> str:
-    """Why a difference never fits, whatever waits; empty when it does where nothing waits."""
+    """Why a difference never fits, even if no records wait; empty if it fits when none do."""
     if not reads:
         if new is not None:
             return "the position of a source is kept for each partition, in a form of its own"
@@ -172,10 +173,10 @@ def _fault(
 
 
 def _windows(group_by: GroupBy) -> str:
-    """What decides which window a record is in, for example `fixed 1h`."""
+    """What decides which window a record belongs to, for example `fixed 1h`."""
     window = group_by.window
     text = str(window)
-    # Windows of fixed length are those of all keys; the others belong to one key each.
+    # Windows of fixed length are shared by all keys; other windows belong to one key each.
     if group_by.keyed and window.kind in ("session", "global"):
         text += " per key"
     if window.global_ is not None and window.global_.accumulate:
@@ -185,7 +186,7 @@ def _windows(group_by: GroupBy) -> str:
 
 
 def _place(graph: Graph, edge: Edge) -> dict[str, Any]:
-    """Where the records of an edge are, as far as its ends do not say it."""
+    """Where the records of an edge are stored, as far as its ends do not determine it."""
     if edge.chain:
         return {"chained": True}
     head = graph.head(edge.from_)

@@ -15,8 +15,8 @@ ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handled(handler: Callable[[], None]) -> Iterator[None]:
-    """Has SIGINT, SIGTERM and SIGHUP call `handler`. Afterwards they do nothing for as long as the loop is there: a run
-    that has ended ends in its own way."""
+    """Make SIGINT, SIGTERM and SIGHUP call `handler`. Afterwards they have no effect while the loop exists, so that a
+    run that has ended can finish."""
     loop = asyncio.get_running_loop()
     for number in ASKED_TO_STOP:
         loop.add_signal_handler(number, handler)
@@ -28,7 +28,7 @@ def handled(handler: Callable[[], None]) -> Iterator[None]:
 
 
 def ignore() -> None:
-    """The same without a loop, for a process that has only its result left to print."""
+    """The same without a loop, for a process that only has to print its result."""
     for number in ASKED_TO_STOP:
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,8 +1,8 @@
-"""The Spark driver of a local run: how it is started, and how far it is.
+"""The Spark driver of a local run: how it is started, and its progress.
 
 Above it: the runner, which supervises its process like any other. Below it: the driver process
-(`millstream_reduce.spark.driver`), of which it knows the command line and one question. Only runs of pipelines with a
-reduce come here.
+(`millstream_reduce.spark.driver`), of which it knows the command line and one request. Imported only for pipelines with
+a reduce.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import grpc.aio
 from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.files import own_directory
+from millstream.plurals import counted
 from millstream.record import ReplicaId
 from millstream.spec.models import Pipeline
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
@@ -31,7 +32,7 @@ from millstream_runner.local.states import State
 
 DRIVER_MODULE = "millstream_reduce.spark.driver"
 STOP_GRACE_S = 10.0
-"""From the request to end until it is killed. Nothing is lost by that."""
+"""Time from the request to end until it is killed. Nothing is lost by that."""
 _LOOK_INTERVAL_S = 0.5
 _LOOK_TIMEOUT_S = 2.0
 _CHANNEL_OPTIONS = (
@@ -47,7 +48,7 @@ class DriverPlan:
     """The driver process."""
 
     address: str
-    """gRPC address it listens on."""
+    """gRPC address on which it listens."""
     settings: Path
     pipeline: str
     log_level: str
@@ -67,7 +68,7 @@ class DriverPlan:
 
 
 class LocalSpark:
-    """The driver's process, and how far it is as far as it answers. `serve` is its one task."""
+    """The driver's process, and its progress as far as it answers. `serve` is its only task."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class LocalSpark:
         on_health: Callable[[Mapping[str, Any]], None],
         on_change: Callable[[], None],
     ) -> None:
-        """As for `Supervisor`; `log` keeps what it logs and prints."""
+        """Arguments as for `Supervisor`; `log` stores what it logs and prints."""
         self._plan = plan
         self._supervisor = Supervisor(
             plan,
@@ -97,7 +98,7 @@ class LocalSpark:
         self._answer: spark_pb2.DescribeResponse | None = None
         self._pid = 0
         self._jobs = 0
-        """Done in this run, over all processes."""
+        """Jobs done in this run, by all its processes."""
         self._jobs_before = 0
 
     @property
@@ -114,29 +115,29 @@ class LocalSpark:
 
     @property
     def is_ready(self) -> bool:
-        """It runs jobs."""
+        """Whether it runs jobs."""
         return self._supervisor.state is State.RUNNING and self._answer is not None
 
     @property
     def text(self) -> str:
-        """What it does, in words."""
+        """Its state, in words."""
         words = [self._supervisor.state.value]
         if self._supervisor.state is State.RUNNING:
             words = ["starting" if self._answer is None else f"ready ({self._answer.master})"]
         if self._jobs:
-            words.append(f"{self._jobs:,} jobs")
+            words.append(counted(self._jobs, "job"))
         if self._supervisor.restarts:
             words.append(f"restarted {self._supervisor.restarts}x")
         return ", ".join(words)
 
     def stop(self) -> None:
-        """Have it end; `serve` returns then."""
+        """Ask it to end; `serve` then returns."""
         self._supervisor.stop(grace_s=STOP_GRACE_S)
 
     async def serve(self) -> None:
-        """Keep it running, until it is asked to end or fails permanently."""
+        """Keep it running until it is asked to end or fails permanently."""
         async with asyncio.TaskGroup() as tasks:
-            looking = tasks.create_task(self._look(), name="look at spark")
+            looking = tasks.create_task(self._look(), name="observe Spark")
             await self._supervisor.serve(self._plan.command)
             looking.cancel()
 
@@ -158,18 +159,18 @@ class LocalSpark:
 
 
 async def _never() -> bool:
-    """It has no lanes: it ends when it is asked to."""
+    """It has no lanes, so it ends only when it is asked to."""
     return False
 
 
 def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Path, log_level: str) -> DriverPlan:
-    """Writes the driver's settings. `directory` is the driver's own; `sockets` has a short path."""
+    """Write the driver's settings. `directory` belongs to the driver; `sockets` has a short path."""
     settings = directory / "settings.json"
     try:
         make_private(directory)
         own_directory(directory)
     except OSError as error:
         raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {settings}: {error.strerror}") from error
-    # Settings may hold passwords (of an object store, say); `write_text` keeps them private.
+    # Settings may contain passwords (of an object store, for example); `write_text` keeps them private.
     write_text(settings, settings_of(pipeline, base_dir, directory / "scratch").to_json(), durable=False)
     return DriverPlan(f"unix:{sockets / 'spark'}", settings, pipeline.name, log_level)

@@ -1,4 +1,4 @@
-"""What a run, a vertex and a process are doing: one word for each state, wherever it is shown.
+"""The states of a run, a vertex and a process: one name for each, wherever it is shown.
 
     starting ─► waiting for Spark ─► running ─► draining ─► stopped
        ▲                              │   └───────────────► done
@@ -13,35 +13,35 @@ from enum import Enum
 
 
 class State(Enum):
-    """A state, in the words that are shown."""
+    """A state, with the name that is shown."""
 
     STARTING = "starting"
-    """Started, and does not work yet."""
+    """Started, and not ready yet."""
     WAITING_FOR_SPARK = "waiting for Spark"
     """Everything else is ready; windows cannot be computed yet."""
     RUNNING = "running"
-    """Takes in what there is."""
+    """Processes records."""
     SILENT = "not answering"
-    """Gives no sign of life; it is replaced soon."""
+    """Gives no sign of life; it will be replaced soon."""
     FIXING = "waiting for a change"
     """Its function cannot be started; the next change of a file starts it again."""
     DEBUGGED = "being debugged"
-    """A debugger has its function."""
+    """A debugger is attached to its function."""
     RESTARTING = "restarting"
-    """Its process died and is started again."""
+    """Its process died and is being restarted."""
     DRAINING = "draining"
-    """Sources take nothing new in; what is in flight is finished."""
+    """Sources have stopped reading; records in flight are processed."""
     FAILING = "failing"
-    """Something has failed finally; the rest is ended."""
+    """A part has failed permanently; the others are being stopped."""
     STOPPED = "stopped"
-    """Ended before everything was processed; the next run goes on."""
+    """Ended before everything was processed; the next run continues."""
     DONE = "done"
     """Everything has been processed."""
     FAILED = "failed"
-    """Cannot go on."""
+    """Cannot continue."""
     INTERRUPTED = "interrupted"
-    """Its runner was killed; the next run goes on."""
+    """Its runner was killed; the next run continues."""
 
 
 OVER = frozenset({State.STOPPED, State.DONE, State.FAILED, State.INTERRUPTED})
-"""Nothing comes after them."""
+"""The final states."""

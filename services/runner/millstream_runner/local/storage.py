@@ -1,7 +1,7 @@
-"""What a pipeline reserves of a broker's storage, and whether the disk of a data directory has it.
+"""The storage that a pipeline reserves on its broker, and whether the disk of a data directory has that much.
 
-The broker refuses a ledger for which it has no room, and takes what it granted as used from then on: so a full disk is
-met where nothing is stored yet, and not in the middle of a commit.
+The broker refuses a ledger for which it has no space, and counts what it granted as used from then on. So a full disk
+is noticed before anything is stored, and not in the middle of a commit.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from millstream_runner.local.directory import DataDirectory
 from millstream_vertex.settings import ledger_limits
 
 BROKER_SHARE = 0.75
-"""Of what is free on its disk when it starts: what a NATS server takes for its streams."""
+"""The share of the free space that a NATS server uses for its streams, as of its start."""
 
 
 def reserved_bytes(graph: Graph) -> dict[str, int]:
-    """What the ledger of each vertex reserves; a chain has one, its first vertex's."""
+    """What the ledger of each vertex reserves; a chain has one ledger, that of its first vertex."""
     graph = graph.stages
     return {vertex.name: ledger_limits(graph, vertex.name).bytes_max for vertex in graph.vertices}
 
 
 def reservation_text(graph: Graph) -> str:
-    """For people: how much in all, and where most of it goes."""
+    """For people: the total, and which vertex reserves most of it."""
     reserved = reserved_bytes(graph)
     largest = max(reserved, key=lambda name: reserved[name])
     return f"{_shown(sum(reserved.values()))}, of which vertex {largest} {_shown(reserved[largest])}"
 
 
 def refuse_small_disk(graph: Graph, directory: DataDirectory) -> None:
-    """Raise `InfrastructureError` where a pipeline that starts from nothing would not get what it reserves."""
+    """Raise `InfrastructureError` if a new pipeline would not get the storage that it reserves."""
     place = _nearest(directory.root)
     freed = sum(file.stat().st_size for file in directory.broker.rglob("*") if file.is_file())
     free = shutil.disk_usage(place).free + freed

@@ -1,6 +1,6 @@
-"""What a pipeline that is not running has stored: its broker, started for the moment.
+"""Access to the stored data of a pipeline that is not running: its broker is started temporarily.
 
-Above it: commands that look at a pipeline, or change it, between two runs. Below it: the data directory and the broker.
+Above it: commands that inspect or change a pipeline between two runs. Below it: the data directory and the broker.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from millstream_runner.local.view import PipelineView, open_view
 
 @asynccontextmanager
 async def open_stored(directory: DataDirectory, graph: Graph) -> AsyncIterator[EmbeddedBroker]:
-    """Hold the directory, end what a killed run left behind, and have its broker run meanwhile.
+    """Lock the directory, end what a killed run left behind, and keep its broker running during the block.
 
-    Raises `InfrastructureError` when a run has it.
+    Raises `InfrastructureError` if a run has the directory.
     """
     with held(directory.root):
         runtime = directory.read_runtime()
@@ -45,7 +45,7 @@ async def open_stored(directory: DataDirectory, graph: Graph) -> AsyncIterator[E
 
 @asynccontextmanager
 async def open_run(directory: DataDirectory, graph: Graph) -> AsyncIterator[PipelineView]:
-    """What a run has stored: asked of its broker while it lives, and of one over its store when it does not."""
+    """The stored data of a run: from its broker while it runs, or from a temporary broker over its store."""
     runtime = directory.read_runtime()
     if runtime is not None and is_alive(runtime.runner):
         async with open_view(graph, directory.access(runtime, technology_of(graph.pipeline))) as view:

@@ -17,6 +17,7 @@ from millstream import codes
 from millstream.account import Account, account_of, consumed
 from millstream.errors import DamageError
 from millstream.ledger.witness import REPAIR
+from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.kinds import VertexKind
@@ -36,11 +37,11 @@ class VertexAccount:
     kind: VertexKind[SpecModel]
     account: Account
     written: int
-    """Records written to its buffers, each edge counted."""
+    """Records written to its buffers, counted for each edge."""
     ended: bool
-    """All its lanes have ended."""
+    """Whether all its lanes have ended."""
     accepted: int = 0
-    """Records that a repair gave up; negative: that it let come twice."""
+    """Records that a repair gave up; negative: records that it allowed to appear twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class EdgeAccount:
 
     @property
     def waiting(self) -> int:
-        """Written and not read; negative when more was read than there was."""
+        """Written and not read; negative if more records were read than written."""
         return self.written - self.read
 
 
@@ -66,7 +67,7 @@ class Summary:
     differences: Sequence[str]
     """What does not balance, one sentence each."""
     damage: Sequence[str] = ()
-    """Of stored data, where something does not balance and that is why."""
+    """Damage to stored data that explains what does not balance."""
 
     @property
     def balanced(self) -> bool:
@@ -74,7 +75,7 @@ class Summary:
 
     @property
     def ended(self) -> bool:
-        """Every lane has ended: there is nothing left to do."""
+        """Whether every lane has ended, so that there is nothing left to do."""
         return all(vertex.ended for vertex in self.vertices)
 
 
@@ -93,13 +94,14 @@ ACCOUNT_TITLES = (
 
 
 _MAY_BE_EMPTY = ("LATE", "BELOW-WATERMARK", "DROPPED", "FILTERED", "DEAD-LETTERED")
-"""In this order they are left out of a table that is too wide, where there is nothing in them."""
+"""The order in which empty columns are removed from a table that is too wide."""
 _NAME_CHARS = (24, 16)
-"""To which names are cut in a table that is still too wide."""
+"""The lengths to which names are shortened in a table that is still too wide."""
 
 
 def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapping[BufferId, int]) -> Summary:
-    """Add the marks up and check them. `waiting`: records counted in the buffers; those left out are not compared."""
+    """Add the marks up and check them. `waiting`: records counted in the buffers; buffers without a count are not
+    compared."""
     written = _written(marks)
     read = {done.buffer: done.records for lane, mark in marks.items() for done in consumed(lane, mark)}
     found: list[str] = []
@@ -114,7 +116,8 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
             if account.difference:
                 whose = f"lane {lane}" if vertex.name == head else f"lane {lane}, vertex {vertex.name}"
                 found.append(
-                    f"{whose}: {account.inputs:,} inputs, but {account.inputs - account.difference:,} accounted for"
+                    f"{whose}: {counted(account.inputs, 'input')}, but "
+                    f"{account.inputs - account.difference:,} accounted for"
                 )
         own = [buffer for edge in graph.edges_out[vertex.name] for buffer in _places_of(graph, edge)]
         ended = all(lane in marks and marks[lane].ended for lane in lanes)
@@ -126,16 +129,16 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
     for edge in graph.edges:
         buffers = _places_of(graph, edge)
         for buffer in buffers:
-            # Nothing can wait inside a chain.
-            counted = 0 if edge.chain else waiting.get(buffer)
-            found += _buffer_differences(buffer, written.get(buffer, 0), read.get(buffer, 0), counted)
+            # Records cannot wait inside a chain.
+            in_buffer = 0 if edge.chain else waiting.get(buffer)
+            found += _buffer_differences(buffer, written.get(buffer, 0), read.get(buffer, 0), in_buffer)
         sums = (sum(counts.get(buffer, 0) for buffer in buffers) for counts in (written, read))
         edges.append(EdgeAccount(edge.name, *sums))
     return Summary(vertices, edges, found)
 
 
 def check_stored(summary: Summary, where: Path) -> None:
-    """Raise `DamageError` when what is stored contradicts itself before anything has run."""
+    """Raise `DamageError` if the stored data contradicts itself before anything has run."""
     if not summary.balanced:
         raise DamageError(
             codes.STORED_CONTRADICTS,
@@ -145,7 +148,7 @@ def check_stored(summary: Summary, where: Path) -> None:
 
 
 def account_row(vertex: VertexAccount) -> tuple[str, ...]:
-    """The account of a vertex under `ACCOUNT_TITLES`; empty where the vertex cannot have such records."""
+    """The account of a vertex under `ACCOUNT_TITLES`; empty if the vertex cannot have such records."""
     account = vertex.account
     dropped = sum(account.dropped.values())
     counts = account.inputs, account.processed, account.filtered, account.dead_lettered, dropped
@@ -160,11 +163,13 @@ def account_row(vertex: VertexAccount) -> tuple[str, ...]:
 
 
 def summary_lines(summary: Summary, width: int | None = None) -> list[str]:
-    """The summary for people, its table at most `width` characters wide where that is possible: columns in which there
-    is nothing are left out."""
+    """The summary for people. Its table is at most `width` characters wide if that is possible: empty columns are
+    removed."""
     lines = _table(summary, width)
     lines += [remark for vertex in summary.vertices for remark in _remarks(vertex)]
-    lines += [f"edge {edge.edge}: {edge.waiting:,} records wait" for edge in summary.edges if edge.waiting > 0]
+    lines += [
+        f"edge {edge.edge}: {counted(edge.waiting, 'waiting record')}" for edge in summary.edges if edge.waiting > 0
+    ]
     if summary.balanced:
         lines.append("account: BALANCED (all records are accounted for, in each vertex and edge)")
     else:
@@ -175,8 +180,8 @@ def summary_lines(summary: Summary, width: int | None = None) -> list[str]:
 
 
 def _table(summary: Summary, width: int | None) -> list[str]:
-    """Narrower in steps, until it fits: without columns in which there is nothing, with headings of two lines, with
-    short names, without the types."""
+    """Narrowed step by step until it fits: without empty columns, with headings of two lines, with short names, without
+    the types."""
     rows = [ACCOUNT_TITLES, *map(account_row, summary.vertices)]
     columns = {column[0]: list(column) for column in zip(*rows, strict=True)}
     empty = [title for title in _MAY_BE_EMPTY if all(cell in ("0", "") for cell in columns[title][1:])]
@@ -259,7 +264,7 @@ def _remarks(vertex: VertexAccount) -> list[str]:
 
 
 def _places_of(graph: Graph, edge: Edge) -> list[BufferId]:
-    """Where records of an edge are counted: its buffers, or what stands for them inside a chain."""
+    """Where records of an edge are counted: its buffers, or their equivalent inside a chain."""
     return [BufferId(edge.name, partition) for partition in range(graph.vertex(edge.to).partitions)]
 
 
@@ -274,7 +279,7 @@ def _written(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, int]:
 
 def _buffer_differences(buffer: BufferId, written: int, read: int, waiting: int | None) -> list[str]:
     if read > written:
-        return [f"buffer {buffer}: {read:,} records read, but only {written:,} written"]
+        return [f"buffer {buffer}: {counted(read, 'record')} read, but only {written:,} written"]
     if waiting is not None and written != read + waiting:
-        return [f"buffer {buffer}: {written:,} records written, but {read:,} read and {waiting:,} waiting"]
+        return [f"buffer {buffer}: {counted(written, 'record')} written, but {read:,} read and {waiting:,} waiting"]
     return []

@@ -1,12 +1,12 @@
-"""What passes an edge, looked at without any effect on it.
+"""Shows the records that pass an edge, without affecting them.
 
-    watch begins ─► marks of the writers: where "now" is ─► frames behind it, as a reader gets them ─► queue ─► records
+    watch begins ─► marks of the writers: where "now" is ─► frames after it, as a reader gets them ─► queue ─► records
                                                                └─ a number is missing: trimmed before it was seen
 
-A tap watches each buffer as a reader reads it, and has no place in it: no mark of its own, nothing that a trim or an
-owner would wait for. It is handed committed frames only. While it is behind by more than its queue and a reader's
-prefetch hold, frames are trimmed before it gets them; they are counted, by the numbers that writers give their frames,
-and never skipped silently. Above it: `millstream tap`. Below it: the ledgers, of any technology.
+A tap watches each buffer as a reader does, but has no position in it: no mark, and nothing that a trim or an owner
+would wait for. It gets only committed frames. If it falls behind by more than its queue and a reader's prefetch, frames
+are trimmed before it gets them. They are counted, by the numbers that writers give their frames, and never skipped
+silently. Above it: `millstream tap`. Below it: the ledgers, of any technology.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.view import PipelineView
 
 FRAMES_HELD_MAX = 64
-"""In the queue of a tap. What has arrived there is shown even when the broker has ended."""
+"""Frames in the queue of a tap. What has arrived there is shown even if the broker has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class _Writer:
     """What one lane has written to a buffer."""
 
     records_before: int
-    """When the tap began."""
+    """At the time when the tap began."""
     frames_told: int
-    """Up to here its frames were seen, or are known to be missed."""
+    """Up to this number its frames were seen, or are known to be missed."""
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """Where the tap is in a buffer."""
+    """The position of the tap in a buffer."""
 
     buffer: BufferId
     ledger: Ledger
@@ -65,21 +65,21 @@ class _Buffer:
 
 @dataclass(slots=True)
 class Tap:
-    """Looks at an edge. Made by `open_tap`; for one task."""
+    """A tap on an edge. Created by `open_tap`; for one task."""
 
     graph: Graph
     view: PipelineView
     edge: str
     buffers: list[_Buffer]
     is_whole: bool
-    """It looks at all partitions."""
+    """Whether it watches all partitions."""
     _arrived: asyncio.Queue[tuple[_Buffer, StoredFrame | MillstreamError]] = field(
         default_factory=lambda: asyncio.Queue(FRAMES_HELD_MAX)
     )
 
     @property
     def seen(self) -> int:
-        """Records that were there to be seen."""
+        """Records that could be shown."""
         return sum(buffer.seen for buffer in self.buffers)
 
     @property
@@ -89,11 +89,12 @@ class Tap:
 
     @property
     def records_before(self) -> int:
-        """Records that had passed when the tap began, in the partitions that it looks at."""
+        """Records that had passed when the tap began, in the partitions that it watches."""
         return sum(writer.records_before for buffer in self.buffers for writer in buffer.writers.values())
 
     async def look(self, wait_s: float) -> Sequence[Passed]:
-        """Records of the next frame that passes, each partition in its order; none when none comes in `wait_s`."""
+        """Records of the next frame that passes, in the order of its partition; empty if none arrives within
+        `wait_s`."""
         try:
             async with asyncio.timeout(wait_s):
                 arrived = await self._arrived.get()
@@ -102,21 +103,21 @@ class Tap:
         return self._taken(*arrived)
 
     def held(self) -> Sequence[Passed]:
-        """Records that have arrived and were not looked at."""
+        """Records that have arrived and were not taken yet."""
         found: list[Passed] = []
         while not self._arrived.empty():
             found += self._taken(*self._arrived.get_nowait())
         return found
 
     async def has_ended(self) -> bool:
-        """Whether nothing will pass any more, and all that could be seen was."""
+        """Whether no more records will pass, and all that could be seen were."""
         marks = await self.view.marks(self.graph.edge(self.edge).from_)
         lanes = lanes_of(self.graph, self.graph.edge(self.edge).from_)
         return all(lane in marks and marks[lane].ended for lane in lanes) and not await self._behind(marks)
 
     async def missed(self) -> int:
-        """Records that passed and were not seen, counted exactly from what the writers have committed by now: for
-        an edge that has ended."""
+        """Records that passed and were not seen, counted exactly from what the writers have committed by now. For an
+        edge that has ended."""
         marks = await self.view.marks(self.graph.edge(self.edge).from_)
         passed = sum(written.records for buffer in self.buffers for written in _written(marks, buffer.buffer).values())
         return max(0, passed - self.records_before - self.seen)
@@ -132,7 +133,7 @@ class Tap:
         return [Passed(buffer.buffer.partition, frame.sequence, index, record) for index, record in enumerate(records)]
 
     async def _behind(self, marks: Mapping[LaneId, mark_pb2.Mark]) -> bool:
-        """Whether frames that these marks name have not been looked at yet, and can still be."""
+        """Whether frames that these marks name have not been taken yet, and still can be."""
         for buffer in self.buffers:
             told = {key: writer.frames_told for key, writer in buffer.writers.items()}
             if all(told.get(key, 0) >= one.frames for key, one in _written(marks, buffer.buffer).items()):
@@ -142,7 +143,7 @@ class Tap:
         return False
 
     async def _watch(self, buffer: _Buffer, frames: AsyncIterator[StoredFrame]) -> None:
-        """Take what passes into the queue. What goes wrong is raised where it is looked at."""
+        """Put passing frames into the queue. Errors are raised where the queue is read."""
         try:
             async for frame in frames:
                 await self._arrived.put((buffer, frame))
@@ -154,8 +155,8 @@ class Tap:
 async def open_tap(
     graph: Graph, view: PipelineView, edge: str, partitions: Sequence[int] | None = None
 ) -> AsyncIterator[Tap]:
-    """A tap of these partitions of an edge, or of all, from now on. Raises `RetryLaterError` while nothing was stored
-    that it could look at."""
+    """A tap of these partitions of an edge, or of all, from now on. Raises `RetryLaterError` until something is stored
+    that it could watch."""
     graph = graph.stages
     buffers = [one for one in buffers_of(graph, graph.edge(edge)) if partitions is None or one.partition in partitions]
     ledgers = {buffer: await view.ledger_of(buffer) for buffer in buffers}
@@ -163,7 +164,7 @@ async def open_tap(
     tap = Tap(graph, view, edge, found, partitions is None)
     async with AsyncExitStack() as stack:
         watched = [(one, await stack.enter_async_context(one.ledger.watch(one.buffer, one.after))) for one in found]
-        # Now nothing passes unseen. What has passed before, and what comes before the marks are read, is known by its
+        # From here on nothing passes unseen. What passed before, or passes before the marks are read, is known by its
         # number.
         marks = await view.marks(graph.edge(edge).from_)
         for one in found:
@@ -181,7 +182,7 @@ async def open_tap(
 
 
 def _written(marks: Mapping[LaneId, mark_pb2.Mark], buffer: BufferId) -> dict[str, mark_pb2.Written]:
-    """What each lane has written to a buffer, by the lane's key."""
+    """What each lane has written to a buffer, by the key of the lane."""
     return {
         lane.key: written
         for lane, mark in marks.items()
@@ -191,7 +192,7 @@ def _written(marks: Mapping[LaneId, mark_pb2.Mark], buffer: BufferId) -> dict[st
 
 
 def _is_new(buffer: _Buffer, frame: StoredFrame) -> bool:
-    """Whether a frame was committed since the tap began; what is missing before it is counted."""
+    """Whether a frame was committed after the tap began; frames missing before it are counted."""
     witness = frame.witness
     writer = buffer.writers.get(witness.lane) if witness is not None else None
     if witness is None or writer is None:

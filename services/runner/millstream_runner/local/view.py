@@ -1,7 +1,7 @@
-"""The broker's contents, looked at from outside: watermarks for the screen, marks for the summary, frames for `peek`.
+"""A view of the broker's contents: watermarks for the screen, marks for the summary, frames for `peek`.
 
-Above it: the runner and the command line. Below it: the ledgers and the OT stores. It owns no lane and
-commits nothing; it can remove what a vertex that is gone has kept.
+Above it: the runner and the command line. Below it: the ledgers and the OT stores. It owns no lane and commits nothing;
+it can remove what a removed vertex has stored.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from millstream_runner.local.summary import Summary, summarize
 from millstream_vertex.past import check_not_older
 
 COUNTED_FRAMES_MAX = 1000
-"""A buffer that holds more frames than this after a drain is not counted: it would take long."""
+"""A buffer with more frames than this after a drain is not counted, because that would take long."""
 
 
 class PipelineView:
-    """What can be seen of one pipeline. Made by `open_view`."""
+    """What is visible of one pipeline. Created by `open_view`."""
 
     def __init__(self, graph: Graph, broker: Broker, stores: OtStores) -> None:
         self._graph = graph.stages
@@ -43,12 +43,12 @@ class PipelineView:
         self._ledgers: dict[str, Ledger] = {}
 
     async def update(self, progress: PipelineProgress) -> None:
-        """Hand in what all lanes last published. Raises `RetryLaterError` while the broker is away."""
+        """Pass on what all lanes last published. Raises `RetryLaterError` while the broker does not answer."""
         for vertex in self._graph.order:
             if vertex not in self._open_stores:
                 self._open_stores[vertex] = await self._stores.store(vertex)
-        # Who reads is asked before who writes: so hardly any lane is found to have read what was not written. All are
-        # asked at once, which is one message to the broker and not one for each.
+        # Readers are asked before writers, so that hardly any lane appears to have read what was not written. All are
+        # asked at once, which is one message to the broker instead of one for each.
         stores = [(vertex, self._open_stores[vertex]) for vertex in reversed(self._graph.order)]
         answers = await asyncio.gather(*(store.get_all() for _, store in stores), return_exceptions=True)
         for (vertex, _), answer in zip(stores, answers, strict=True):
@@ -58,7 +58,7 @@ class PipelineView:
                 progress.observe(vertex, key, update.entry)
 
     async def durability(self) -> Durability | None:
-        """What the broker keeps; None as long as there is no ledger to ask about."""
+        """What the broker guarantees; None until there is a ledger to ask about."""
         for vertex in self._graph.order:
             ledger = await self._ledger(vertex)
             if ledger is not None:
@@ -66,7 +66,7 @@ class PipelineView:
         return None
 
     async def ledger_ids(self) -> dict[str, str]:
-        """The ledgers there are, by vertex."""
+        """The existing ledgers, by vertex."""
         ledgers = {vertex: await self._ledger(vertex) for vertex in self._graph.order}
         return {vertex: ledger.ledger_id for vertex, ledger in ledgers.items() if ledger is not None}
 
@@ -81,7 +81,8 @@ class PipelineView:
         return found
 
     async def waiting(self) -> dict[BufferId, int]:
-        """Records that lie in each buffer and are not read yet, counted one by one; without those too long to count."""
+        """Records that are stored in each buffer and not read yet, counted one by one; without buffers that would take
+        too long."""
         found: dict[BufferId, int] = {}
         read = _read(await self.marks())
         for buffer in (buffer for edge in self._graph.edges for buffer in buffers_of(self._graph, edge)):
@@ -96,12 +97,12 @@ class PipelineView:
         return found
 
     async def summary(self) -> Summary:
-        """The account of the pipeline; where it does not balance, with the damage that there is."""
+        """The account of the pipeline; if it does not balance, with the damage that was found."""
         found = summarize(self._whole, await self.marks(), await self.waiting())
         return found if found.balanced else replace(found, damage=await self.damage())
 
     async def damage(self) -> list[str]:
-        """What is damaged of ledgers and marks, as far as that can be seen while nothing is written."""
+        """The visible damage of ledgers and marks while nothing is written."""
         found: list[str] = []
         for vertex in self._graph.order:
             published = await newest(await self._stores.store(vertex))
@@ -116,17 +117,17 @@ class PipelineView:
         return found
 
     async def consumed(self, buffer: BufferId) -> int:
-        """Sequence of the last frame of the buffer that its reader is done with; 0 when there is none."""
+        """Sequence of the last frame of the buffer that its reader has completed; 0 if there is none."""
         marks = await self.marks(self._graph.edge(buffer.edge).to)
         return _read(marks).get(buffer, Position(0)).sequence
 
     async def remove(self, vertex: str) -> None:
-        """Remove what a vertex keeps in the broker; it may be gone already."""
+        """Remove what a vertex has stored in the broker, if anything."""
         await self._stores.delete(vertex)
         await self._broker.delete(vertex)
 
     async def ledger_of(self, buffer: BufferId) -> Ledger:
-        """The ledger a buffer lies in. Raises `RetryLaterError` as long as it does not exist."""
+        """The ledger that contains a buffer. Raises `RetryLaterError` until it exists."""
         upstream = self._graph.edge(buffer.edge).from_
         ledger = await self._ledger(upstream)
         if ledger is None:
@@ -153,7 +154,7 @@ def _read(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, Position]:
 async def open_view(
     graph: Graph, access: Access, require: DurabilityLevel = DurabilityLevel.MEMORY
 ) -> AsyncIterator[PipelineView]:
-    """Look at a pipeline in a running broker."""
+    """A view of a pipeline in a running broker."""
     technology = technology_of(graph.pipeline)
     async with technology.open(access, graph.pipeline.name, name="view", require=require) as buffer:
         yield PipelineView(graph, buffer.broker, buffer.stores)

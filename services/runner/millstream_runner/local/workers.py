@@ -1,8 +1,8 @@
-"""The workers of a local run: which there are, what each runs, and how far its replicas are.
+"""The workers of a local run: which there are, what each runs, and the states of its replicas.
 
-    replica: starting ─► running ─► (told to stop: draining) ─► stopped, or done
+    replica: starting ─► running ─► (asked to stop: draining) ─► stopped, or done
                 ▲           └──── the worker dies ──┐
-                └────────── restarting ◄────────────┘   one that was asked to stop is not started again
+                └────────── restarting ◄────────────┘   one that was asked to stop is not restarted
 
 Above it: the runner. Below it: one supervised process for each worker (`replica.py`), which says when a replica is
 over, and takes the order to stop one.
@@ -34,7 +34,7 @@ from millstream_writer.sinks.log.connector import LogSink
 
 WORKER_MODULE = "millstream_worker"
 _WORKERS_MIN = 2
-"""By default: a worker with nothing but sources gives way to the others (docs/decisions/0015), also where all share one
+"""The default minimum: a worker with only sources yields to the others (docs/decisions/0015), even if all share one
 processor."""
 
 _HELD_UP = {HeldUp.TO_BE_FIXED.value: State.FIXING, HeldUp.DEBUGGED.value: State.DEBUGGED}
@@ -50,7 +50,7 @@ class WorkerPlan:
 
     @property
     def name(self) -> str:
-        """That of its replica where it has one; else a name that no replica can have."""
+        """That of its replica if it has one; otherwise a name that no replica can have."""
         return self.replicas[0].name if len(self.replicas) == 1 else f"{WORKER_PREFIX}{self.number}"
 
     @property
@@ -60,8 +60,8 @@ class WorkerPlan:
 
 
 def plan_workers(graph: Graph, workers: int | None, metrics_port_base: int | None) -> Iterator[WorkerPlan]:
-    """`workers`: how many at most share the vertices; None for as many as there are processors. `metrics_port_base`:
-    port of the first one's metrics; None for no metrics. Raises `UserError` when there are to be none."""
+    """`workers`: the most workers that share the vertices; None for one per processor. `metrics_port_base`: port of the
+    first one's metrics; None for no metrics. Raises `UserError` if there are to be none."""
     if workers is not None and workers < 1:
         raise UserError(codes.OPTION_VALUE, f"--workers {workers}: at least one process is needed")
     for number, replicas in enumerate(place(graph, workers or max(_WORKERS_MIN, processors()))):
@@ -70,22 +70,22 @@ def plan_workers(graph: Graph, workers: int | None, metrics_port_base: int | Non
 
 @dataclass(frozen=True, slots=True)
 class WorkerArguments:
-    """What all workers of a run get."""
+    """The arguments that all workers of a run get."""
 
     pipeline_file: Path
     windows: Path
-    """Where reduce lanes keep the records of open windows."""
+    """Where reduce lanes store the records of open windows."""
     broker_url: str
     broker_access: Path
-    """File that says who they are to the broker."""
+    """File with their credentials for the broker."""
     durability: DurabilityLevel
     log_level: str
     spark: str | None
     """gRPC address of the Spark driver; None in a pipeline without a reduce."""
     metrics_host: str = "127.0.0.1"
-    """Address that metrics and probes listen on."""
+    """Address on which metrics and probes listen."""
     on_change: OnChange = OnChange.REPORT
-    """When a file of a function changes."""
+    """What to do when a file of a function changes."""
     debugged: Mapping[str, int] = field(default_factory=dict)
     """Vertices whose functions wait for a debugger, and the ports."""
 
@@ -117,9 +117,9 @@ class Hooks:
     """What a worker needs of its run."""
 
     progress: Callable[[ReplicaId], object]
-    """A value that changes when the lanes of a replica get on."""
+    """A value that changes when the lanes of a replica advance."""
     have_ended: Callable[[ReplicaId], Awaitable[bool]]
-    """Whether its marks say that the lanes have nothing left to do."""
+    """Whether its marks say that its lanes have nothing left to do."""
     on_output: Callable[[list[bytes]], None]
     on_entry: Callable[[Mapping[str, Any]], bool]
     on_health: Callable[[Mapping[str, Any]], None]
@@ -128,19 +128,19 @@ class Hooks:
 
 
 class LocalWorker:
-    """One worker of a run. `serve` is its one task."""
+    """One worker of a run. `serve` is its only task."""
 
     def __init__(self, plan: WorkerPlan, logs: Logs, hooks: Hooks) -> None:
         self.plan = plan
         self._hooks = hooks
         self._drained: set[ReplicaId] = set()
-        """To stop."""
+        """Replicas that are to stop."""
         self._over: dict[ReplicaId, State] = {}
-        """Will not be started again."""
+        """Replicas that will not be started again."""
         self._held_up: dict[ReplicaId, State] = {}
-        """Whose functions wait for a person."""
+        """Replicas whose functions wait for a person."""
         self._open: set[ReplicaId] = set()
-        """Work, in the process that runs now."""
+        """Replicas that work in the current process."""
         self._supervisor = Supervisor(
             plan,
             Reports(
@@ -164,7 +164,7 @@ class LocalWorker:
 
     @property
     def failure(self) -> Failure | None:
-        """Why it cannot go on: under the name of the replica that failed, or of the worker with all its replicas."""
+        """Why it cannot continue, under the name of the failed replica, or of the worker with all its replicas."""
         failure = self._supervisor.failure
         if failure is None or failure.process != self.plan.name:
             return failure
@@ -179,7 +179,7 @@ class LocalWorker:
         return self._supervisor.over.is_set()
 
     def has_over(self, replica: ReplicaId) -> bool:
-        """Nothing more comes from it."""
+        """Whether nothing more will come from it."""
         return self.is_over or replica in self._over
 
     def state_of(self, replica: ReplicaId) -> State:
@@ -187,7 +187,7 @@ class LocalWorker:
             return self._over[replica]
         state = self._supervisor.state
         if state is State.FAILED and self.failure is not None and self.failure.process != replica.name:
-            # It ended with a neighbour that failed.
+            # It ended with another replica that failed.
             return State.STOPPED if self.failure.process in self._names else State.FAILED
         if replica in self._held_up and state is State.RUNNING:
             return self._held_up[replica]
@@ -196,11 +196,11 @@ class LocalWorker:
         return State.DRAINING if replica in self._drained and state is State.RUNNING else state
 
     def is_held_up(self, replica: ReplicaId) -> bool:
-        """Whether a function of it waits for a person."""
+        """Whether one of its functions waits for a person."""
         return replica in self._held_up
 
     def stop(self, replicas: Collection[ReplicaId], *, grace_s: float) -> None:
-        """Have these of its replicas finish and end; when it has no others, it is killed after `grace_s`."""
+        """Ask these of its replicas to finish and end; if it has no others, it is killed after `grace_s`."""
         new = {replica for replica in self.plan.replicas if replica in replicas} - self._drained
         self._drained |= new
         if set(self.plan.replicas) <= self._drained | self._over.keys():
@@ -213,9 +213,9 @@ class LocalWorker:
         await self._supervisor.serve(lambda: arguments.command(self._left(), self.plan.metrics_port))
 
     def _left(self) -> Sequence[ReplicaId]:
-        """What a process is started for."""
+        """The replicas for which a process is started."""
         left = [replica for replica in self.plan.replicas if replica not in self._over]
-        # One that was killed after its last replica had ended, and before it could say so by its exit code.
+        # It was killed after its last replica had ended, before its exit code could say so.
         return left or [replica for replica in self.plan.replicas if replica not in self._drained]
 
     @property
@@ -223,7 +223,7 @@ class LocalWorker:
         return {replica.name for replica in self.plan.replicas}
 
     def _hear(self, text: str) -> None:
-        """The worker says how a replica is."""
+        """Handle a message of the worker about a replica."""
         how, _, name = text.partition(" ")
         for replica in self.plan.replicas:
             if replica.name != name:
@@ -237,12 +237,12 @@ class LocalWorker:
             elif how == "going":
                 self._held_up.pop(replica, None)
             elif replica in self._drained:
-                # One that was stopped by others is started again.
+                # It was stopped by another owner, and is started again.
                 self._over[replica] = State.STOPPED
         self._hooks.on_change()
 
     def _remind(self) -> None:
-        """A process has been started; what was said before it was there it has not heard."""
+        """A new process has started, which does not know about earlier orders."""
         self._held_up.clear()
         self._open.clear()
         for replica in self._drained - self._over.keys():
@@ -251,7 +251,7 @@ class LocalWorker:
     def _look(self) -> None:
         """The state of the process has changed."""
         if self._supervisor.state is State.RESTARTING:
-            # As for a process of its own: what was to end and died has ended.
+            # Like a process with one replica: what was asked to end, and died, has ended.
             self._over.update(dict.fromkeys(self._drained - self._over.keys(), State.STOPPED))
         self._hooks.on_change()
 
@@ -263,7 +263,7 @@ class LocalWorker:
 
 
 class Logs:
-    """The log files of a worker: one for each replica, and one for what no replica says."""
+    """The log files of a worker: one for each replica, and one for the lines of no replica."""
 
     def __init__(self, directory: Path, plan: WorkerPlan, graph: Graph, files: ExitStack) -> None:
         names = {plan.name, *(replica.name for replica in plan.replicas)}
@@ -273,11 +273,11 @@ class Logs:
         self._output = self._files[printing[0]] if len(printing) == 1 else self._own
 
     def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
-        """A line of a log; `process` of the entry says whose."""
+        """Store a line of a log; the entry's `process` says whose."""
         self._files.get(str(entry.get("process", "")), self._own).write(line)
 
     def keep_output(self, lines: bytes) -> None:
-        """What was printed: by a log sink, which does not say by which."""
+        """Store printed output, which does not say which replica's log sink printed it."""
         self._output.write(lines)
 
 
@@ -303,22 +303,22 @@ class LocalWorkers:
         return [worker.failure for worker in self._workers if worker.failure is not None]
 
     def have_over(self, vertices: Collection[str]) -> bool:
-        """Nothing more comes from these vertices."""
+        """Whether nothing more will come from these vertices."""
         return all(worker.has_over(replica) for worker, replica in self._of(vertices))
 
     def are_held_up(self, vertices: Collection[str]) -> bool:
-        """A function of these vertices waits for a person: what they have to read, they do not."""
+        """Whether a function of these vertices waits for a person, so that their input is not read."""
         return any(worker.is_held_up(replica) for worker, replica in self._of(vertices))
 
     def stop(self, vertices: Collection[str], *, grace_s: float) -> None:
-        """Have these vertices finish and end; a worker without others is killed after `grace_s`."""
+        """Ask these vertices to finish and end; a worker without others is killed after `grace_s`."""
         for worker in self._workers:
             own = [replica for replica in worker.plan.replicas if replica.vertex in vertices]
             if own:
                 worker.stop(own, grace_s=grace_s)
 
     def states_of(self, vertex: str) -> tuple[list[State], int]:
-        """How its replicas are, and how often workers that run them were started again."""
+        """The states of its replicas, and how often workers that run them were restarted."""
         found = list(self._of([vertex]))
         restarts = {worker.plan.number: worker.restarts for worker, _ in found}
         return [worker.state_of(replica) for worker, replica in found], sum(restarts.values())

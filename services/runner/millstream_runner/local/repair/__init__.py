@@ -1,1 +1,1 @@
-"""`millstream repair`: finds damage in what a pipeline has stored, and goes on without what is lost."""
+"""`millstream repair`: finds damage in the stored data of a pipeline, and continues without what is lost."""

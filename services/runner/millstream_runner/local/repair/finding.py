@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from millstream.plurals import counted
+
 RECORDS_SHOWN_MAX = 10
-"""Records of one finding that are listed; `-o json` has all that are known."""
+"""The most records of one finding that are listed; `-o json` has all that are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """One stretch of what is affected."""
+    """One stretch of affected data."""
 
     what: str
     """Which frames, or which part of a log."""
     behind: str = ""
-    """The record before it; empty where that is not known."""
+    """The record before it; empty if unknown."""
     before: str = ""
-    """The record behind it."""
+    """The record after it."""
     records: Sequence[str] = ()
-    """Those in it that can still be read, each with its id, position, event time and the beginning of its value."""
+    """The records in it that can still be read, each with its id, position, event time and the beginning of its
+    value."""
 
     @property
     def text(self) -> str:
@@ -30,20 +33,20 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One damage."""
+    """One case of damage."""
 
     kind: str
-    """Which kind of damage, in one word, for programs."""
+    """The kind of damage in one word, for programs."""
     what: str
     affects: str
     accept: Callable[[], Awaitable[str]]
-    """Gives up what is lost, and tells what it did. May be broken off anywhere, and repeated."""
+    """Gives up what is lost, and returns what it did. It may be interrupted anywhere, and repeated."""
     lost: Sequence[Lost] = ()
     records: int | None = None
-    """Records that are lost; below 0: that may come twice. None where that is unknown."""
+    """Records that are lost; negative: that may appear twice. None if unknown."""
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The finding for people."""
         lines = [f"DAMAGED: {self.what}", f"  affects: {self.affects}"]
         if self.records:
             lines.append(f"  {records_text(self.records)}")
@@ -55,7 +58,7 @@ class Finding:
         return lines
 
     def as_json(self) -> dict[str, object]:
-        """For programs; without `accept`."""
+        """The finding for programs; without `accept`."""
         return {
             "kind": self.kind,
             "what": self.what,
@@ -67,10 +70,14 @@ class Finding:
 
 
 def records_text(records: int) -> str:
-    """How many, for people."""
-    return f"{records:,} records are lost" if records >= 0 else f"{-records:,} records may be there twice"
+    """The number, for people."""
+    return (
+        f"{counted(records, 'record')} {'is' if records == 1 else 'are'} lost"
+        if records >= 0
+        else f"{counted(-records, 'record')} may appear twice"
+    )
 
 
 def bare(error: Exception | str) -> str:
-    """What an error says, without its advice, which has been taken here."""
+    """The message of an error, without its advice, which is being followed here."""
     return str(error).partition(". Restore")[0]

@@ -1,7 +1,7 @@
-"""The stages of a repair that look at logs of reduce lanes, and at buffers beside what their readers say.
+"""The stages of a repair that check the logs of reduce lanes, and compare buffers with what their readers have read.
 
-A reader keeps its sequence. What lies at or below it counts as read, what lies behind it is read, as far as it is there
-and can be used; which frames that leaves out goes into its mark, and how many records they were, so that the account
+A reader keeps its sequence. Everything up to it counts as read; everything after it is read, if it exists and is
+usable. The frames that this omits, and their number of records, are written into the reader's mark, so that the account
 says what was accepted and still balances.
 
 Above it: the repair. Below it: what is stored.
@@ -18,6 +18,7 @@ from uuid import uuid4
 from millstream.account import consumed
 from millstream.ledger.protocol import Commit, Ledger, StoredFrame, StoredMark, Witness
 from millstream.ledger.witness import from_messages, given_up_of
+from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.spec.lanes import all_lanes, inputs_of, lanes_of, upstream_lanes
 from millstream.wire.ledger.v1 import mark_pb2
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 _OWNER = "repair"
 _FRAMES_AT_ONCE = 200
 _END = 2**63
-"""Behind every sequence."""
+"""After every sequence."""
 
 
 class Inputs:
-    """Of one pipeline."""
+    """The stages for one pipeline."""
 
     def __init__(self, stored: Stored, windows: Path) -> None:
         self._stored = stored
@@ -73,7 +74,7 @@ class Inputs:
             if is_orphan
             else (
                 f"nothing is lost: lane {look.lane} keeps its input, which is complete, and reads its "
-                f"{mark.account.open:,} open records from there again"
+                f"{counted(mark.account.open, 'open record')} from there again"
             ),
             accept,
             records=None if is_orphan else 0,
@@ -92,15 +93,15 @@ class Inputs:
         return Finding(
             "log",
             what,
-            f"all windows of lane {look.lane} that are not committed: {mark.account.open:,} records. These windows "
-            "get no result; records that are read from now on start new windows",
+            f"all windows of lane {look.lane} that are not committed: {counted(mark.account.open, 'record')}. These "
+            "windows get no result; records that are read from now on start new windows",
             accept,
             of_windows,
             records=mark.account.open,
         )
 
     async def _log_can_be_made_anew(self, lane: LaneId, mark: mark_pb2.Mark) -> bool:
-        """From the input that the lane keeps."""
+        """Whether the log can be rebuilt from the input that the lane keeps."""
         group_by = self._stored.graph.vertex(lane.vertex).group_by
         if group_by is None or not group_by.keeps_input or mark.reduce.closing or mark.reduce.result_records:
             return False
@@ -151,7 +152,7 @@ class Inputs:
         """What is wrong between the reader's position and the end of the buffer."""
         sequence, read = _position(mark, buffer), _read(mark, buffer)
         if look is not None and look.contents is not None and not look.is_behind:
-            # It has read on into its log.
+            # The lane has read beyond its mark, into its log.
             sequence = look.contents.sequences.get(buffer.edge, 0)
             read = from_messages(look.contents.read.get(buffer.edge, ()))
         written = {}
@@ -192,22 +193,22 @@ class Inputs:
         )
 
     async def _go_on(self, upstream: Ledger, own: Ledger, lane: LaneId, reading: Reading, look: LogLook | None) -> str:
-        """Have the lane continue after its sequence, and say in its mark what was accepted."""
+        """Make the lane continue after its sequence, and record in its mark what was accepted."""
         buffer = reading.up_to.buffer
-        # What was published says what the lane had counted until now.
+        # The published entry has what the lane had counted until now.
         await self._stored.forget(lane)
         stored = await own.take_over(lane, _OWNER)
-        # No sequence that was read is given again.
+        # No sequence that was read is used again.
         writer = next(iter(upstream_lanes(self._stored.graph, buffer)))
         last = await self._stored.repairs.last_sequence(upstream.vertex)
         while last < reading.up_to.sequence:
             last = (await upstream.take_over(writer, _OWNER)).sequence
         mark = mark_pb2.Mark()
         mark.CopyFrom(stored.mark)
-        # There may be something to read again.
+        # There may be records to read again.
         mark.ended = False
         if not reading.last_is_there and not mark.HasField("reduce"):
-            # What was read in part is another frame now.
+            # A frame that was partly read is another frame now.
             mark.record_index = 0
             whole = [item for item in mark.read if item.sequence <= mark.sequence]
             del mark.read[:]
@@ -226,7 +227,7 @@ class Inputs:
     async def _missing(
         self, upstream: Ledger, lane: LaneId, mark: mark_pb2.Mark, reading: Reading, look: LogLook | None
     ) -> tuple[int, int]:
-        """Records and stored bytes that were written to the buffer, less those that were read and those that wait."""
+        """Records and stored bytes that were written to the buffer, minus those that were read and those that wait."""
         buffer = reading.up_to.buffer
         records, size = -reading.waiting_records, -reading.waiting_bytes
         for writer in upstream_lanes(self._stored.graph, buffer):
@@ -253,7 +254,7 @@ class Inputs:
         await own.commit(Commit(lane, (), stored.mark, stored.sequence))
 
     async def _remove_unusable(self, ledger: Ledger, buffer: BufferId, reading: Reading) -> None:
-        """A reader that comes to where they were finds a gap that it knows of."""
+        """Remove unusable frames. A reader that reaches their positions finds a gap that it knows about."""
         for item in reading.unusable:
             if await self._stored.repairs.holds_mark(ledger.vertex, item.stored.sequence):
                 writer = item.stored.witness.lane if item.stored.witness is not None else ""
@@ -299,7 +300,7 @@ class Inputs:
         await self._remove_unusable(holder, reading.up_to.buffer, reading)
 
     def _reduce_logs(self) -> ReduceLogs:
-        # What reads logs takes half a second to import, and pipelines without a reduce do not need it.
+        # The modules that read logs take half a second to import, and pipelines without a reduce do not need them.
         from millstream_runner.local.repair.logs import ReduceLogs
 
         return ReduceLogs(self._stored.graph, self._windows)

@@ -1,12 +1,12 @@
-"""The logs of reduce lanes: whether they can be opened, and what becomes of one that cannot.
+"""The logs of reduce lanes: checks whether they can be opened, and replaces those that cannot.
 
-    log unusable ─► input kept and whole?  ─► the log goes; the lane rebuilds it from its input
-                    otherwise              ─► the mark counts its open windows as dropped ─► the log goes ─► a new one
-                                              that begins where the mark stands
+    log unusable ─► input kept and complete?  ─► remove the log; the lane rebuilds it from its input
+                    otherwise ─► the mark counts its open windows as dropped ─► remove the log ─► a new log
 
-A log is looked at by the code that opens it, so what a run would refuse is found here.
+A log is checked by the code that opens it, so everything that a run would refuse is found here.
 
-Used where a pipeline has a reduce, as what it imports is large. Above it: the repair. Below it: the reduce's queue.
+Imported only for pipelines with a reduce, because its own imports are large. Above it: the repair. Below it: the
+reduce's queue.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from millstream_reduce.values import Location, WindowContents
 from millstream_reduce.windows import make_windowing
 
 LOST_REASON = "lost with a damaged log (millstream repair)"
-"""Why records are dropped that were in windows of a log that was given up."""
+"""Reason for dropping the records that were in the windows of a log that was given up."""
 OWNER = "repair"
 
 
 @dataclass(slots=True)
 class LogLook:
-    """What was found of one lane's log."""
+    """What was found in one lane's log."""
 
     lane: LaneId
     directory: Path
     exists: bool
     contents: QueueContents | None = None
-    """As it would be opened; None where it cannot be."""
+    """The contents as a run would open it; None if it cannot."""
     faults: list[str] = field(default_factory=list)
     windows: Sequence[WindowContents] = ()
-    """That were handed over, and are not committed, as far as the log can be read."""
+    """Windows that were handed over and are not committed, as far as the log can be read."""
 
     @property
     def is_behind(self) -> bool:
-        """The lane will rebuild it from its input."""
+        """Whether the lane will rebuild it from its input."""
         return self.contents is not None and self.contents.is_behind
 
     @property
@@ -68,14 +68,14 @@ class LogLook:
 
 
 class ReduceLogs:
-    """The logs of one pipeline, while nothing of it runs."""
+    """The logs of one pipeline that is not running."""
 
     def __init__(self, graph: Graph, windows: Path) -> None:
         self._graph = graph
         self._windows = windows
 
     def look(self, lane: LaneId, ledger: Ledger | None, mark: mark_pb2.Mark) -> LogLook:
-        """How the log would be found by the next run. Blocking."""
+        """The log as the next run would find it. Blocking."""
         directory = self._windows / lane.vertex / str(lane.partition)
         found = LogLook(lane, directory, exists=directory.is_dir() and bool(segment_numbers(directory)))
         if not found.exists and not mark.HasField("reduce"):
@@ -134,10 +134,10 @@ class ReduceLogs:
             shutil.rmtree(look.directory, ignore_errors=False)
 
     async def begin_anew(self, look: LogLook, ledger: Ledger) -> int:
-        """Go on without the log: what was in it and not committed is counted as dropped. The number of these records
-        that the mark knows; what came behind it is read again.
+        """Continue without the log: its uncommitted contents are counted as dropped. The mark knows the number of these
+        records; what came after them is read again.
 
-        Broken off anywhere, it leaves a log that cannot be opened or one that has begun again.
+        If it is interrupted anywhere, it leaves a log that cannot be opened or one that has begun again.
         """
         stored = await ledger.take_over(look.lane, OWNER)
         mark = mark_pb2.Mark()
@@ -162,7 +162,7 @@ class ReduceLogs:
 
 
 class _NewLog:
-    """Contents of a log that begins where a mark stands."""
+    """Contents of a log that begins at the position of a mark."""
 
     def __init__(self, progress: mark_pb2.ReduceProgress) -> None:
         self._progress = progress

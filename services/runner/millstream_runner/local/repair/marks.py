@@ -1,4 +1,4 @@
-"""The stages of a repair that look at ledgers and marks.
+"""The stages of a repair that check ledgers and marks.
 
 Above it: the repair. Below it: what is stored.
 """
@@ -13,6 +13,7 @@ from millstream.errors import DamageError
 from millstream.ledger.frames import readable
 from millstream.ledger.protocol import StoredFrame
 from millstream.naming import Origin
+from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.spec.lanes import all_lanes
 from millstream_runner.local.ledgers import KnownLedgers
@@ -22,7 +23,7 @@ from millstream_vertex.past import check_not_older
 
 
 class Marks:
-    """Of one pipeline."""
+    """The stages for one pipeline."""
 
     def __init__(self, stored: Stored, ledgers: KnownLedgers) -> None:
         self._stored = stored
@@ -60,8 +61,8 @@ class Marks:
 
             yield Finding(
                 "messages",
-                f"the broker reports that it has lost {len(sequences):,} messages of {lost.what} to damaged files "
-                f"({lost.bytes:,} bytes)",
+                f"the broker reports that it has lost {counted(len(sequences), 'message')} of {lost.what} to damaged "
+                f"files ({counted(lost.bytes, 'byte')})",
                 "frames, marks, or remembered ids of records. Missing frames and marks are listed below; records "
                 "whose ids were lost are accepted again if their source repeats them",
                 accept,
@@ -73,7 +74,7 @@ class Marks:
             before: int | None = None
             while (torn := await self._stored.repairs.torn(lane)) is not None:
                 if torn.last == before:
-                    # It was not accepted.
+                    # The finding was not accepted.
                     self._stored.unknown.add(lane)
                     break
                 before = torn.last
@@ -89,14 +90,14 @@ class Marks:
             "torn",
             f"a commit of lane {lane} is stored in part in {torn.ledger}, sequences {torn.first} to {torn.last}: "
             f"{torn.why}",
-            f"{len(frames)} frames, which were not committed: the lane writes them again, and readers that have "
+            f"{counted(len(frames), 'uncommitted frame')}: the lane writes its frames again, and readers that have "
             "already read them get them twice",
             accept,
             frames,
         )
 
     def _torn_frame(self, buffer: BufferId, stored: StoredFrame) -> Lost:
-        """What a frame holds, for people."""
+        """The contents of a frame, for people."""
         where = f"sequence {stored.sequence}, on its way to {buffer.edge}.{buffer.partition}"
         try:
             frame = readable(stored)
@@ -105,7 +106,7 @@ class Marks:
         reader = self._stored.graph.edge(buffer.edge).to
         origin = Origin(f"{reader}/{buffer.edge}/{buffer.partition}/{stored.sequence}/")
         records = [self._stored.naming.of(frame, index, origin) for index in range(frame.records)]
-        return Lost(f"{where}: {frame.records:,} records", records=records)
+        return Lost(f"{where}: {counted(frame.records, 'record')}", records=records)
 
     async def unreadable_entries(self) -> AsyncIterator[Finding]:
         for lane in all_lanes(self._stored.graph):
@@ -134,7 +135,7 @@ class Marks:
                     "mark",
                     bare(error),
                     f"what lane {lane} did after its mark: it is done again as far as its input is still available, "
-                    "so its results may be there twice; what its source or its input no longer has is lost",
+                    "so its results may appear twice; what its source or its input no longer has is lost",
                     partial(self._forget, lane),
                 )
 

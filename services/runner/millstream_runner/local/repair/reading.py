@@ -1,8 +1,8 @@
-"""What a buffer holds, beside what its reader says it has read. Pure, but for the frames it is handed.
+"""Compares the contents of a buffer with what its reader has read. Pure, apart from the frames that are passed in.
 
-    read before ─► frames behind it, in order ─► written in all
+    read before ─► frames after it, in order ─► total written
                 │                             │
-                └── whatever is missing, or was written again, or cannot be used, is a gap: of one lane, by number
+                └── frames that are missing, rewritten or unusable are a gap: of one lane, by number
 
 Above it: the repair. Below it: what marks and frames say.
 """
@@ -28,16 +28,16 @@ class ReadUpTo:
     lane: LaneId
     buffer: BufferId
     sequence: int
-    """Of the last frame that was read completely."""
+    """Sequence of the last frame that was read completely."""
     read: Sequence[Witness]
-    """The last frame of each lane upstream, one that was read in part included."""
+    """The last frame of each upstream lane, including one that was read in part."""
     given_up: Sequence[GivenUp]
-    """By former repairs."""
+    """What earlier repairs gave up."""
 
 
 @dataclass(slots=True)
 class Unusable:
-    """A frame that is there and cannot be used."""
+    """A frame that exists but cannot be used."""
 
     stored: StoredFrame
     why: str
@@ -50,39 +50,39 @@ class Reading:
     up_to: ReadUpTo
     faults: list[str] = field(default_factory=list)
     gaps: list[GivenUp] = field(default_factory=list)
-    """New ones."""
+    """The new gaps."""
     lost: list[Lost] = field(default_factory=list)
     unusable: list[Unusable] = field(default_factory=list)
     waiting_records: int = 0
-    """In frames behind the position that can be used."""
+    """Records in usable frames after the position."""
     waiting_bytes: int = 0
     last_is_there: bool = True
-    """The newest frame that was read, completely or in part."""
+    """Whether the newest frame that was read, completely or in part, still exists."""
     first_sequence: int | None = None
-    """Of the frames that were looked at."""
+    """First sequence of the frames that were checked."""
 
     @property
     def is_incomplete(self) -> bool:
-        """Frames are missing, whether that is known from before or not."""
+        """Whether frames are missing, no matter whether that was known before."""
         first = self.first_sequence
         known = [gap for gap in self.up_to.given_up if gap.sequence <= self.up_to.sequence]
         return bool(self.faults) or (first is not None and any(gap.sequence >= first for gap in known))
 
 
 class Look:
-    """Looks at one buffer."""
+    """Checks one buffer."""
 
     def __init__(self, writer: str, up_to: ReadUpTo, naming: Naming) -> None:
-        """`writer`: the vertex upstream."""
+        """`writer`: the upstream vertex."""
         self._writer = writer
         self._naming = naming
         self._found = Reading(up_to)
         self._up_to = up_to
         self._numbers: dict[str, int] = {}
-        """Of the last frame of each lane, as far as that is known."""
+        """Number of the last frame of each lane, as far as it is known."""
         self._last: dict[str, StoredFrame] = {}
         self._seen: set[str] = set()
-        """Lanes of which a frame lies behind the position."""
+        """Lanes that have a frame after the position."""
         self._gaps = sorted(up_to.given_up, key=lambda gap: gap.sequence)
 
     async def behind_position(
@@ -92,15 +92,15 @@ class Look:
         written: Mapping[str, int],
         last_sequence: int,
     ) -> Reading:
-        """`newest`: what lies at the place of the newest frame that was read. `written`: frames that each lane
-        upstream has written in all. `last_sequence`: of the stream."""
+        """`newest`: what is stored at the position of the newest frame that was read. `written`: the total number of
+        frames that each upstream lane has written. `last_sequence`: that of the stream."""
         after = self._up_to.sequence
         passed = {gap.lane: gap.sequence for gap in self._gaps if gap.sequence <= after}
         self._numbers.update({gap.lane: gap.through for gap in self._gaps if gap.sequence <= after})
         self._gaps = [gap for gap in self._gaps if gap.sequence > after]
         for item in self._up_to.read:
             if item.sequence > passed.get(item.lane, 0):
-                # One that was read in part is read again.
+                # A frame that was read in part is read again.
                 self._numbers[item.lane] = item.number - (item.sequence > after)
         for lane in written:
             self._numbers.setdefault(lane, 0)
@@ -114,7 +114,7 @@ class Look:
         return self._found
 
     async def before_position(self, frames: AsyncIterator[StoredFrame]) -> Reading:
-        """Of input that is kept: what lies at or before the position, beginning anywhere."""
+        """Check kept input: the frames up to the position, beginning anywhere."""
         await self._follow(frames)
         return self._found
 
@@ -190,7 +190,7 @@ class Look:
         )
 
     def _void_newest(self) -> None:
-        """The newest frame that was read need not be there any more, also where the numbers go on as they did."""
+        """The newest frame that was read need not exist any more, even if the numbers continue as they did."""
         newest = max(self._up_to.read, key=lambda item: item.sequence)
         if not any(gap.lane == newest.lane and gap.sequence <= self._up_to.sequence for gap in self._found.gaps):
             number = newest.number - (newest.sequence > self._up_to.sequence)
@@ -203,7 +203,7 @@ class Look:
         self._found.lost.append(Lost(which, records=self._salvaged(stored)))
 
     def _salvaged(self, stored: StoredFrame) -> list[str]:
-        """What is known of the records of a frame that cannot be used."""
+        """What is known about the records of an unusable frame."""
         try:
             frame = Frame.decode(stored.data)
             ids, times = frame.ids(), frame.event_times_us()

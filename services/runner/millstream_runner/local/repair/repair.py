@@ -1,11 +1,11 @@
-"""Looks for damage in what a pipeline has stored, and gives up knowingly what cannot be recovered.
+"""Looks for damage in the stored data of a pipeline, and gives up what cannot be recovered.
 
-    ledgers that are gone ─► what the broker says it lost ─► torn batches ─► OT entries ─► marks that went back
+    missing ledgers ─► what the broker reports as lost ─► torn batches ─► OT entries ─► marks that went back
                                                     ─► logs of reduce lanes ─► buffers and their readers
 
-In this order: each stage reads what the ones before have fixed, so one call does all there is to do. Without
-acceptance nothing is changed. Every step is durable by itself and may be repeated: who is killed in between begins
-again, and finds what is left.
+The order matters: each stage reads what the ones before have fixed, so one call does everything. Without acceptance
+nothing is changed. Every step is durable by itself and may be repeated: a repair that was killed starts again, and
+finds what is left.
 
 Above it: the command line. Below it: `marks` and `inputs`, the stages.
 """
@@ -25,7 +25,7 @@ from millstream_runner.local.repair.stored import Stored
 
 
 class Repair:
-    """Of one pipeline, which does not run."""
+    """The repair of one pipeline that is not running."""
 
     def __init__(self, graph: Graph, buffer: InterStepBuffer, ledgers: KnownLedgers, windows: Path) -> None:
         stored = Stored(graph, buffer)
@@ -33,7 +33,7 @@ class Repair:
         self._inputs = Inputs(stored, windows)
 
     async def findings(self) -> AsyncIterator[Finding]:
-        """Every damage, in the order in which they are accepted. Accept each before the next is asked for."""
+        """All cases of damage, in the order in which they are accepted. Accept each before asking for the next."""
         marks, inputs = self._marks, self._inputs
         for stage in (
             marks.lost_ledgers,
