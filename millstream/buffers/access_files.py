@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.errors import UserError
+from millstream.spec.addresses import without_secrets
 from millstream.spec.model import NotReadError
 from millstream.spec.problems import Finding, path_text
 from millstream.spec.references import placeholders, resolve
@@ -139,7 +140,7 @@ def check_url(server: str, schemes: tuple[str, ...]) -> None:
         usual, encrypted = schemes
         raise UserError(
             codes.BROKER_ADDRESS,
-            f"{server!r} is not a URL of a broker; expected {usual}://HOST:PORT, or {encrypted}://HOST:PORT",
+            f"{without_secrets(server)!r} is not a URL of a broker; expected {usual}://HOST:PORT, or {encrypted}://HOST:PORT",
         )
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path as FilePath
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
+from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference, missing
+from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import ShapeProblem, SpecModel, Text
 
@@ -25,7 +28,7 @@ class IcebergCatalog(SpecModel):
 
     sqlite: Text | None = None
     """File of the catalog, relative to the pipeline file. A sink creates it if it does not exist."""
-    rest: Text | None = None
+    rest: Annotated[Text, After(SERVER_CHECK)] | None = None
     """Address of a REST catalog, `https://host:port`."""
     name: Text = "default"
     """Name of the catalog. Several may share a file of SQLite."""
@@ -36,7 +39,7 @@ class IcebergCatalog(SpecModel):
     """Bearer token for a REST catalog, as `{env: NAME}` or `{file: PATH}`."""
     credential: TextOrReference | None = None
     """`ID:SECRET` of a client (OAuth 2) for a REST catalog, as `{env: NAME}` or `{file: PATH}`."""
-    oauth2_server_uri: Text | None = None
+    oauth2_server_uri: Annotated[Text, After(SERVER_CHECK)] | None = None
     """Where a client gets its tokens. Default: from the REST catalog, at `/v1/oauth/tokens`."""
     ca: Text | None = None
     """File with the certificates of the authorities that the server's certificate may come from, relative to the
@@ -63,9 +66,6 @@ class IcebergCatalog(SpecModel):
                     yield ShapeProblem(
                         codes.VALUE_MALFORMED, ("warehouse",), what, "a directory, s3://bucket/prefix or gs://…"
                     )
-        elif urlsplit(self.rest).scheme not in ("http", "https"):
-            what = f"{self.rest!r} is not the address of a server"
-            yield ShapeProblem(codes.VALUE_MALFORMED, ("rest",), what, "https://host:port")
 
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:

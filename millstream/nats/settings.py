@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from millstream import codes
+from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After
@@ -25,7 +26,7 @@ def _checked_url(written: str) -> str:
         except ValueError:
             valid = False
         if not valid or "@" in server:
-            what = f"{server.rpartition('@')[2].strip()!r} is not the address of a NATS server"
+            what = f"{without_secrets(server)!r} is not the address of a NATS server"
             expected = "nats://host:port, or tls://host:port, several separated by commas; set `auth` separately"
             raise problem(codes.VALUE_MALFORMED, what, expected)
     return written

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path as FilePath
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 from millstream import codes
+from millstream.spec.addresses import SERVER_CHECK, without_secrets
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference, missing
+from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
 
@@ -55,7 +57,7 @@ def url_problem(written: str, loc: tuple[str | int, ...]) -> Iterator[ShapeProbl
         try:
             parse_url(written)
         except ValueError as error:
-            what = f"{written.rpartition('@')[2]!r} is not the URL of an object store"
+            what = f"{without_secrets(written)!r} is not the URL of an object store"
             yield ShapeProblem(codes.VALUE_MALFORMED, loc, what, str(error))
 
 
@@ -64,7 +66,7 @@ class ObjectStore(SpecModel):
 
     noun = "an object store"
 
-    endpoint: Text | None = None
+    endpoint: Annotated[Text, After(SERVER_CHECK)] | None = None
     """Address of the server, `https://host:port`, for stores that speak the protocol of S3. Default: that of the
     cloud."""
     region: Text | None = None
@@ -94,9 +96,6 @@ class ObjectStore(SpecModel):
             absent = "accessKey" if self.access_key is None else "secretKey"
             what = "`accessKey` and `secretKey` belong together"
             yield ShapeProblem(codes.FIELD_MISSING, (absent,), what, "both, or none for those of the environment")
-        if self.endpoint is not None and urlsplit(self.endpoint).scheme not in ("http", "https"):
-            what = f"{self.endpoint!r} is not the address of a server"
-            yield ShapeProblem(codes.VALUE_MALFORMED, ("endpoint",), what, "https://host:port")
 
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:

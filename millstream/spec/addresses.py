@@ -5,11 +5,24 @@ Above it: the settings of connectors and formats. Below it: the problems of valu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from urllib.parse import SplitResult, urlsplit
 
 from millstream import codes
 from millstream.spec.values import problem
+
+_SECRETS_BEGIN = re.compile(r"[?;#]")
+"""Where a URL has options, which may be a token."""
+
+
+def without_secrets(written: str) -> str:
+    """What a message may show of an address, which a user may have written with credentials in it."""
+    before, _, after = written.rpartition("@")
+    if _SECRETS_BEGIN.search(before) is not None:
+        # The `@` may be that of a user or one within an option, so either side of it may be a secret.
+        return "…"
+    return _SECRETS_BEGIN.split(after, maxsplit=1)[0].strip()
 
 
 def address_check(
@@ -29,8 +42,11 @@ def address_check(
         except ValueError:
             parts, valid = SplitResult("", "", "", "", ""), False
         if not valid or "@" in parts.netloc:
-            what = f"{written.rpartition('@')[2]!r} is not {noun}"
-            raise problem(codes.VALUE_MALFORMED, what, expected)
+            raise problem(codes.VALUE_MALFORMED, f"{without_secrets(written)!r} is not {noun}", expected)
         return written
 
     return checked
+
+
+SERVER_CHECK = address_check("the address of a server", ("http", "https"), "https://host:port", path=lambda _: True)
+"""Of one that is reached over HTTP."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from millstream import codes
+from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After, NotEmpty
@@ -26,7 +27,8 @@ _OURS = re.compile(
 
 def _checked_broker(written: str) -> str:
     if _BROKER.fullmatch(written) is None:
-        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not the address of a broker", "host:port")
+        what = f"{without_secrets(written)!r} is not the address of a broker"
+        raise problem(codes.VALUE_MALFORMED, what, "host:port")
     return written
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from millstream import codes
 from millstream.limits import ANSWER_RECORDS_MAX_MAX
 from millstream.retry import ASKED_MAX
+from millstream.spec.addresses import without_secrets
 from millstream.spec.protocols import NATIVE, PROTOCOLS, FunctionKind, ProtocolName
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After, Chosen, NotEmpty, Strict
@@ -232,7 +233,8 @@ class RetryStrategy(SpecModel):
 def _checked_address(written: str) -> str:
     match = _ADDRESS.fullmatch(written)
     if match is None or not 0 < int(match["port"] or 1) <= 65535:
-        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not an address", "'host:port' or 'unix:/path'")
+        what = f"{without_secrets(written)!r} is not an address"
+        raise problem(codes.VALUE_MALFORMED, what, "'host:port' or 'unix:/path'")
     return written
 
 

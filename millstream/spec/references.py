@@ -93,6 +93,14 @@ def _with_secret(written: Any) -> Any:
     return written
 
 
+def _never_text(written: Any) -> Any:
+    """As `_with_secret`. Texts are refused without the value, which the general message would show."""
+    if isinstance(written, str):
+        what = "this value is a secret, which a pipeline file may only refer to"
+        raise problem(codes.WRONG_TYPE, what, "`{env: NAME}`, `{file: PATH}` or `{secret: {name: NAME, key: KEY}}`")
+    return _with_secret(written)
+
+
 TextOrReference = Annotated[
     Annotated[str, Tag("text")] | Annotated[Reference, Tag("reference")],
     Chosen(lambda written: "reference" if isinstance(written, Reference | Mapping) else "text"),
@@ -100,7 +108,7 @@ TextOrReference = Annotated[
 ]
 """A text, or a reference to one: `{env: NAME}`, `{file: PATH}` or `{secret: {name: NAME, key: KEY}}`."""
 
-Secret = Annotated[Reference, Before(_with_secret, Reference | SecretKey)]
+Secret = Annotated[Reference, Before(_never_text, Reference | SecretKey)]
 """A value that is never in the file itself, but always a reference."""
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from millstream import codes
 from millstream.limits import MIB
+from millstream.spec.addresses import without_secrets
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After, Before
 from millstream.spec.values import Quantity, ShapeProblem, SpecModel, at_most_one, field, problem
@@ -38,8 +39,9 @@ def _checked_master(written: str) -> str:
 
 
 def _checked_remote(written: str) -> str:
-    if _REMOTE.fullmatch(written) is None:
-        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not a Spark Connect address", "'sc://host:port'")
+    if _REMOTE.fullmatch(written) is None or "@" in written or ";token=" in written.lower():
+        what = f"{without_secrets(written)!r} is not a Spark Connect address"
+        raise problem(codes.VALUE_MALFORMED, what, "'sc://host:port', with the token as a separate field")
     return written
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from millstream import codes
+from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
@@ -23,6 +24,8 @@ _SCHEME = re.compile(r"[a-z][a-z0-9]*(\+[a-z][a-z0-9_]*)?")
 _DRIVERS: Mapping[str, str] = {"mysql": "pymysql", "mariadb": "pymysql", "postgresql": "psycopg"}
 """Where the URL names none: one that this page knows the package of."""
 _SECRETS = ("user", "username", "password", "passwd", "pwd", "uid")
+_PASSWORD = re.compile(r"(?i)[;{](token|pwd|password)\s*=")
+"""In what some drivers take as a whole, such as ODBC's."""
 _EXPECTED = (
     "sqlite:///FILE, mariadb+pymysql://HOST/DATABASE, or another URL of SQLAlchemy; `user` and `password` beside it"
 )
@@ -32,6 +35,7 @@ def _checked_url(written: str) -> str:
     try:
         parts = urlsplit(written)
         valid = _SCHEME.fullmatch(parts.scheme) is not None and not parts.fragment and parts.port != 0
+        valid = valid and "://" in written and _PASSWORD.search(unquote(parts.path + parts.query)) is None
         options = {name.lower() for name, _ in parse_qsl(parts.query)}
     except ValueError:
         parts, valid, options = SplitResult("", "", "", "", ""), False, set()
@@ -40,9 +44,8 @@ def _checked_url(written: str) -> str:
         valid = valid and not parts.netloc and len(parts.path) > 1 and ":memory:" not in parts.path
         valid = valid and not parts.query and parts.scheme in (SQLITE, "sqlite+pysqlite")
     if not valid or "@" in parts.netloc or options & set(_SECRETS):
-        # What may be a password is not shown.
-        shown = written.rpartition("@")[2].partition("?")[0]
-        raise problem(codes.VALUE_MALFORMED, f"{shown!r} is not the address of a database", _EXPECTED)
+        what = f"{without_secrets(written)!r} is not the address of a database"
+        raise problem(codes.VALUE_MALFORMED, what, _EXPECTED)
     return written
 
 

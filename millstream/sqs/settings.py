@@ -8,7 +8,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from millstream import codes
-from millstream.spec.addresses import address_check
+from millstream.spec.addresses import SERVER_CHECK, address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
@@ -34,7 +34,7 @@ class SqsQueue(SpecModel):
     queue_url: Annotated[Text, After(_checked_url)]
     """URL of the queue, such as `https://sqs.eu-west-1.amazonaws.com/123456789012/orders`. The name of a FIFO queue
     ends with `.fifo`."""
-    endpoint: Text | None = None
+    endpoint: Annotated[Text, After(SERVER_CHECK)] | None = None
     """Address that requests go to, `https://host:port`. Default: that of `queueUrl`."""
     region: Text | None = None
     """Default: that in `queueUrl`, else us-east-1."""
@@ -54,9 +54,6 @@ class SqsQueue(SpecModel):
             absent = "accessKey" if self.access_key is None else "secretKey"
             what = "`accessKey` and `secretKey` belong together"
             yield ShapeProblem(codes.FIELD_MISSING, (absent,), what, "both, or none for those of the environment")
-        if self.endpoint is not None and urlsplit(self.endpoint).scheme not in ("http", "https"):
-            what = f"{self.endpoint!r} is not the address of a server"
-            yield ShapeProblem(codes.VALUE_MALFORMED, ("endpoint",), what, "https://host:port")
 
     @property
     def fifo(self) -> bool:

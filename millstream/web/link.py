@@ -1,8 +1,8 @@
 """A lane's way to a server that is reached over HTTP, and what its answers mean to the lane.
 
 Above it: connectors. Below it: aiohttp. Every failure becomes an error of ours, by who must act: what passes by itself
-is `RetryLaterError`. Redirects are not followed, since headers with secrets would follow them. Messages show host and
-port only: the URL and the bodies of answers may hold secrets.
+is `RetryLaterError`. Redirects are not followed, since headers with secrets would follow them. Messages and stack
+traces show host and port only: the URL and the bodies of answers may hold secrets.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import (
     ClientConnectorCertificateError,
     ClientConnectorSSLError,
     ClientError,
+    ClientResponseError,
     ClientSession,
     ClientTimeout,
     DummyCookieJar,
@@ -34,7 +35,7 @@ from aiohttp import (
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.retry import DELAY_MAX_S
-from millstream.spec.references import resolve
+from millstream.spec.references import Reference, references_in, resolve
 from millstream.spec.tls import ServerTls
 from millstream.web.settings import WebServer, is_url
 from millstream.wire.client_tls import context_of
@@ -83,6 +84,14 @@ class WebLink:
     url: str
     where: str
     """Whose it is, for messages."""
+    secrets: Collection[str] = ()
+    """Values that the settings refer to, in each form in which an answer may repeat them."""
+
+    def shown(self, text: str) -> str:
+        """The text of an answer for messages, without secrets that it repeats."""
+        for secret in sorted(self.secrets, key=len, reverse=True):
+            text = text.replace(secret, "…")
+        return text
 
     @property
     def place(self) -> str:
@@ -123,12 +132,25 @@ def translated(link: WebLink) -> Iterator[None]:
         raise UserError(codes.TARGET_REFUSES, what) from error
     except _RedirectedError as error:
         raise link.refused(error.status, error.headers) from error
-    except InvalidURL as error:
-        raise link.unfit("has an address that cannot be used; see `url`") from error
+    except InvalidURL:
+        # Its text is the URL, which a stack trace would show.
+        raise link.unfit("has an address that cannot be used; see `url`") from None
     except TimeoutError as error:
         raise link.away("does not answer in time") from error
+    except ClientResponseError as error:
+        # A stack trace would show its text, too.
+        raise link.away(f"cannot be reached: {said(error)}") from None
     except (ClientError, OSError) as error:
-        raise link.away(f"cannot be reached: {_said(error, link.url)}") from error
+        raise link.away(f"cannot be reached: {said(error)}") from error
+
+
+def said(error: ClientError | OSError) -> str:
+    """What went wrong, without the URL, in any part of which there may be a secret."""
+    if isinstance(error, InvalidURL):
+        return "the URL cannot be used"
+    if isinstance(error, ClientResponseError):
+        return f"{error.message or type(error).__name__} (status {error.status})"
+    return str(error) or type(error).__name__
 
 
 @asynccontextmanager
@@ -154,7 +176,23 @@ async def linked(settings: WebServer, base_dir: Path, where: str, schemes: Colle
         trace_configs=[_no_redirects()],
     )
     async with session:
-        yield WebLink(session, url, where)
+        yield WebLink(session, url, where, _secrets_of(settings, base_dir, url, headers))
+
+
+def _secrets_of(settings: WebServer, base_dir: Path, url: str, headers: Mapping[str, str]) -> frozenset[str]:
+    """See `WebLink.secrets`. The prefix of a reference is not a secret."""
+    referring = (settings.auth, settings.headers)
+    found = {
+        resolve(one.model_copy(update={"prefix": ""}), base_dir, "")
+        for part in referring
+        for one in references_in(part)
+    }
+    if isinstance(settings.url, Reference):
+        parts = urlsplit(url)
+        found |= {url, parts.path.strip("/"), parts.query, *(value for _, value in parse_qsl(parts.query))}
+    if settings.auth is not None:
+        found.add(headers["Authorization"].partition(" ")[2])
+    return frozenset(found - {""})
 
 
 def schemes_text(schemes: Collection[str]) -> str:
@@ -215,11 +253,3 @@ def _origin_text(url: str) -> str:
         return f"{parts.scheme}://{place_of(url)}" if parts.hostname else "another path of it"
     except ValueError:
         return "an address that is not a URL"
-
-
-def _said(error: Exception, url: str) -> str:
-    """What went wrong, without the URL, in which a secret may stand."""
-    text = str(error) or type(error).__name__
-    for secret in (url, urlsplit(url).query):
-        text = text.replace(secret, "…") if secret else text
-    return text

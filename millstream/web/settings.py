@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from millstream import codes
+from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import Reference, Secret, TextOrReference
 from millstream.spec.tls import ServerTls, stays_on_this_machine
@@ -35,7 +36,7 @@ def url_check(schemes: Collection[str]) -> Callable[[str | Reference], str | Ref
 
     def checked(written: str | Reference) -> str | Reference:
         if isinstance(written, str) and not is_url(written, schemes):
-            what = f"{written.rpartition('@')[2]!r} is not a URL that can be used"
+            what = f"{without_secrets(written)!r} is not a URL that can be used"
             expected = f"{plain}://host:port/path or {encrypted}://…; a user and a password go into `auth`"
             raise problem(codes.VALUE_MALFORMED, what, expected)
         return written

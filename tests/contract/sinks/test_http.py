@@ -21,11 +21,12 @@ from millstream.web.link import retry_after_s
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane
 from millstream_writer.sinks.http.connector import HttpSink
 from millstream_writer.sinks.http.lane import open_http_sink
-from tests.contract.sinks.http_target import HttpTarget, open_http_target
+from tests.contract.sinks.http_target import HttpTarget, Request, open_http_target
 from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
 END = Position(9)
+BASIC = {"user": "me", "password": {"env": "TOKEN"}}
 
 
 @asynccontextmanager
@@ -237,6 +238,47 @@ async def test_what_a_header_or_the_url_refers_to_is_looked_up_when_the_sink_is_
             assert not (await lane.write([sink_frame(letters("a"), 1)], END)).failures
     assert [request.headers["Authorization"] for request in target.requests] == ["Bearer s3cret"]
     assert "s3cret" not in repr(spec)
+
+
+async def test_no_failure_repeats_a_secret_that_the_target_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def repeated(request: Request) -> web.Response:
+        known = f"{request.headers['Authorization']} {request.headers['X-Key']}"
+        return web.Response(status=403, text=f"/records?key=of-url does not know {known} {'x' * 400}")
+
+    target = HttpTarget(repeated)
+    async with open_http_target(target):
+        for name, value in (("TOKEN", "of-auth"), ("KEY", "of-header"), ("URL", f"{target.url}?key=of-url")):
+            monkeypatch.setenv(name, value)
+        for auth, shown in (({"token": {"env": "TOKEN"}}, "Bearer …"), ({"basic": BASIC}, "Basic …")):
+            headers = {"X-Key": {"env": "KEY", "prefix": "Key "}}
+            spec = HttpSink.model_validate({"url": {"env": "URL"}, "headers": headers, "auth": auth})
+            async with asyncio.timeout(20), open_http_sink(spec, tmp_path, "p/out/in.0") as lane:
+                result = await lane.write([sink_frame(letters("a"), 1)], END)
+            [[failure]] = result.failures
+            assert failure.detail.startswith(f"/…?… does not know {shown} Key … xxx")
+            assert len(failure.detail) == 300
+
+
+async def test_no_failure_has_the_url_of_a_target_that_does_not_speak_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"220 mail.example.org ESMTP\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        monkeypatch.setenv("URL", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hooks/s3cret")
+        spec = HttpSink.model_validate({"url": {"env": "URL"}})
+        async with asyncio.timeout(20), open_http_sink(spec, tmp_path, "p/out/in.0") as lane:
+            result = await lane.write([sink_frame(letters("a"), 1)], END)
+    [[failure]] = result.failures
+    assert (failure.reason, failure.retryable) == ("target cannot be reached", True)
+    assert "(status 400)" in failure.detail
+    assert "s3cret" not in failure.detail
 
 
 @pytest.mark.parametrize(

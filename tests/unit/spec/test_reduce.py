@@ -364,7 +364,7 @@ def test_masters_are_spark_s(master: str) -> None:
 
 def test_settings_of_spark_are_texts() -> None:
     conf = {"spark.a": True, "spark.b": 4, "spark.c": 0.5, "spark.d": "x"}
-    spark = Spark.model_validate({"remote": "sc://host:15002/;token=t", "conf": conf})
+    spark = Spark.model_validate({"remote": "sc://host:15002/;use_ssl=true", "conf": conf})
     assert spark.conf == {"spark.a": "true", "spark.b": "4", "spark.c": "0.5", "spark.d": "x"}
 
 

@@ -24,7 +24,7 @@ import aiohttp
 
 from millstream.limits import KIB
 from millstream.record import Position
-from millstream.web.link import CONTROL, NOT_A_HEADER_NAME, PASSING, check_header, linked, retry_after_s
+from millstream.web.link import CONTROL, NOT_A_HEADER_NAME, PASSING, WebLink, check_header, linked, retry_after_s, said
 from millstream.web.settings import HTTP as SCHEMES
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 from millstream_writer.sinks.file.formats import one_line, parse_json
@@ -32,7 +32,7 @@ from millstream_writer.sinks.http.connector import HttpBatch, HttpSink
 
 ANSWER_BYTES_MAX = 64 * KIB
 """As much of an answer is read so that the connection can be used again; after more than that it is closed."""
-DETAIL_BYTES_MAX = 300
+DETAIL_CHARACTERS_MAX = 300
 
 HEADER_BYTES_MAX = 1 * KIB
 """Longest header of a record that is sent as one of its request; servers take some 8 KiB in all."""
@@ -145,9 +145,8 @@ def request_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
 class HttpSinkLane(UnkeptLane):
     """The session of one lane. One request at a time."""
 
-    def __init__(self, session: aiohttp.ClientSession, spec: HttpSink, url: str, *, envelope: bool) -> None:
-        self._session = session
-        self._url = url
+    def __init__(self, link: WebLink, spec: HttpSink, *, envelope: bool) -> None:
+        self._link = link
         self._spec = spec
         self._envelope = envelope
         self._own_type = any(name.lower() == "content-type" for name in spec.headers)
@@ -184,17 +183,17 @@ class HttpSinkLane(UnkeptLane):
         if traceparent:
             headers["traceparent"] = traceparent
         try:
-            async with self._session.request(
-                self._spec.method, self._url, data=batch.body, headers=headers, allow_redirects=False
+            async with self._link.session.request(
+                self._spec.method, self._link.url, data=batch.body, headers=headers, allow_redirects=False
             ) as response:
-                return await _judge(response)
+                return await _judge(response, self._link)
         except TimeoutError:
             return _Failed(NO_ANSWER, retryable=True, detail=f"within {self._spec.timeout_s:g} s")
         except aiohttp.ClientError as error:
-            return _Failed(UNREACHABLE, retryable=True, detail=str(error) or type(error).__name__, everything=True)
+            return _Failed(UNREACHABLE, retryable=True, detail=said(error), everything=True)
 
 
-async def _judge(response: aiohttp.ClientResponse) -> _Failed | None:
+async def _judge(response: aiohttp.ClientResponse, link: WebLink) -> _Failed | None:
     """What a target's answer means. Once the status is here, an answer that breaks off changes nothing."""
     status = response.status
     try:
@@ -208,7 +207,8 @@ async def _judge(response: aiohttp.ClientResponse) -> _Failed | None:
     return _Failed(
         f"HTTP status {status}",
         retryable=status >= 500 or status in PASSING,
-        detail=text[:DETAIL_BYTES_MAX].decode(errors="replace"),
+        # A target may repeat what it was sent, such as a token that it does not know.
+        detail=link.shown(text.decode(errors="replace"))[:DETAIL_CHARACTERS_MAX],
         delay_s=retry_after_s(response.headers, datetime.now(UTC)),
     )
 
@@ -231,4 +231,4 @@ async def open_http_sink(
     whose = f"{where}: the http sink"
     check_header(spec.idempotency_header, "", whose)
     async with linked(spec, base_dir, whose, SCHEMES) as link:
-        yield HttpSinkLane(link.session, spec, link.url, envelope=envelope)
+        yield HttpSinkLane(link, spec, envelope=envelope)
