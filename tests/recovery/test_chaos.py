@@ -60,7 +60,7 @@ def test_a_pipeline_of_a_user_is_drained_and_held_to_what_its_sinks_state(tmp_pa
     assert sum(told["faults"].values()) > 0
     results = {(check["subject"], check["what"]): check["result"] for check in told["checks"]}
     assert results["out", "each number once"] == "held"
-    assert results["out, copy", "sinks that are fed the same hold the same"] == "held"
+    assert results["out, copy", "sinks with the same input have the same records"] == "held"
     assert results["seen", "guarantee: at-least-once"] == "not checked"
     assert not (tmp_path / "results").exists(), "the user's own results are left alone"
 

@@ -1,4 +1,4 @@
-"""What people run: the command line, pipelines on one machine, benchmarks and chaos.
+"""What users run: the command line, pipelines on one machine, benchmarks and chaos.
 
-Nothing that a vertex process needs lies here, and nothing below imports it.
+It contains nothing that a vertex process needs, and no lower layer imports it.
 """

@@ -1,4 +1,4 @@
-"""`python -m millstream_runner`: the command line, where the script is not on the PATH."""
+"""`python -m millstream_runner`: the command line, for use if the script is not on the PATH."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""Colours at a terminal, and none elsewhere.
+"""Colours on a terminal, and none elsewhere.
 
-Above it: the command line and the screen. Below it: the stream they print to. What comes from users' data never colours
-anything: `PrintableStream` escapes it, and only the sequences of this module go past that.
+Above it: the command line and the screen. Below it: the stream they print to. Users' data cannot set colours:
+`PrintableStream` escapes it, and only the sequences of this module bypass that.
 
-`NO_COLOR` (any value) turns colours off, `FORCE_COLOR` (any value) on where there is no terminal; `NO_COLOR` has
+`NO_COLOR` (any value) turns colours off, `FORCE_COLOR` (any value) turns them on without a terminal; `NO_COLOR` has
 precedence. A terminal that says it is `dumb` gets none.
 """
 
@@ -18,12 +18,12 @@ from typing import TextIO
 from millstream.printable import PrintableStream
 
 RESET = "\x1b[0m"
-# Who says it, and what it is: `millstream run: error[MS-4010]: …`, `warning: …`.
+# The source and kind of a message: `millstream run: error[MS-4010]: …`, `warning: …`.
 _LABEL = re.compile(r"(?P<who>millstream[a-z ]*: )?(?P<label>(?P<kind>error|warning|note)(?:\[MS-\d+\])?: )")
 
 
 class Style(Enum):
-    """What a text is; its value is how a terminal is asked to show it."""
+    """The kind of a text; its value is the terminal's code for it."""
 
     ERROR = "\x1b[1;31m"
     WARNING = "\x1b[1;33m"
@@ -34,7 +34,7 @@ class Style(Enum):
 
 
 class Heading(str):
-    """A line that heads others: of a table, of a section."""
+    """A line that is a heading, of a table or a section."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ Part = str | tuple[Style, str]
 
 
 def is_coloured(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether what is printed there is to have colours."""
+    """Whether text printed there should have colours."""
     if environment.get("NO_COLOR"):
         return False
     if environment.get("FORCE_COLOR"):
@@ -52,7 +52,7 @@ def is_coloured(stream: TextIO, environment: Mapping[str, str] = os.environ) -> 
 
 
 def show(*parts: Part, file: TextIO) -> None:
-    """Print a line of parts, each of them a text or a style and a text."""
+    """Print a line of parts, each of them a text or a style with a text."""
     coloured = is_coloured(file)
     raw = file.stream if isinstance(file, PrintableStream) else file
     for part in parts:
@@ -67,7 +67,7 @@ def show(*parts: Part, file: TextIO) -> None:
 
 
 def show_message(text: str, file: TextIO) -> None:
-    """Print something a person should read; `error`, `warning` or `note` at its beginning is coloured."""
+    """Print something that a person should read; `error`, `warning` or `note` at its beginning is coloured."""
     found = _LABEL.match(text)
     if found is None:
         show(text, file=file)
@@ -77,7 +77,7 @@ def show_message(text: str, file: TextIO) -> None:
 
 
 def show_lines(lines: Sequence[str], file: TextIO) -> None:
-    """Print lines; those that are a `Heading` stand out."""
+    """Print lines; those that are a `Heading` are highlighted."""
     for line in lines:
         show((Style.HEADING, line) if isinstance(line, Heading) else line, file=file)
 

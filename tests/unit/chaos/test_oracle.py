@@ -48,9 +48,9 @@ def test_a_sound_mesh_is_sound() -> None:
     ("right", "counts", "word"),
     [
         (numbered(0, 2), {"lost": 1, "repeated": 0, "disagreeing": 0}, "missing"),
-        (numbered(0, 1, 2, 1), {"lost": 0, "repeated": 1, "disagreeing": 0}, "number 1 is there again"),
+        (numbered(0, 1, 2, 1), {"lost": 0, "repeated": 1, "disagreeing": 0}, "number 1 is repeated"),
         (numbered(0, 1, 2, 3), {"lost": 0, "repeated": 1, "disagreeing": 0}, "never made"),
-        ([*numbered(0, 1), *numbered(2, prefix="x")], {"lost": 0, "repeated": 0, "disagreeing": 1}, "another id"),
+        ([*numbered(0, 1), *numbered(2, prefix="x")], {"lost": 0, "repeated": 0, "disagreeing": 1}, "a different id"),
     ],
 )
 def test_what_is_lost_repeated_or_disagreeing_in_a_mesh_is_seen(
@@ -179,7 +179,7 @@ def test_sound_files_are_sound(tmp_path: Path) -> None:
     sound_sinks(tmp_path)
     checks = sinks_of(tmp_path, sound_marks())
     assert not violated(checks)
-    assert "sinks that are fed the same hold the same" in [check.what for check in checks]
+    assert "sinks with the same input have the same records" in [check.what for check in checks]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_sound_files_are_sound(tmp_path: Path) -> None:
         (
             name_of(9, 12),
             numbered(1),
-            ["3 records in files, 2 in the account", "number 1 is there 2", "1 records differ"],
+            ["3 records in files, 2 in the account", "number 1 appears 2", "1 records differ"],
         ),
         (name_of(9, 12), numbered(7), ["3 records in files, 2 in the account", "1 records differ"]),
     ],

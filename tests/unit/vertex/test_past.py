@@ -33,7 +33,7 @@ ENTRY = OtEntry(
 @pytest.mark.parametrize(
     ("stored", "lacking"),
     [
-        (None, r"is gone.*epoch 3; 80 processed records of in-map\.0 .*up to 0\); 40 records written to map-out\.0"),
+        (None, r"is gone.*epoch 3; 80 processed records of in-map\.0, .*up to 0\); 40 records written to map-out\.0"),
         (mark(sequence=8), r"up to sequence 9 \(the mark has 80, up to 8\)"),
         (mark(read=79), "the mark has 79"),
         (mark(written=39), r"40 records written to map-out\.0 \(the mark has 39\)"),

@@ -1,1 +1,1 @@
-"""What `millstream bench` measures: pipelines as users would run them, beside the limit of the machine."""
+"""`millstream bench`: measures pipelines as users would run them, next to the limit of the machine."""

@@ -1,4 +1,4 @@
-"""Latencies as a process's metrics endpoint tells them: a histogram in seconds, read and turned into quantiles.
+"""Latencies from a process's metrics endpoint: reads a histogram in seconds, and computes quantiles.
 
 Above it: the benchmarks. Below it: HTTP on the loopback. Parsing and arithmetic are pure.
 """
@@ -21,17 +21,17 @@ _BUCKET = r'^{}_bucket{{.*?le="([^"]+)".*?}} (\S+)'
 
 @dataclass(frozen=True, slots=True)
 class LatencyCounts:
-    """How many frames took at most so long: cumulative, by upper bound in seconds."""
+    """How many frames took at most this long: cumulative, by upper bound in seconds."""
 
     at_most: Mapping[float, float] = field(default_factory=dict)
 
     def since(self, before: LatencyCounts) -> LatencyCounts:
-        """What has been counted after `before`."""
+        """The counts since `before`."""
         return LatencyCounts({bound: count - before.at_most.get(bound, 0) for bound, count in self.at_most.items()})
 
     @property
     def total(self) -> int:
-        """Frames counted."""
+        """Number of frames."""
         return int(max(self.at_most.values(), default=0))
 
     def quantile_s(self, share: float) -> float | None:
@@ -51,7 +51,7 @@ class LatencyCounts:
 
 
 def parse_latency(text: str, metric: str = LATENCY) -> LatencyCounts:
-    """The latencies in a page of Prometheus text, all lanes together."""
+    """The latencies in a page of Prometheus text, summed over all lanes."""
     counts: dict[float, float] = {}
     for bound, count in re.findall(_BUCKET.format(metric), text, re.MULTILINE):
         counts[float(bound)] = counts.get(float(bound), 0.0) + float(count)
@@ -59,7 +59,7 @@ def parse_latency(text: str, metric: str = LATENCY) -> LatencyCounts:
 
 
 async def scrape_latency(port: int, metric: str = LATENCY) -> LatencyCounts:
-    """What the process with this metrics port tells now. Raises `RetryLaterError` when it does not answer."""
+    """The current latencies of the process with this metrics port. Raises `RetryLaterError` if it does not answer."""
     try:
         return parse_latency(await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics"), metric)
     except OSError as error:
@@ -67,7 +67,7 @@ async def scrape_latency(port: int, metric: str = LATENCY) -> LatencyCounts:
 
 
 def _get(url: str) -> str:
-    # No proxy: the process is ours.
+    # No proxy: the process is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=_TIMEOUT_S) as answer:
         text: str = answer.read().decode()

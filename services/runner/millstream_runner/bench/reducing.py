@@ -1,8 +1,8 @@
-"""Measures a reduce on this machine: how fast its queue takes records in, and how soon a closed window's results are
-committed; and beside that, how long Spark alone takes for such a window.
+"""Measures a reduce on this machine: how fast its queue accepts records, how soon a closed window's results are
+committed, and how long Spark alone takes for such a window.
 
-Above it: `millstream bench reduce`. Below it: the lane's own queue, on a directory of its own; the runner, looked at
-from outside through the reduce's metrics; and a Spark of its own.
+Above it: `millstream bench reduce`. Below it: the lane's queue, in its own directory; the runner, observed through the
+reduce's metrics; and its own Spark.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from millstream_reduce.windows import WindowConfig, make_windowing
 from millstream_runner.bench.running import Load, Measured, Pipeline, measure
 
 _FRAMES_PER_S = 100
-"""What a generator that is not hurried makes."""
+"""Frames that an unhurried generator makes."""
 _ENTRY_FRAMES = 5
-"""Of those, in an entry of the log, as the lane gathers them."""
+"""Frames in one entry of the log, as the lane collects them."""
 _APPEND_BYTES = 4 * MIB
-"""Stored bytes of an entry, as the lane takes them."""
+"""Stored bytes of an entry, as the lane writes them."""
 START_S = 15
-"""In which Spark starts; what closes meanwhile goes in few hand-overs."""
+"""Time for Spark to start; the windows that close meanwhile are handed over in few hand-overs."""
 WARM_UP_S = 80
-"""Then, until Java has compiled what runs often."""
+"""Time after that until Java has compiled the code that runs often."""
 _WARM_UP_HAND_OVERS_MIN = 5
 _WARM_UP_JOBS = 60
 _TIMED_JOBS = 20
@@ -80,12 +80,12 @@ class Ingest:
 
     records_per_s: float
     limit_records_per_s: float
-    """The same bytes in the same portions, each followed by the same fsync, and nothing else."""
+    """The same bytes in the same portions, each followed by the same fsync, without anything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowLoad:
-    """What goes through the pipeline."""
+    """The load on the pipeline."""
 
     records_per_window: int
     keys: int
@@ -96,7 +96,7 @@ class WindowLoad:
 
     @property
     def length_us(self) -> int:
-        """Of a window."""
+        """Length of a window."""
         return self.records_per_window * MICROSECONDS // self.rate
 
 
@@ -134,7 +134,7 @@ async def _fill_queue(directory: Path, records: int, record_bytes: int) -> _Writ
 
 
 def _portions(records: int, record_bytes: int) -> Iterator[list[QueuedFrame]]:
-    """Frames as a reader hands them over, decoded again each time."""
+    """Frames as a reader returns them, decoded again each time."""
     encoded = _frame(record_bytes, FRAME_RECORDS_MAX, keys=100).encode()
     portion: list[QueuedFrame] = []
     for sequence in range(1, -(-records // FRAME_RECORDS_MAX) + 1):
@@ -147,7 +147,7 @@ def _portions(records: int, record_bytes: int) -> Iterator[list[QueuedFrame]]:
 
 
 def _frame(record_bytes: int, count: int, *, keys: int, first: int = 0) -> Frame:
-    """Records numbered from `first` on: their event times, and, in turn, their keys."""
+    """Records numbered from `first` on, with their event times and with keys in turn."""
     numbers = range(first, first + count)
     return build_frame(
         [os.urandom(record_bytes) for _ in numbers],
@@ -158,7 +158,7 @@ def _frame(record_bytes: int, count: int, *, keys: int, first: int = 0) -> Frame
 
 
 def _fill_file(path: Path, size: int, syncs: int) -> float:
-    """Seconds that it takes to write so many bytes in so many portions, each made durable."""
+    """Seconds that it takes to write this many bytes in this many portions, each made durable."""
     data = memoryview(os.urandom(size // max(1, syncs) + 1))
     descriptor = open_private(path, os.O_WRONLY | os.O_APPEND)
     try:
@@ -176,7 +176,7 @@ def _fill_file(path: Path, size: int, syncs: int) -> float:
 async def measure_windows(
     directory: Path, load: WindowLoad, durability: DurabilityLevel, workers: int | None = None
 ) -> Measured:
-    """Run the pipeline; `latency` is from the watermark closing windows to the commit of their results."""
+    """Run the pipeline; `latency` is the time from the watermark that closes windows to the commit of their results."""
     closed_at_start = START_S * load.rate // load.records_per_window
     warm_up = max(_WARM_UP_HAND_OVERS_MIN, WARM_UP_S * load.rate // load.records_per_window)
     records = load.records_per_window * (closed_at_start + warm_up + load.windows)
@@ -194,7 +194,7 @@ async def measure_windows(
 
 
 async def measure_spark(directory: Path, load: WindowLoad) -> float:
-    """Seconds of a job over one such window when nothing else runs, warmed up: the median."""
+    """Median time in seconds of a job over one such window, warmed up, while nothing else runs."""
     windows = await _window_in_log(directory / "log", load)
     program = engine_pb2.Program(
         sql=engine_pb2.SqlProgram(query=load.query, value=engine_pb2.ValueSchema(format="raw")), keyed=True
@@ -211,7 +211,7 @@ async def measure_spark(directory: Path, load: WindowLoad) -> float:
 
 
 async def _window_in_log(directory: Path, load: WindowLoad) -> jobs.JobWindows:
-    """A window of the load, in a log as the lane would have it."""
+    """A window of the load, in a log as the lane would write it."""
     identity = LogIdentity("bench", "sum", 0, 1, "bench")
     windowing = make_windowing(WindowConfig("fixed", length_us=load.records_per_window))
     async with open_queue(directory, identity, windowing, mark_pb2.ReduceProgress()) as queue:

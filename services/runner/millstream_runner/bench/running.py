@@ -1,7 +1,7 @@
 """Measures real pipelines on this machine, from a generator to a blackhole.
 
-Above it: `millstream bench`. Below it: the same runner that `millstream run` uses, looked at from outside: the OT
-stores for the rate, the sink's metrics for the latency, the operating system for CPU and memory.
+Above it: `millstream bench`. Below it: the runner of `millstream run`, observed from outside: the OT stores for the
+rate, the sink's metrics for the latency, the operating system for CPU and memory.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from millstream_runner.local.run import RunOptions, RunResult, run
 from millstream_runner.local.screen import NoScreen
 
 BUFFER_RECORDS = 400_000
-"""Between two vertices: a second's worth. On each edge at most this piles up before all processes run."""
+"""Length of a buffer: a second's worth of records. At most this many pile up on each edge before all processes run."""
 _SAMPLE_INTERVAL_S = 1.0
-"""A look at the sink's metrics holds the sink up for some milliseconds: seldom enough not to be what is measured."""
+"""Reading the sink's metrics stops the sink for some milliseconds. This is rare enough not to affect the result."""
 _LOOK_INTERVAL_S = 0.02
 _STRETCH_MIN_S = 0.1
-"""A rate that is measured for less says nothing."""
+"""A rate that was measured for a shorter time means nothing."""
 _PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -72,49 +72,49 @@ _FUNCTION = "def process(value):\n    return value\n"
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What runs, and where its latency is reported."""
+    """What to run, and where its latency is reported."""
 
     text: str
-    """YAML: source vertex `in`, sink vertex `out`, name `bench`."""
+    """YAML with source vertex `in`, sink vertex `out` and name `bench`."""
     processes: tuple[str, ...]
-    """In the order of the file."""
+    """The processes, in the order of the file."""
     told_by: str
     """The process whose metrics have the latency."""
     metric: str
     """A histogram in seconds."""
     told_through: str | None = None
-    """The edge to the sink, where the source's lane commits for it."""
+    """The edge to the sink, if the source's lane commits for the sink."""
     passes_on: bool = True
-    """The sink gets as many records as the source makes, so its rate can be measured."""
+    """Whether the sink gets as many records as the source makes, so that its rate can be measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What goes through the pipeline."""
+    """The load on the pipeline."""
 
     records: int
     record_bytes: int
     rate: int = 0
     """Records per second; 0: as fast as possible."""
     keys: int = 0
-    """Different ones, dealt out in turn; 0: records without a key."""
+    """Different keys, used in turn; 0: records without a key."""
     partitions: int = 1
-    """Of the map: a record goes to that of its key."""
+    """Partitions of the map; a record goes to that of its key."""
     chain: int = 1
-    """Maps, one behind the other in a chain."""
+    """Maps in a chain."""
     unbuffered: bool = False
-    """The source and the sink are part of the chain."""
+    """Whether the source and the sink are part of the chain."""
     builtin: bool = False
-    """The maps are built in, and not functions in Python."""
+    """Whether the maps are built-in functions, not Python functions."""
     warm_up_s: float = 0.0
-    """Latencies of the first seconds are left out."""
+    """Latencies of this initial time are left out."""
     warm_up_count: int = 0
-    """The first so many latencies are left out."""
+    """This many initial latencies are left out."""
 
 
 @dataclass(slots=True)
 class ProcessUse:
-    """What one process, with its functions' processes, took while records flowed."""
+    """What one process used while records flowed, including the processes of its functions."""
 
     cpu_s: float = 0.0
     rss_bytes_max: int = 0
@@ -123,15 +123,15 @@ class ProcessUse:
 
 @dataclass(slots=True)
 class Measured:
-    """What came out."""
+    """The result of a measurement."""
 
     records: int = 0
     records_per_s: float = 0.0
-    """While all vertices worked, see `_Clock`."""
+    """Rate while all vertices worked, see `_Clock`."""
     elapsed_s: float = 0.0
     latency: LatencyCounts = field(default_factory=LatencyCounts)
     sampled_s: float = 0.0
-    """How long CPU was looked at."""
+    """For how long CPU use was sampled."""
     use: dict[str, ProcessUse] = field(default_factory=dict)
     durability: str = ""
 
@@ -145,8 +145,8 @@ async def measure_map(
     tls: bool = False,
     workers: int | None = None,
 ) -> Measured:
-    """Generator, Python functions that give back what they get, blackhole. `tls`: connections to the broker are
-    encrypted. `workers`: as of `RunOptions`."""
+    """Measure a generator, Python functions that return their input, and a blackhole. `tls`: connections to the broker
+    are encrypted. `workers`: as in `RunOptions`."""
     if tls:
         make_certificate(directory / "data" / "broker")
     write_private(directory / "identity.py", _FUNCTION)
@@ -186,7 +186,7 @@ async def measure_map(
 async def measure(
     directory: Path, pipeline: Pipeline, load: Load, durability: DurabilityLevel, workers: int | None = None
 ) -> Measured:
-    """Run the pipeline below `directory` to its end. Raises what ended it, when it did not end well."""
+    """Run the pipeline below `directory` to its end. Raises the error if it did not succeed."""
     loaded = load_text(pipeline.text, directory / "pipeline.yaml")
     base = free_ports(len(pipeline.processes))
     options = RunOptions(data_dir=directory / "data", durability=durability, metrics_port_base=base, workers=workers)
@@ -229,7 +229,7 @@ def _check(result: RunResult, load: Load) -> None:
 
 
 async def _watch(options: RunOptions, pipeline: Pipeline, used: Technology, load: Load, measured: Measured) -> None:
-    """Look at the run until cancelled."""
+    """Observe the run until cancelled."""
     assert options.data_dir is not None, "a benchmark has its own directory"
     directory = DataDirectory(options.data_dir)
     runtime = await _until_started(directory)
@@ -250,7 +250,7 @@ async def _watch(options: RunOptions, pipeline: Pipeline, used: Technology, load
 
 
 async def _store(stores: OtStores, vertex: str) -> OtStore:
-    """Asks until the broker answers: the run knows when it is gone, and a machine that is slow ends no benchmark."""
+    """Ask until the broker answers: the run notices if it is gone, and a slow machine must not end a benchmark."""
     while True:
         with suppress(RetryLaterError):
             return await stores.store(vertex)
@@ -258,7 +258,7 @@ async def _store(stores: OtStores, vertex: str) -> OtStore:
 
 
 async def _until_started(directory: DataDirectory) -> Runtime:
-    """The run's ports, once its broker is there."""
+    """The run's ports, once its broker has started."""
     while True:
         runtime = directory.read_runtime()
         if runtime is not None and runtime.processes and runtime.broker_port and is_alive(runtime.runner):
@@ -267,10 +267,10 @@ async def _until_started(directory: DataDirectory) -> Runtime:
 
 
 class _Clock:
-    """Finds the stretch in which all vertices work.
+    """Finds the stretch of time in which all vertices work.
 
-    It begins when the sink is through with what the source had made before the sink's first commit: so neither the
-    start of the processes nor what piled up meanwhile counts. It ends with the sink's last commit.
+    It begins when the sink has processed what the source had made before the sink's first commit. So neither the start
+    of the processes nor what piled up during it counts. It ends with the sink's last commit.
     """
 
     def __init__(self, load: Load, measured: Measured) -> None:
@@ -301,7 +301,7 @@ class _Clock:
     def _take(self, records: int, published_us: int) -> None:
         measured = self._measured
         if records == measured.records:
-            # Nothing new: a later word of the same commit.
+            # Nothing new: a later update about the same commit.
             return
         measured.records = records
         if records and self._piled_up is None:
@@ -324,10 +324,10 @@ async def _sample(
     load: Load,
     measured: Measured,
 ) -> None:
-    """CPU and memory of all processes, and the latencies that one tells, again and again.
+    """Sample CPU and memory of all processes, and the latencies that one of them reports, repeatedly.
 
-    Also before what is measured begins: a source may have ended before the others are up, and on a slow machine the
-    first answer of the metrics may come when everything has.
+    Sampling starts before the measured stretch: a source may have ended before the others have started, and on a slow
+    machine the first answer of the metrics may come when everything has ended.
     """
     before = None if load.warm_up_s or load.warm_up_count else LatencyCounts()
     loop = asyncio.get_running_loop()
@@ -356,7 +356,7 @@ async def _sample(
 
 
 def _port_of(directory: DataDirectory, replica: str) -> int | None:
-    """Of the metrics of the worker that runs a replica; None while none does."""
+    """Port of the metrics of the worker that runs a replica; None while no worker does."""
     runtime = directory.read_runtime()
     for process in runtime.processes if runtime is not None else ():
         if replica in process.replicas and process.metrics_port is not None:
@@ -379,7 +379,7 @@ def _sample_use(directory: DataDirectory, measured: Measured) -> None:
 
 
 def _use_of(process: psutil.Process) -> tuple[float, int]:
-    """CPU seconds and memory of a process and those it has started."""
+    """CPU seconds and memory of a process and its child processes."""
     cpu_s, rss = 0.0, 0
     for one in [process, *process.children(recursive=True)]:
         times = one.cpu_times()

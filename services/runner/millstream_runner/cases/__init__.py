@@ -1,4 +1,4 @@
-"""`millstream test`: whole pipelines on cases, records in and records expected.
+"""`millstream test`: runs whole pipelines on cases, which contain input records and expected records.
 
-case file ─► the pipeline with its sources and sinks replaced ─► a run as any other ─► what came out ─► differences
+case file ─► the pipeline with its sources and sinks replaced ─► a normal run ─► output ─► differences
 """

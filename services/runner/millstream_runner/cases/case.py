@@ -1,7 +1,7 @@
-"""Case files: what goes in at each source, and what has to come out at each sink.
+"""Case files: the input of each source, and the expected output of each sink.
 
-Above it: the command. Below it: YAML with places. It reads a file and reports every problem with its line; it knows no
-pipeline.
+Above it: the command. Below it: YAML with places. It reads a file and reports every problem with its line; it does not
+know the pipeline.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from millstream.spec.problems import Problem, SpecError, path_text
 from millstream.spec.values import parse_duration
 
 SUFFIX = ".case.yaml"
-"""Of the names of case files."""
+"""Suffix of the names of case files."""
 TIMEOUT_S = 120.0
 ANY = "any"
-"""In place of what is expected of a sink: it is not looked at."""
+"""Instead of expected records: the sink is not checked."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MEMBERS = ("pipeline", "inputs", "outputs", "order", "timeout")
@@ -38,11 +38,11 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A record that a source gives."""
+    """A record that a source returns."""
 
     value: bytes
     time_us: int | None = None
-    """Microseconds since 1970; None: what the source makes of the value, or the time of reading."""
+    """Microseconds since 1970; None: as the source derives it from the value, or the time of reading."""
     keys: tuple[str, ...] | None = None
     headers: Mapping[str, str] | None = None
     id: str | None = None
@@ -54,20 +54,20 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A record that has to come out. What is None is not looked at."""
+    """An expected record. Fields that are None are not checked."""
 
     line: int
-    """In the case file."""
+    """Line in the case file."""
     json: Any = _MISSING
-    """The whole value, as JSON."""
+    """The complete value, as JSON."""
     contains: Mapping[str, Any] | None = None
-    """Members that the value, a JSON object, has among others."""
+    """Members that the value, a JSON object, must have; it may have others."""
     raw: bytes | None = None
-    """The whole value, byte for byte."""
+    """The complete value, byte for byte."""
     time_us: int | None = None
     keys: tuple[str, ...] | None = None
     headers: Mapping[str, str] | None = None
-    """Headers that it has among others."""
+    """Headers that it must have; it may have others."""
     reason: str | None = None
     """A part of the reason of a dead letter."""
 
@@ -84,9 +84,9 @@ class Case:
     pipeline: Path | None
     """The pipeline file that it names."""
     inputs: Mapping[str, Sequence[Input]]
-    """By source vertex."""
+    """Input records by source vertex."""
     outputs: Mapping[str, Sequence[Expected] | None]
-    """By sink vertex; None: it is not looked at."""
+    """Expected records by sink vertex; None: the sink is not checked."""
     in_order: bool
     timeout_s: float
     document: yaml_text.Document
@@ -126,7 +126,7 @@ def _problem(path: Path, document: yaml_text.Document, place: Place, what: str, 
 
 
 class _Reader:
-    """Reads one document, and continues after what is wrong."""
+    """Reads one document, and continues after each problem."""
 
     def __init__(self, path: Path, document: yaml_text.Document) -> None:
         self._path = path
@@ -167,7 +167,7 @@ class _Reader:
             elif isinstance(items, list) or (or_any and items == ANY):
                 yield name, items
             else:
-                either = ", or `any` where it does not matter" if or_any else ""
+                either = ", or `any` if it does not matter" if or_any else ""
                 self._refuse((member, name), "it is not a list of records", f"a list{either}")
 
     def _input(self, place: Place, item: Any) -> Input:
@@ -204,7 +204,7 @@ class _Reader:
         )
 
     def _record(self, place: Place, item: Any, known: Sequence[str]) -> Mapping[str, Any]:
-        """A record's members; a text alone is its value."""
+        """The members of a record; a plain text is its value."""
         if isinstance(item, str):
             return {"text": item}
         return self._mapping(place, item, known)
@@ -221,7 +221,7 @@ class _Reader:
 
     def _raw(self, place: Place, form: str, written: Any) -> bytes:
         if not isinstance(written, str):
-            self._refuse(place, f"{written!r} is not a text", "a text, in quotes where it looks like something else")
+            self._refuse(place, f"{written!r} is not a text", "a text, in quotes if it looks like something else")
             return b""
         if form == "text":
             return written.encode()

@@ -1,6 +1,6 @@
-"""What came out of a pipeline against what was expected, and the difference for people. Pure.
+"""Compares the output of a pipeline with the expected records, and describes the differences. Pure.
 
-Above it: the command. Below it: records as cases and envelopes have them.
+Above it: the command. Below it: the records of cases and envelopes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from millstream.dead_letter import Envelope, time_text
 from millstream_runner.cases.case import Expected
 
 _SHOWN_MAX = 10
-"""Records of a sink that are shown of each kind."""
+"""The most records of each kind that are shown of a sink."""
 _TEXT_MAX = 300
-"""Characters of a value that are shown."""
+"""The most characters of a value that are shown."""
 
 
 def differences(expected: Sequence[Expected], came: Sequence[Envelope], *, in_order: bool) -> list[str]:
-    """Lines for people, none where all is as expected. Each record that came answers to one expectation."""
+    """Lines for people; none if all records are as expected. Each actual record matches at most one expectation."""
     pairs = _pairs_in_order(expected, came) if in_order else _pairs(expected, came)
     missing = [one for index, one in enumerate(expected) if index not in pairs]
     taken = set(pairs.values())
@@ -46,7 +46,7 @@ def _and_others(count: int) -> str:
 
 
 def _pairs_in_order(expected: Sequence[Expected], came: Sequence[Envelope]) -> dict[int, int]:
-    """What came behind what is missing may still be what was expected there."""
+    """Pairs in order. Records that came after a missing one may still be the ones expected there."""
     pairs: dict[int, int] = {}
     begin = 0
     for index, one in enumerate(expected):
@@ -57,7 +57,7 @@ def _pairs_in_order(expected: Sequence[Expected], came: Sequence[Envelope]) -> d
 
 
 def _pairs(expected: Sequence[Expected], came: Sequence[Envelope]) -> dict[int, int]:
-    """As many expectations as can be met at once, each with the index of its record."""
+    """As many matches as possible at once, each expectation with the index of its record."""
     fitting = [[at for at, record in enumerate(came) if _fits(one, record)] for one in expected]
     owner: dict[int, int] = {}
     """By index of the record."""
@@ -67,7 +67,7 @@ def _pairs(expected: Sequence[Expected], came: Sequence[Envelope]) -> dict[int, 
 
 
 def _place(start: int, fitting: Sequence[Sequence[int]], owner: dict[int, int]) -> None:
-    """Give an expectation a record; those that have one take another where that makes room."""
+    """Give an expectation a record; expectations that have one switch to another if that helps."""
     asked_by: dict[int, int] = {}
     """By index of the record: the expectation that would take it."""
     queue = [start]
@@ -83,7 +83,8 @@ def _place(start: int, fitting: Sequence[Sequence[int]], owner: dict[int, int]) 
 
 
 def _move_on(start: int, free: int, asked_by: Mapping[int, int], owner: dict[int, int]) -> None:
-    """From the free record back to the beginning, each takes the record it asked for and leaves the one it had."""
+    """From the free record back to the start, each expectation takes the record that it asked for and leaves its
+    own."""
     has = {index: at for at, index in owner.items()}
     while True:
         index = asked_by[free]
@@ -98,7 +99,7 @@ def _fits(one: Expected, record: Envelope) -> bool:
 
 
 def _mismatches(one: Expected, record: Envelope) -> Iterator[str]:
-    """What of a record is not as it was expected."""
+    """How a record differs from what was expected."""
     if one.raw is not None and one.raw != record.value:
         yield f"value: expected {_text(one.raw)}"
     if one.has_json or one.contains is not None:
@@ -122,7 +123,7 @@ def _mismatches(one: Expected, record: Envelope) -> Iterator[str]:
 
 
 def _members(wanted: Any, value: Any, *, whole: bool, path: str = "value") -> Iterator[str]:
-    """Where two JSON values differ; of objects by member. `whole`: members that are not wanted are a difference."""
+    """Where two JSON values differ, member by member for objects. `whole`: additional members are a difference."""
     if isinstance(wanted, Mapping) and isinstance(value, Mapping):
         for name, part in wanted.items():
             if name in value:
@@ -136,7 +137,7 @@ def _members(wanted: Any, value: Any, *, whole: bool, path: str = "value") -> It
 
 
 def _nearest(missing: Sequence[Expected], surplus: Sequence[Envelope]) -> dict[int, Envelope]:
-    """For what is missing, the record among the others that is most like it; each is shown once."""
+    """For each missing record, the most similar one of the others; each is shown once."""
     near: dict[int, Envelope] = {}
     left = list(surplus[: 5 * _SHOWN_MAX])
     for one in missing[:_SHOWN_MAX]:

@@ -1,4 +1,4 @@
-"""The source that stands in for any other when a pipeline is run on a case. It runs in a process of its own."""
+"""The source that replaces the sources of a pipeline when it is run on a case. It runs in its own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from millstream_runner.cases.case import Input
 
 FILE_VARIABLE = "MILLSTREAM_CASE_INPUTS"
-"""Environment variable with the file that has the records."""
+"""Environment variable that names the file with the records."""
 
 
 def input_line(record: Input) -> str:
@@ -34,7 +34,7 @@ def input_line(record: Input) -> str:
 
 @udf.source
 class Inputs:
-    """Gives the records of a file, all of them in partition 0. Its position is the number of the next."""
+    """Returns the records of a file, all in partition 0. Its position is the number of the next record."""
 
     async def open(self, position: bytes, partition: int, partitions: int) -> None:
         self.next = int(position) if position else 0

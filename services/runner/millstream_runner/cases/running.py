@@ -1,9 +1,8 @@
-"""Runs a pipeline on a case: as it is, but for its sources, which give the case's records, and its sinks, which keep
-theirs.
+"""Runs a pipeline on a case: its sources are replaced by the case's records, its sinks by files of envelopes.
 
     pipeline file ─► sources and sinks replaced ─► `millstream run` in a temporary directory ─► envelopes of each sink
 
-Above it: the command. Below it: the runner. What is between sources and sinks runs as usual: functions, windows,
+Above it: the command. Below it: the runner. Everything between sources and sinks runs as usual: functions, windows,
 routing, retries, dead letters.
 """
 
@@ -34,12 +33,12 @@ from millstream_runner.local.run import RunOptions, RunResult, run
 from millstream_runner.local.scene import Scene
 
 _TEXT_FORMATS = {"jsonl": "jsonl", "lines": "lines", "csv": "jsonl"}
-"""Formats of file sources, and in which the records of a case stand for them."""
+"""Formats of file sources, and the formats in which the records of a case are written instead."""
 
 
 @dataclass(slots=True)
 class Silent:
-    """A screen that keeps what is said, for a case that fails."""
+    """A screen that keeps its messages, for the report of a failed case."""
 
     messages: list[str] = field(default_factory=list)
 
@@ -58,16 +57,16 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """What a run on a case has given."""
+    """The result of a run on a case."""
 
     outputs: Mapping[str, Sequence[Envelope]]
-    """By sink vertex, in order of the sinks' files."""
+    """Records by sink vertex, in the order of the sinks' files."""
     failure: str
-    """Why it did not come to its end; empty where it did."""
+    """Why it did not run to its end; empty if it did."""
 
 
 def load_case_pipeline(case: Case, path: Path) -> Loaded:
-    """The pipeline that a case is about. Raises `SpecError` where that is wrong, or does not fit the case."""
+    """The pipeline of a case. Raises `SpecError` if it is wrong, or does not fit the case."""
     loaded = load(path)
     problems = [*_unknown(case, loaded), *_not_given(case, loaded)]
     if problems:
@@ -76,7 +75,7 @@ def load_case_pipeline(case: Case, path: Path) -> Loaded:
 
 
 def run_case(case: Case, loaded: Loaded, directory: Path) -> Came:
-    """Run it, with all it keeps in `directory`. Raises `SpecError` where the pipeline cannot be run here."""
+    """Run it, with all its data in `directory`. Raises `SpecError` if the pipeline cannot run here."""
     replaced = _replaced(case, loaded, directory)
     problems = local_problems(replaced)
     if problems:
@@ -125,7 +124,7 @@ def _unknown(case: Case, loaded: Loaded) -> Iterator[Problem]:
 
 
 def _not_given(case: Case, loaded: Loaded) -> Iterator[Problem]:
-    """Times and keys that the source takes from the value would go before those of the case."""
+    """Times and keys that the source takes from the value would override those of the case."""
     for vertex in _sources(loaded):
         source = vertex.settings
         assert isinstance(source, Source)
@@ -154,7 +153,7 @@ def _replaced(case: Case, loaded: Loaded, directory: Path) -> Loaded:
         elif isinstance(vertex.settings, Sink):
             path = str(_directory_of(directory, vertex.name))
             written["sink"] = {"file": {"path": path, "rolling": {"maxAge": "1s"}}, "envelope": True}
-    # Its problems, and what it refers to, are those of the file, and stand at the file's lines.
+    # Problems and references are those of the pipeline file, and refer to its lines.
     return replace(load_text(json.dumps(document), loaded.path), document=loaded.document)
 
 
@@ -163,7 +162,7 @@ def _source(written: Mapping[str, Any], vertex: Vertex, records: Sequence[Input]
     assert isinstance(source, Source)
     rest = {name: value for name, value in written.items() if name != source.kind}
     form = _TEXT_FORMATS.get(getattr(source.settings, "format", "")) if source.kind == "file" else None
-    # Text that is not a value is refused as it is in a file.
+    # Text that is not a value is refused as in a file.
     in_lines = all(record.is_value_only and _is_line(record.value) for record in records)
     path = directory / "inputs" / f"{vertex.name}.jsonl"
     try:

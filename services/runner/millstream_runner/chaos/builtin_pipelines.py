@@ -1,12 +1,12 @@
-"""Pipelines that ship for chaos, every result of which the oracle computes itself. Pure but for `write`.
+"""The built-in pipelines of chaos, whose results the oracle computes independently. Pure except `write`.
 
-`mesh`: a generator numbers records, a function gives each a fresh random id, two file sinks of different formats get
-all of them. A function that ran twice for a record must have counted once: both sinks agree on its id.
+`mesh`: a generator numbers records, a function gives each a new random id, two file sinks of different formats get all
+of them. A function that ran twice for a record must take effect once: both sinks agree on its id.
 
 `windows`: a generator numbers records, a function makes none to two of each, SQL counts and sums them by key and
 window, a file sink gets the results.
 
-`push`: a feeder sends records by HTTP until they are acknowledged, a function gives each a fresh random id, an HTTP
+`push`: a feeder sends records by HTTP until they are acknowledged, a function gives each a new random id, an HTTP
 target and a file sink get all of them.
 """
 
@@ -146,7 +146,7 @@ def multiply(record: udf.Record) -> list[udf.Message]:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Of what `push` has outside: free ones of the loopback."""
+    """External ports of `push`: free ones on the loopback."""
 
     source: int
     """The next one is free, too."""
@@ -155,16 +155,16 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A pipeline that ships."""
+    """A built-in pipeline."""
 
     name: str
-    """What the user calls it; also tells the oracle what to compute."""
+    """What the user calls it; it also tells the oracle what to compute."""
     text: str
-    """With places for `records`, `rate`, ports, and how functions are held."""
+    """The pipeline with placeholders for `records`, `rate`, ports, and the sandbox of functions."""
     seconds_per_kill: float
-    """So long its records last for each kill."""
+    """How long its records last for each kill."""
     records: int = 20_000
-    """Unless an option says otherwise."""
+    """Number of records, unless an option says otherwise."""
 
 
 SHIPPED = {
@@ -190,6 +190,6 @@ def write(shipped: Shipped, directory: Path, records: int, rate: int, ports: Por
     write_private(file, text)
     functions = directory / "functions.py"
     if not functions.exists():
-        # Later on processes may be reading it.
+        # The processes of a run may be reading it.
         write_private(functions, _FUNCTIONS)
     return file

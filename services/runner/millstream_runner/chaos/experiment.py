@@ -1,13 +1,13 @@
-"""A whole experiment: its directory, the session, and the oracle's verdict on what is left.
+"""A whole experiment: its directory, the session, and the oracle's verdict on the result.
 
     <directory>/state/            the data directory of the run
     <directory>/sinks/<vertex>/   what file sinks wrote
-    <directory>/pipeline/         the pipeline, when it is one that ships
-    <directory>/runner.log        what the runner said, over all its lives
-    <directory>/successors.log    what stand-ins for processes that slept said
-    <directory>/inputs.jsonl, received.jsonl      of `push`: what was sent to it, and what it sent
-    <directory>/guarantees.json   what each sink states
-    <directory>/verdict.json      what the oracle found
+    <directory>/pipeline/         the pipeline, if it is a built-in one
+    <directory>/runner.log        output of the runner, across all its restarts
+    <directory>/successors.log    output of the successors of paused processes
+    <directory>/inputs.jsonl, received.jsonl      for `push`: what was sent to it, and what it sent
+    <directory>/guarantees.json   the guarantee of each sink
+    <directory>/verdict.json      the oracle's findings
 
 Above it: the command line, benchmarks and tests. Below it: the session, and the oracle as a process.
 """
@@ -54,50 +54,51 @@ _ERRORS: Mapping[int, type[MillstreamError]] = {
 _CODE = re.compile(r"\[(MS-\d{4})\]")
 _TAIL_BYTES = 2000
 _ENDLESS = 1 << 40
-"""Records of a pipeline that ships, until it is known how many there are to be."""
+"""Records of a built-in pipeline, until the number is known."""
 _SETTLE_S = 3.0
-"""What the source makes in so long is left to make when its end is set."""
+"""When the end of the source is set, it still has this much time's worth of records to make."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for."""
+    """The user's options."""
 
     pipeline: str
-    """A file, or the name of one that ships."""
+    """A file, or the name of a built-in pipeline."""
     directory: Path
     seed: int = 1
     kills: int | None = None
-    """Faults to inject. None: as many as come in `seconds`."""
+    """Faults to inject. None: as many as occur in `seconds`."""
     seconds: float | None = None
     kinds: tuple[FaultKind, ...] = (FaultKind.KILL,)
     records: int | None = None
-    """Of a pipeline that ships."""
+    """Of a built-in pipeline."""
     rate: int | None = None
-    """Records per second of a pipeline that ships. None: so that the records last for the faults."""
+    """Records per second of a built-in pipeline. None: such that the records last for all faults."""
     id_field: str | None = None
     ledger: str | None = None
-    """What keeps the records, where that is not what the pipeline says."""
+    """What stores the records, if not what the pipeline says."""
     workers: int | None = None
-    """Processes that share the vertices. None: as many as `millstream run` takes."""
+    """Processes that share the vertices. None: as many as `millstream run` would use."""
     secured: bool = False
-    """The broker takes encrypted connections alone, and functions of a pipeline that ships are in a strict sandbox."""
+    """Whether the broker only accepts encrypted connections, and functions of a built-in pipeline run in a strict
+    sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What came of it."""
+    """The outcome of an experiment."""
 
     outcome: Outcome
     verdict: Mapping[str, Any]
-    """The oracle's."""
+    """The verdict of the oracle."""
     planned: int | None = None
-    """Faults that were asked for; None where they were not counted."""
+    """The requested number of faults; None if it was not limited."""
 
     @property
     def shortfall(self) -> str:
-        """Why what held does not say much: fewer faults were injected than were asked for, or few into processes that
-        every run has. Empty when all were."""
+        """Why the result has little significance: fewer faults were injected than requested, or few in processes that
+        every run has. Empty if all were."""
         done = len(self.outcome.struck)
         if self.planned is not None and done < self.planned:
             return (
@@ -131,8 +132,8 @@ class Experiment:
 
 
 async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Experiment:
-    """Run the experiment. Raises `SpecError` and other faults of before the start, and `MillstreamError` when there is
-    no verdict."""
+    """Run the experiment. Raises `SpecError` and other errors that occur before the start, and `MillstreamError` if
+    there is no verdict."""
     if options.kills is None and options.seconds is None:
         raise UserError(codes.OPTIONS_CONFLICT, "say how many faults (--kills) or for how long (--seconds)")
     if any(
@@ -142,7 +143,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
     directory = options.directory.absolute()
     if (directory / "state").exists():
         raise UserError(
-            codes.PATH_EXISTS, f"{directory} already contains an experiment; name another directory, or remove it"
+            codes.PATH_EXISTS, f"{directory} already contains an experiment; specify another directory, or remove it"
         )
     make_private_directories(directory)
     if FaultKind.DISK in options.kinds:
@@ -183,11 +184,11 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
             finish = await stack.enter_async_context(open_outside(directory, ports, rate))
         settle = None
         if options.pipeline in SHIPPED and finish is None:
-            # The records must last as long as the faults do, however long the machine takes for them.
+            # The records must last as long as the faults do, however slow the machine is.
             settle = partial(_settle, options, directory, records, rate, ports)
         outcome = await Session(loaded.graph, runner, injector, plan, on_struck, finish, settle).run()
     if not outcome.struck and outcome.exit_code:
-        # Nothing was done to it: it is not for an oracle to say what is wrong.
+        # No fault was injected, so there is nothing for the oracle to judge.
         raise _ended_early(outcome.exit_code, _tail(outcome.runner_log))
     verdict = await _judged(options, directory, drained=outcome.drained)
     write_private(directory / "verdict.json", json.dumps(verdict, indent=1))
@@ -195,7 +196,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
 
 
 def _ended_early(exit_code: int, log: str) -> MillstreamError:
-    """The error that ended a run, as its log says it; where it says none, that there was nothing to judge."""
+    """The error that ended a run, according to its log; without one, that there was nothing to judge."""
     text = f"the run ended before any fault was injected:\n{log}"
     for said in reversed(_CODE.findall(log)):
         code = codes.find(said)
@@ -205,7 +206,7 @@ def _ended_early(exit_code: int, log: str) -> MillstreamError:
 
 
 def _refuse_unknown_wire(options: Options, loaded: Loaded) -> None:
-    """Faults of the network and encryption are those of one protocol."""
+    """Faults of the network, and encryption, work with only one protocol."""
     used = loaded.pipeline.spec.buffer_technology
     if used != DEFAULT and (FaultKind.NETWORK in options.kinds or options.secured):
         raise UserError(
@@ -215,7 +216,7 @@ def _refuse_unknown_wire(options: Options, loaded: Loaded) -> None:
 
 
 def _settle(options: Options, directory: Path, records: int, rate: int, ports: Ports, taken: int) -> None:
-    """Say where the source of a pipeline that ships ends, now that the faults are over and so many are made."""
+    """Set the end of the source of a built-in pipeline, now that the faults are over and `records` have been made."""
     _pipeline_file(options, directory, max(records, taken + round(rate * _SETTLE_S) + 1), rate, ports)
 
 
@@ -224,13 +225,13 @@ def _tail(log: Path) -> str:
 
 
 def _broker_port(data: DataDirectory) -> int | None:
-    """Where the run's broker is; None as long as that is unknown."""
+    """Port of the run's broker; None until it is known."""
     runtime = data.read_runtime()
     return runtime.broker_port or None if runtime is not None else None
 
 
 def _load(options: Options) -> tuple[int, int]:
-    """Records, and records per second, of a pipeline that ships."""
+    """Records, and records per second, of a built-in pipeline."""
     shipped = SHIPPED.get(options.pipeline)
     if shipped is None:
         return 0, 0
@@ -251,19 +252,19 @@ def _pipeline_file(options: Options, directory: Path, records: int, rate: int, p
 
 
 def is_bounded(graph: Graph) -> bool:
-    """Whether every source comes to an end by itself, as far as the pipeline says."""
+    """Whether every source ends by itself, according to the pipeline."""
     return all(vertex.definition.bounded(vertex.settings) is not False for vertex in graph.sources)
 
 
 async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[str, Any]:
-    """The oracle's verdict. Raises `MillstreamError` when it cannot judge."""
+    """The oracle's verdict. Raises `MillstreamError` if it cannot judge."""
     command = [sys.executable, "-m", "millstream_runner.chaos.oracle"]
     command += ["--data-dir", str(directory / "state"), "--sinks", str(directory / "sinks")]
     command += ["--guarantees", str(directory / "guarantees.json")]
     if options.pipeline == "push":
         command += ["--inputs", str(directory / INPUTS), "--received", str(directory / RECEIVED)]
     elif options.pipeline == "mesh" or (options.pipeline in SHIPPED and not drained):
-        # Records of windows that are open when a run is drained wait for the next one.
+        # Records in windows that are open when a run is drained wait for the next run.
         command += ["--expect", options.pipeline]
     command += ["--id", options.id_field] if options.id_field is not None else []
     command += ["--drained"] if drained else []

@@ -1,7 +1,7 @@
-"""Faults that are not kills: pauses, with or without a successor; a path to the broker; a full disk.
+"""Faults other than kills: pauses, with or without a successor; faults of the path to the broker; a full disk.
 
-Above it: the session. Below it: signals, a second process for a worker that sleeps, the lossy path between the
-workers and their broker, and a file that takes up all the room there is.
+Above it: the session. Below it: signals, a second process for a paused worker, the lossy path between the workers and
+their broker, and a file that uses all free space.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from millstream_runner.chaos.plan import FaultKind, NetworkFault, Strike
 from millstream_runner.chaos.processes import RunProcess
 
 SMALL_DISK_BYTES_MAX = 4096 * MIB
-"""A file system that is larger is not filled: it may be in use."""
+"""A larger file system is not filled, because it may be in use."""
 _SUCCESSOR_GRACE_S = 15.0
-"""From the waking of the owner before until the successor, fenced in turn, is ended."""
+"""Time from the resumption of the paused owner until the successor, fenced in turn, is killed."""
 _COMMIT_TIMEOUT_S = 5.0
-"""How long a commit is waited for that a fault can happen to."""
+"""How long to wait for a commit that a fault can affect."""
 _LATE_S = 1.0
-"""How late a late commit is: its sender has long found out that it did not arrive, and sent it again."""
+"""How late a late commit is: its sender has noticed that it did not arrive, and has repeated it."""
 _POLL_S = 0.01
 _BALLAST = "ballast"
 
 
 class Injector:
-    """Injects what lasts a while. It returns when the fault is over."""
+    """Injects faults that last a while. It returns when the fault is over."""
 
     def __init__(self, log_file: Path, path: LossyPath | None, small_disk: Path | None) -> None:
         """`path`: between the vertices and their broker, for faults of the network. `small_disk`: a directory on a file
         system that may be filled, see `refuse_large_disk`."""
         self.succeeded = 0
-        """Workers whose lanes a successor took over while they slept, and that woke up."""
+        """Paused workers whose lanes a successor took over, and that resumed."""
         self.fenced = 0
-        """Those among them that ended when they woke up, because they were not the owner any more."""
+        """Those among them that exited when they resumed, because they were no longer the owner."""
         self._log_file = log_file
         self._path = path
         self._small_disk = small_disk
 
     async def disturb(self, strike: Strike, victim: RunProcess | None) -> bool:
-        """One fault, from its beginning to its end. False when there was nothing to disturb any more."""
+        """Inject one fault, from its beginning to its end. Returns False if there was nothing left to disturb."""
         if strike.kind is FaultKind.PAUSE:
             assert victim is not None, "a pause is of a process"
             return await self._pause(strike, victim)
@@ -75,13 +75,13 @@ class Injector:
             else:
                 await asyncio.sleep(strike.lasts_s)
         finally:
-            # It may have been killed while it slept.
+            # It may have been killed while it was paused.
             with suppress(psutil.NoSuchProcess):
                 victim.process.send_signal(signal.SIGCONT)
         return True
 
     async def _succeed(self, strike: Strike, victim: RunProcess) -> None:
-        """Another process does the work of the one that sleeps, until a while after that has woken up."""
+        """Let another process do the work of the paused one, until some time after that has resumed."""
         with append_private(self._log_file) as log:
             running = open_process(victim.command, name="a successor", stdout=log, stderr=log)
             async with running as successor:
@@ -89,18 +89,18 @@ class Injector:
                 try:
                     victim.process.send_signal(signal.SIGCONT)
                 except psutil.NoSuchProcess:
-                    # It slept for so long that the runner has replaced it.
+                    # It was paused for so long that the runner has replaced it.
                     return
                 self.succeeded += 1
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_SUCCESSOR_GRACE_S):
                         await successor.wait()
-                # The runner starts the one before again only when it has ended, and then fences the successor.
+                # The runner restarts the previous owner only when that has exited, which then fences the successor.
                 self.fenced += not victim.process.is_running()
 
 
 async def _break(path: LossyPath, strike: Strike) -> bool:
-    """One fault of the network. False when no commit came by that it could happen to."""
+    """Inject one fault of the network. Returns False if no commit came that it could affect."""
     match strike.network:
         case NetworkFault.CUT:
             path.cut()
@@ -132,7 +132,7 @@ async def _break(path: LossyPath, strike: Strike) -> bool:
 
 
 async def _met(path: LossyPath) -> bool:
-    """Wait until a commit has met what was planned for it."""
+    """Wait until a planned fault has affected a commit."""
     for _ in range(round(_COMMIT_TIMEOUT_S / _POLL_S)):
         if not path.planned:
             return True
@@ -142,7 +142,7 @@ async def _met(path: LossyPath) -> bool:
 
 
 async def _fill(ballast: Path, seconds: float) -> None:
-    """Leave no room on the disk for so long."""
+    """Leave no space on the disk for that long."""
     try:
         await asyncio.to_thread(_take_all_room, ballast)
         await asyncio.sleep(seconds)
@@ -165,8 +165,8 @@ def _take_all_room(ballast: Path) -> None:
 
 
 def refuse_large_disk(directory: Path) -> None:
-    """Raise `UserError` unless the directory lies on a file system that is small and not used by anything else, as far
-    as is known: filling any other would hurt others."""
+    """Raise `UserError` unless the directory is on a file system that is small and, as far as is known, not used by
+    anything else: filling any other would do harm."""
     total = shutil.disk_usage(directory).total
     if total > SMALL_DISK_BYTES_MAX:
         raise UserError(
@@ -179,6 +179,6 @@ def refuse_large_disk(directory: Path) -> None:
         if other.exists() and other.stat().st_dev == device:
             raise UserError(
                 codes.EXPERIMENT_DISK,
-                f"{directory} is on the same file system as {other}, which others need; name a directory on a small "
-                "file system of its own",
+                f"{directory} is on the same file system as {other}, which other programs need; specify a directory "
+                "on its own small file system",
             )

@@ -1,10 +1,10 @@
-"""A path to a broker that loses and delays what the test tells it to: a proxy between a client and a real server.
+"""A path to a broker that loses and delays messages on request: a proxy between a client and a real server.
 
-    client ──► LossyPath ──► server        requests dropped, or kept and delivered late
-           ◄──           ◄──               answers dropped, or repeated; silence
+    client ──► LossyPath ──► server        drops requests, or keeps them and delivers them late
+           ◄──           ◄──               drops or repeats answers; falls silent
 
-Above it: tests of what happens to a commit whose answer never came, and chaos. It knows only what
-a commit and its answer look like on the wire; its caller says so.
+Above it: tests of commits whose answers never came, and chaos. All it knows is what a commit and its answer look like
+on the wire, which its caller defines.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import NamedTuple
 
 
 class Wire(NamedTuple):
-    """How commits look between a client and its server."""
+    """How commits look on the wire between a client and its server."""
 
     scheme: str
-    """Of the server's URL."""
+    """Scheme of the server's URL."""
     commit: bytes
-    """Stands in what a commit ends with, and in nothing else."""
+    """Occurs at the end of a commit, and in nothing else."""
     answer: bytes
-    """Stands in the answer to a commit."""
+    """Occurs in the answer to a commit."""
 
 
-# The guard stands in the last message of a commit, whether it is a batch or one message.
+# The guard is in the last message of a commit, whether it is a batch or one message.
 NATS = Wire("nats", b"Nats-Expected-Last-Subject-Sequence-Subject:", b'"stream":')
 _MESSAGE_HEAD = re.compile(rb"MSG \S+ \S+ (\d+)\r\n(?=\{)")
 _REPLY = re.compile(rb"HPUB \S+ (\S+) \d+ \d+\r\n")
@@ -44,7 +44,7 @@ class _Plan(Enum):
 
 
 class LossyPath:
-    """Listens on a port of its own; made by `open_lossy_path`. Faults happen in the order they were planned in."""
+    """Listens on its own port; created by `open_lossy_path`. Faults occur in the order in which they were planned."""
 
     def __init__(self, server_port: Callable[[], int | None], wire: Wire) -> None:
         self._server_port = server_port
@@ -67,11 +67,11 @@ class LossyPath:
 
     @property
     def planned(self) -> int:
-        """Faults that no commit has met yet."""
+        """Faults that have not affected a commit yet."""
         return len(self._plans)
 
     def give_up_plans(self) -> None:
-        """Nothing that was planned will happen to a commit that is still to come."""
+        """Cancel the planned faults that have not affected a commit yet."""
         self._plans.clear()
 
     def lose_answer(self, *, landed: bool) -> None:
@@ -87,19 +87,19 @@ class LossyPath:
         self._plans.append(_Plan.REPEAT_ANSWER)
 
     def stall(self) -> None:
-        """Let nothing through any more, in no direction; connections stay."""
+        """Let nothing through any more, in either direction; connections stay open."""
         self._flowing.clear()
 
     def flow(self) -> None:
-        """Let through what waits, and all that comes."""
+        """Let through what waits, and everything that follows."""
         self._flowing.set()
 
     def slow_down(self, seconds: float) -> None:
-        """From now on, whatever the server sends waits so long before it goes on."""
+        """From now on, delay everything that the server sends by this time."""
         self._answers_late_s = seconds
 
     async def answered(self) -> None:
-        """Returns when what the server has sent may go on."""
+        """Returns when data from the server may be passed on."""
         await asyncio.sleep(self._answers_late_s)
         await self._flowing.wait()
 
@@ -114,11 +114,11 @@ class LossyPath:
             await self._late_changed.wait()
 
     async def deliver_late(self) -> bytes:
-        """Let the server have the commit that was kept longest; returns what it answers."""
+        """Deliver the commit that was kept longest to the server; returns the answer."""
         return await self._late.popleft().deliver()
 
     def before_next_commit(self, action: Callable[[], Awaitable[object]]) -> None:
-        """Do something while the next commit is on its way, before any of its end reaches the server."""
+        """Do something while the next commit is on its way, before its end reaches the server."""
         self._before_next = action
 
     def cut(self) -> None:
@@ -127,7 +127,7 @@ class LossyPath:
             pair.cut()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, as long as it stays."""
+        """Serve one client, as long as it stays."""
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
@@ -139,7 +139,7 @@ class LossyPath:
             try:
                 up = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
-                # The server is away, so the client here loses its connection too.
+                # The server is not reachable, so the client loses its connection, too.
                 return
             pair = _Pair(self, (reader, writer), up)
             self._pairs.add(pair)
@@ -154,7 +154,7 @@ class LossyPath:
             writer.transport.abort()
 
     async def on_commit(self) -> _Plan | None:
-        """What happens to the commit that just arrived."""
+        """What to do with the commit that has just arrived."""
         action, self._before_next = self._before_next, None
         if action is not None:
             await action()
@@ -178,7 +178,7 @@ class LossyPath:
 
 
 class _Late:
-    """The end of a commit, and the open connection on which it is still to come."""
+    """The end of a commit, and the open connection on which it will be delivered."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> None:
         self.reader = reader
@@ -186,7 +186,7 @@ class _Late:
         self._data = data
 
     async def deliver(self) -> bytes:
-        # The server also sends what answers later requests: the client listens in one place for all its answers.
+        # The server also sends the answers to later requests: the client listens for all its answers in one place.
         answered = b"MSG %b " % _REPLY.findall(self._data)[-1]
         self.writer.write(self._data)
         received = b""
@@ -202,7 +202,7 @@ class _Late:
 
 
 class _Pair:
-    """One connection of the client and the one to the server that stands behind it."""
+    """A connection of the client, with its connection to the server."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class _Pair:
         self._lose_answer = False
         self._repeat_answer = False
         self._kept: bytes | None = None
-        """A commit that is to come late, once this connection is gone."""
+        """A commit that will be delivered late, once this connection is gone."""
 
     async def run(self) -> None:
         pumps = {asyncio.ensure_future(self._upstream()), asyncio.ensure_future(self._downstream())}
@@ -228,7 +228,7 @@ class _Pair:
             await asyncio.gather(*pumps, return_exceptions=True)
 
     def cut(self) -> None:
-        """Break the connection; what is to come late keeps its way to the server."""
+        """Break the connection; a late commit keeps its connection to the server."""
         self._client_writer.transport.abort()
         if self._kept is None:
             self._server_writer.transport.abort()
@@ -268,7 +268,7 @@ class _Pair:
 
 
 def with_answer_repeated(data: bytes) -> bytes:
-    """What the server sent, with the first whole answer to a commit in it twice; without one, as it is."""
+    """The data of the server, with the first complete answer to a commit repeated; unchanged if there is none."""
     for head in _MESSAGE_HEAD.finditer(data):
         end = head.end() + int(head.group(1))
         if data[end : end + 2] == b"\r\n" and NATS.answer in data[head.end() : end]:
@@ -278,8 +278,8 @@ def with_answer_repeated(data: bytes) -> bytes:
 
 @asynccontextmanager
 async def open_lossy_path(server_port: int | Callable[[], int | None], wire: Wire = NATS) -> AsyncIterator[LossyPath]:
-    """A path to the server on this port of the loopback; a function is asked for it at every connection, and may say
-    that there is none now."""
+    """A path to the server on this port of the loopback. A function is called for the port at every connection, and may
+    return None."""
     path = LossyPath(server_port if callable(server_port) else lambda: server_port, wire)
     listener = await asyncio.start_server(path.serve, "127.0.0.1", 0)
     path.listens_on(listener.sockets[0].getsockname()[1])

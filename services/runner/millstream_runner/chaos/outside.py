@@ -1,6 +1,6 @@
-"""What the pipeline `push` has outside: the feeder and the receiver of the oracle, as processes.
+"""The outside of the pipeline `push`: the feeder and the receiver of the oracle, as processes.
 
-Above it: the experiment. Below it: `millstream_runner.chaos.oracle`, of which it knows two command lines.
+Above it: the experiment. Below it: `millstream_runner.chaos.oracle`; it knows only two of its command lines.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ SPLITS = 2
 INPUTS = "inputs.jsonl"
 RECEIVED = "received.jsonl"
 _FINISH_TIMEOUT_S = 60.0
-"""From the request to begin nothing new until everything is acknowledged."""
+"""Time from the request to send nothing new until everything is acknowledged."""
 _STOP_TIMEOUT_S = 10.0
 
 
 @asynccontextmanager
 async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Both run inside the block. What it gives ends the feeder, once all it has sent is acknowledged.
+    """Both run during the block. The yielded function ends the feeder once everything that it has sent is acknowledged.
 
-    Raises `InfrastructureError` when that takes too long: the source is not there.
+    Raises `InfrastructureError` if that takes too long, because the source is not there.
     """
     receiver = ["--port", str(ports.target), "--file", str(directory / RECEIVED)]
     feeder = ["--source", "orders", "--port", str(ports.source), "--splits", str(SPLITS)]
@@ -59,6 +59,6 @@ def _running(name: str, options: list[str]) -> AbstractAsyncContextManager[Proce
 
 
 def outside_ports() -> Ports:
-    """Ports that are free now: neighbours for the splits of the source, one for the target."""
+    """Ports that are free now: adjacent ones for the splits of the source, one for the target."""
     source = free_ports(SPLITS + 1)
     return Ports(source, source + SPLITS)

@@ -1,7 +1,7 @@
-"""Which fault comes when: a plan made from a seed. Pure.
+"""Which fault occurs when: a plan generated from a seed. Pure.
 
-Above it: the session. It knows kinds and roles, not processes. The same seed, kinds and roles give the same plan; which
-moment of a run a strike meets is up to the machine.
+Above it: the session. It knows kinds and roles, not processes. The same seed, kinds and roles give the same plan; at
+which moment of a run a strike occurs depends on the machine.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ _Card = TypeVar("_Card")
 
 
 class FaultKind(Enum):
-    """What is done."""
+    """A kind of fault."""
 
     KILL = "kill"
-    """SIGKILL. A runner is started again at once, as its user would; everything else is the runner's to start."""
+    """SIGKILL. The experiment restarts a killed runner at once, as its user would; the runner restarts everything
+    else."""
     PAUSE = "pause"
-    """SIGSTOP, and SIGCONT later. A worker may meanwhile be replaced by a successor, and wakes up as a zombie."""
+    """SIGSTOP, and SIGCONT later. A worker may meanwhile be replaced by a successor, and resumes as a stale process."""
     NETWORK = "network"
     """Between the vertices and their broker."""
     DISK = "disk"
-    """No room on the disk of the data directory, for a while."""
+    """No space on the disk of the data directory for a while."""
 
 
 class Role(Enum):
-    """What a process of a run is for."""
+    """The purpose of a process of a run."""
 
     RUNNER = "runner"
     BROKER = "broker"
@@ -47,7 +48,7 @@ class Role(Enum):
 
 
 class NetworkFault(Enum):
-    """What happens on the way between the vertices and their broker."""
+    """A fault on the path between the vertices and their broker."""
 
     CUT = "cut"
     """Every connection breaks."""
@@ -60,28 +61,29 @@ class NetworkFault(Enum):
     REPEAT_ANSWER = "repeat-answer"
     """An answer comes twice."""
     STALL = "stall"
-    """Nothing comes through, for longer than an answer is waited for."""
+    """Nothing passes, for longer than the timeout of an answer."""
 
 
 ROLES = (Role.RUNNER, Role.BROKER, Role.WORKER, Role.SIDECAR)
-"""Of every run, as far as it has functions."""
+"""Roles in every run, as far as it has functions."""
 ALWAYS_THERE = (Role.RUNNER, Role.BROKER, Role.WORKER)
-"""Those of `ROLES` that any run can be expected to have nearly always."""
+"""Those of `ROLES` that any run has nearly all the time."""
 SPARK_ROLES = (Role.SPARK, Role.JVM, Role.PYTHON)
-"""Of runs with a reduce, besides."""
+"""Additional roles in runs with a reduce."""
 
 _INTO_RECOVERY_SHARE = 0.2
-"""Of the strikes that come while the one before is being recovered from."""
+"""The share of strikes that occur during the recovery from the previous one."""
 _QUIET_S = (0.1, 1.5)
-"""Between the end of a recovery and the next strike."""
+"""Time between the end of a recovery and the next strike."""
 _DURING_RECOVERY_S = (0.02, 0.6)
-"""Between two strikes, when the second one does not wait."""
+"""Time between two strikes if the second one does not wait."""
 _PAUSE_S = (1.0, 9.0)
-"""Beyond the 5 s after which a commit's answer counts as lost, at the long end."""
+"""At the long end, more than the 5 s after which a commit's answer counts as lost."""
 _LONG_PAUSES = (True, False, False, False)
 """One in four pauses is long."""
 LONG_PAUSE_S = (16.0, 18.0)
-"""Beyond every timeout, also that of a silent connection (15 s); the runner has replaced the process by then."""
+"""Longer than every timeout, including that of a silent connection (15 s); by then the runner has replaced the
+process."""
 assert LONG_PAUSE_S[0] > HUNG_AFTER_S + 2
 _STALL_S = (1.0, 7.0)
 _FULL_S = (1.0, 4.0)
@@ -95,29 +97,29 @@ class Strike:
     """From 1."""
     kind: FaultKind
     role: Role | None
-    """Of the process that is struck; None where none is."""
+    """The role of the process that is struck; None if it does not strike a process."""
     network: NetworkFault | None
     pick: float
-    """Which of several processes with this role: 0 the first, up to 1 the last."""
+    """Which of several processes with this role: 0 is the first, up to 1 the last."""
     wait_s: float
-    """Before it, once what came before is over."""
+    """Time before it, once the previous one is over."""
     lasts_s: float
-    """Of a pause, a stall, a full disk; 0 for what happens at once."""
+    """Duration of a pause, a stall or a full disk; 0 for an instantaneous fault."""
     successor: bool
-    """Of the pause of a vertex: another owner takes its lanes over meanwhile."""
+    """For the pause of a vertex: another owner takes over its lanes meanwhile."""
     into_recovery: bool
-    """It does not wait until the run is back from the strike before."""
+    """It does not wait until the run has recovered from the previous strike."""
 
     @property
     def what(self) -> str:
-        """In words, for the table."""
+        """The strike in words, for the table."""
         if self.network is not None:
             return f"network {self.network.value}"
         return self.kind.value if self.role is None else f"{self.kind.value} {self.role.value}"
 
 
 def strikes(seed: int, kinds: Sequence[FaultKind], roles: Sequence[Role]) -> Iterator[Strike]:
-    """The plan, without end. Every kind, role and network fault comes as often as another one of its sort."""
+    """The plan, without end. All kinds, roles and network faults are equally frequent among their own sort."""
     rng = random.Random(seed)
     kind_of, role_of, network_of = _dealt(rng, kinds), _dealt(rng, roles), _dealt(rng, tuple(NetworkFault))
     pausable_of = _dealt(rng, tuple(role for role in roles if role is not Role.RUNNER))
@@ -130,7 +132,7 @@ def strikes(seed: int, kinds: Sequence[FaultKind], roles: Sequence[Role]) -> Ite
         if kind is FaultKind.PAUSE:
             role = next(pausable_of)
         network = next(network_of) if kind is FaultKind.NETWORK else None
-        # Only a kill is planned into a recovery, and the first strike has none before it.
+        # Only a kill is planned into a recovery, and there is no recovery before the first strike.
         hasty = rng.random() < _INTO_RECOVERY_SHARE and kind is FaultKind.KILL and number > 1
         yield Strike(
             number=number,

@@ -1,4 +1,4 @@
-"""The processes of a run as they are right now, each with what it is for.
+"""The current processes of a run, each with its role.
 
 Above it: the session. Below it: the operating system. It starts and ends nothing.
 """
@@ -35,19 +35,19 @@ class RunProcess:
 
     role: Role
     name: str
-    """What tells it from others of its role: the replicas it runs or works for, or the role."""
+    """What distinguishes it from others with its role: the replicas that it runs or works for, or the role."""
     process: psutil.Process
     command: Sequence[str]
     replicas: tuple[ReplicaId, ...] = ()
-    """Of vertices, that a worker runs, or that the process of a function works for."""
+    """The replicas of vertices that a worker runs, or that the process of a function works for."""
 
 
 def processes_of(runner_pid: int) -> list[RunProcess]:
-    """Every process of the run that is alive, the runner first. Empty when the runner is gone."""
+    """Every living process of the run, the runner first. Empty if the runner is gone."""
     try:
         runner = psutil.Process(runner_pid)
         found = [RunProcess(Role.RUNNER, Role.RUNNER.value, runner, runner.cmdline())]
-        # One look at all processes of the machine; asking each for its children would be as many.
+        # One scan of all processes of the machine; asking each process for its children would scan as often.
         below: dict[int, list[psutil.Process]] = defaultdict(list)
         for process in runner.children(recursive=True):
             with suppress(psutil.Error):
@@ -59,14 +59,14 @@ def processes_of(runner_pid: int) -> list[RunProcess]:
 
 
 def _below(parent: RunProcess, below: Mapping[int, Sequence[psutil.Process]]) -> Iterator[RunProcess]:
-    """What a process has started, and what that has."""
+    """The processes that a process has started, at any depth."""
     for child in below.get(parent.process.pid, ()):
         try:
             command = child.cmdline()
         except psutil.Error:
             continue
         if not command:
-            # Dead, and not waited for yet.
+            # It is dead, and has not been waited for yet.
             continue
         try:
             one = _known(parent, child, command)
@@ -74,18 +74,18 @@ def _below(parent: RunProcess, below: Mapping[int, Sequence[psutil.Process]]) ->
             continue
         if one is not None:
             yield one
-        # In front of a function in a sandbox waits a process that is as much a part of it. What has no role belongs to
-        # what has started it.
+        # A function in a sandbox has a parent process that waits for it and is part of it. A process without a role
+        # belongs to the one that has started it.
         waits = one is not None and one.role is Role.SIDECAR and START in command
         above = parent if one is None or waits else one
         yield from _below(replace(above, process=child), below)
 
 
 def _known(parent: RunProcess, process: psutil.Process, command: Sequence[str]) -> RunProcess | None:
-    """What a process is for, by its command and by whose child it is; None for one that has no role."""
+    """The role of a process, by its command and its parent; None if it has no role."""
     modules = [after for before, after in pairwise(command) if before == "-m"]
     if any("die_with_parent.py" in part for part in command[:4]):
-        # About to become what it starts.
+        # It is about to execute another program.
         return None
     # Redis writes its address into its command line.
     if process.name() in _BROKERS:
@@ -99,7 +99,7 @@ def _known(parent: RunProcess, process: psutil.Process, command: Sequence[str]) 
         return RunProcess(Role.PYTHON, Role.PYTHON.value, process, command)
     if command[0].endswith("java"):
         return RunProcess(Role.JVM, Role.JVM.value, process, command)
-    # What a worker has started itself is the process of a function. What that starts in turn is the function's own.
+    # What a worker has started is the process of a function. What that starts in turn belongs to the function.
     if parent.role is Role.WORKER:
         replicas = _works_for(process, parent)
         return RunProcess(Role.SIDECAR, f"{','.join(map(str, replicas))} function", process, command, replicas)
@@ -107,13 +107,13 @@ def _known(parent: RunProcess, process: psutil.Process, command: Sequence[str]) 
 
 
 def _replicas(command: Sequence[str]) -> tuple[ReplicaId, ...]:
-    """What the command line of a worker says that it runs."""
+    """The replicas that a worker runs, according to its command line."""
     names = takewhile(lambda part: not part.startswith("-"), command[command.index("--replicas") + 1 :])
     return tuple(ReplicaId(vertex, int(number)) for vertex, _, number in (name.rpartition("-") for name in names))
 
 
 def _works_for(process: psutil.Process, worker: RunProcess) -> tuple[ReplicaId, ...]:
-    """The replica whose function a process runs; all of the worker's, where the system does not tell."""
+    """The replica whose function a process runs; all of the worker's replicas if the system does not say."""
     try:
         environment = process.environ()
         return (ReplicaId(environment["MILLSTREAM_VERTEX"], int(environment["MILLSTREAM_REPLICA"])),)

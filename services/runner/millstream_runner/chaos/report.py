@@ -1,4 +1,4 @@
-"""What came of an experiment: lines for people, an object for programs. Pure."""
+"""The report of an experiment: lines for people, an object for programs. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millstream_runner.local.formatting import aligned
 
 
 def as_json(experiment: Experiment) -> dict[str, Any]:
-    """For programs."""
+    """The report for programs."""
     struck = experiment.outcome.struck
     return {
         "sound": experiment.sound,
@@ -34,7 +34,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
 
 
 def lines(experiment: Experiment) -> list[str]:
-    """For people."""
+    """The report for people."""
     struck = experiment.outcome.struck
     rows: list[tuple[str, ...]] = [("FAULT", "TIMES", "MEASURED", "MEDIAN", "P99", "MAX")]
     rows += [_row(what, [one for one in struck if one.strike.what == what]) for what in sorted(_whats(struck))]
@@ -54,8 +54,8 @@ def lines(experiment: Experiment) -> list[str]:
     ]
     found += aligned(checks, left={0, 1, 2, 3})
     if experiment.outcome.succeeded:
-        slept = f"{experiment.outcome.succeeded} vertices slept while a successor took over"
-        fenced = f"{experiment.outcome.fenced} of them were fenced when they woke up; the others had nothing left to do"
+        slept = f"{experiment.outcome.succeeded} vertices were paused while a successor took over"
+        fenced = f"{experiment.outcome.fenced} of them were fenced when they resumed; the others had nothing left to do"
         found += ["", f"{slept}; {fenced}"]
     found += ["", *(f"VIOLATED: {fault}" for fault in experiment.faults)]
     if experiment.shortfall:
@@ -75,7 +75,7 @@ def _conclusion(experiment: Experiment) -> str:
 
 
 def fault_line(struck: Struck) -> str:
-    """One fault, when it is known how soon the run was back."""
+    """One fault, once it is known how soon the run recovered."""
     if struck.resume_s is not None:
         how = f"back after {struck.resume_s:.2f} s"
     elif struck.absent:

@@ -1,12 +1,12 @@
-"""How soon a run is back after a fault. Pure: entries of the OT stores and moments are handed in.
+"""How soon a run recovers from a fault. Pure: entries of the OT stores and times are passed in.
 
-The **time to resume** is the time from the fault (the end of it, where it lasts) to the moment at which every lane the
-struck process served has committed again:
+The **time to resume** is the time from the fault (from its end, if it lasts) until every lane that the struck process
+served has committed again:
 
 - the lane reports more than before: records read or, after a fault of Spark's, results written;
-- it told so after the process that replaces the struck one was started, since what was on its way before may still
-  be committed by others; for a vertex that is the next epoch of the lane;
-- lanes that have ended have nothing to come back to.
+- it published that after the replacement of the struck process was started, because what was in flight before may
+  still be committed by others; for a vertex that is the next epoch of the lane;
+- lanes that have ended have nothing to resume.
 
 All clocks are the wall clock of this one machine, in microseconds.
 """
@@ -23,21 +23,21 @@ from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 @dataclass(slots=True)
 class Waiting:
-    """One fault that the run is not back from yet."""
+    """One fault from which the run has not recovered yet."""
 
     struck_us: int
     results: bool
     """Only results count, not records that were read."""
     lanes: dict[LaneId, list[int]]
-    """Lanes that must come back, and when each reported progress since the fault."""
+    """Lanes that must recover, and when each has reported progress since the fault."""
     since_us: int | None
-    """Progress counts from here on; None as long as that is not known."""
+    """Progress counts from this time on; None until it is known."""
     newer_epochs: bool
     """Progress counts only under an epoch that is newer than the one at the fault."""
     epochs: Mapping[LaneId, int] = field(default_factory=dict)
 
     def resumed_us(self) -> int | None:
-        """When the last lane was back; None as long as one is not."""
+        """When the last lane recovered; None until all have."""
         if self.since_us is None:
             return None
         moments = [min((at for at in commits if at > self.since_us), default=None) for commits in self.lanes.values()]
@@ -45,7 +45,7 @@ class Waiting:
         return max(known, default=self.struck_us) if len(known) == len(moments) else None
 
     def absent(self) -> list[LaneId]:
-        """Lanes that are not back."""
+        """Lanes that have not recovered."""
         since_us = self.since_us
         if since_us is None:
             return list(self.lanes)
@@ -53,14 +53,14 @@ class Waiting:
 
 
 class Board:
-    """What every lane told last, and the faults that are waited for."""
+    """What every lane published last, and the faults from which the run has not recovered."""
 
     def __init__(self) -> None:
         self._entries: dict[LaneId, OtEntry] = {}
         self._waiting: list[Waiting] = []
 
     def observe(self, lane: LaneId, update: OtUpdate) -> None:
-        """Take in what a lane has published."""
+        """Record what a lane has published."""
         entry, before = update.entry, self._entries.get(lane)
         if before is not None and entry.epoch < before.epoch:
             return
@@ -82,7 +82,7 @@ class Board:
         newer_epochs: bool = False,
         results: bool = False,
     ) -> Waiting:
-        """A fault has struck what serves these lanes. Those that have ended are left out."""
+        """A fault has struck the process that serves these lanes. Those that have ended are left out."""
         open_lanes = [lane for lane in lanes if not (lane in self._entries and self._entries[lane].ended)]
         waiting = Waiting(
             struck_us,
@@ -96,7 +96,7 @@ class Board:
         return waiting
 
     def forget(self, waiting: Waiting) -> None:
-        """It is not waited for any more."""
+        """Stop waiting for it."""
         self._waiting.remove(waiting)
 
     def ended(self, lanes: Collection[LaneId]) -> bool:
@@ -104,7 +104,7 @@ class Board:
         return all(lane in self._entries and self._entries[lane].ended for lane in lanes)
 
     def records(self, lanes: Iterable[LaneId]) -> int:
-        """Records that these lanes are done with."""
+        """Records that these lanes have completed."""
         return sum(_records(self._entries[lane]) for lane in lanes if lane in self._entries)
 
 
@@ -117,7 +117,7 @@ def _results(entry: OtEntry) -> int:
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """The smallest value that at least this share of them do not exceed; None without values."""
+    """The smallest value that at least this share of the values does not exceed; None without values."""
     ordered = sorted(values)
     if not ordered:
         return None

@@ -1,7 +1,7 @@
 """`millstream run` under chaos, as a process: `python -m millstream_runner.chaos.runner --help`.
 
-It is the same runner over the same pipeline, but for two things: file sinks write below a directory of the experiment
-instead of where the user's results are, and the vertices may be asked to reach the broker over a path with faults.
+It is the same runner with the same pipeline, with two differences: file sinks write below a directory of the experiment
+instead of the place of the user's results, and the vertices may connect to the broker through a path with faults.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def redirected(loaded: Loaded, directory: Path) -> Loaded:
-    """The same pipeline, its file sinks writing below `directory`, each under the name of its vertex."""
+    """The same pipeline, with file sinks that write below `directory`, each under the name of its vertex."""
     contents: dict[str, Any] = loaded.pipeline.as_written(given_only=True)
     for vertex, written in zip(loaded.pipeline.spec.vertices, contents["spec"]["vertices"], strict=True):
         for placed in vertex.ends:
@@ -77,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m millstream_runner.chaos.runner", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="the pipeline")
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="as for `millstream run`")
-    parser.add_argument("--sinks", type=Path, required=True, metavar="DIR", help="below it file sinks write")
+    parser.add_argument(
+        "--sinks", type=Path, required=True, metavar="DIR", help="directory below which file sinks write"
+    )
     parser.add_argument("--broker-path", metavar="URL", help="where the vertices reach the broker (default: directly)")
     parser.add_argument("--ledger", metavar="NAME", help="as for `millstream run`")
     parser.add_argument("--workers", type=int, metavar="N", help="as for `millstream run`")

@@ -1,4 +1,4 @@
-"""The runner's process: started, killed, started again, asked to end.
+"""The runner's process: starts, kills, restarts and ends it.
 
 Above it: the session. Below it: `millstream_runner.chaos.runner` as a process, which cannot outlive this one.
 """
@@ -20,11 +20,11 @@ from millstream_runner.chaos.processes import RunProcess
 from millstream_runner.local.directory import DataDirectory, Runtime
 
 STOP_TIMEOUT_S = 60.0
-"""From the request to end, at the end of an experiment that failed, until it is killed."""
+"""Time from the request to end, after a failed experiment, until it is killed."""
 
 
 class RunnerProcess:
-    """The runner of one experiment, over all its lives."""
+    """The runner of one experiment, across all its restarts."""
 
     def __init__(self, command: Sequence[str], data: DataDirectory, log_file: Path) -> None:
         self.data = data
@@ -32,28 +32,28 @@ class RunnerProcess:
         self._command = command
         self._process: Process | None = None
         self._life = AsyncExitStack()
-        """Ends the one that runs now."""
+        """Ends the current process."""
         self._over = asyncio.Event()
         self._killing = False
 
     @property
     def pid(self) -> int:
-        """Of the one that runs now, or ran last."""
+        """Id of the current process, or of the last one."""
         assert self._process is not None, "it was started"
         return self._process.pid
 
     @property
     def over(self) -> bool:
-        """It has ended, and not because it was killed."""
+        """Whether it has ended, and not because it was killed."""
         return self._over.is_set()
 
     @property
     def exit_code(self) -> int | None:
-        """None as long as it runs."""
+        """None while it runs."""
         return None if self._process is None else self._process.exit_code
 
     def runtime(self) -> Runtime | None:
-        """Where its broker is; None until it has told."""
+        """Where its broker is; None until it has said so."""
         runtime = self.data.read_runtime()
         return runtime if runtime is not None and runtime.runner.pid == self.pid else None
 
@@ -64,7 +64,8 @@ class RunnerProcess:
                 await self._over.wait()
 
     async def kill(self, victim: RunProcess) -> bool:
-        """SIGKILL to one of the run's processes; the runner is started again. False when it is gone already."""
+        """Send SIGKILL to one of the run's processes; a killed runner is restarted. Returns False if the process is
+        already gone."""
         if victim.role is not Role.RUNNER:
             try:
                 victim.process.kill()
@@ -75,7 +76,7 @@ class RunnerProcess:
         return True
 
     async def restart(self) -> None:
-        """Kill the runner, and start it again: it reads the pipeline again."""
+        """Kill the runner, and restart it, so that it reads the pipeline again."""
         assert self._process is not None, "it was started"
         self._killing = True
         self._process.kill()
@@ -84,13 +85,13 @@ class RunnerProcess:
         self._killing = False
 
     def ask_to_end(self) -> None:
-        """Have it drain."""
+        """Ask it to drain."""
         assert self._process is not None, "it was started"
         self._process.signal(signal.SIGINT)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """It runs inside the block, unless it ends by itself before the block does."""
+        """It runs during the block, unless it ends by itself earlier."""
         await self._start()
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._watch(), name="end of the runner")

@@ -1,10 +1,10 @@
-"""One experiment: a run is started, struck by the plan, watched until it is back, and brought to its end.
+"""One experiment: a run is started, struck according to the plan, watched until it has recovered, and ended.
 
     start the runner ─► [ wait ─► strike ─► back? ] ... ─► ended, or drained ─► what happened
                              run, watcher of the OT stores
 
 Above it: the command line, benchmarks and tests. Below it: the runner's process, the processes of the run, the OT
-stores of its broker. It judges nothing but how soon the run is back.
+stores of its broker. It judges only how soon the run recovers.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from millstream_runner.chaos.running import RunnerProcess
 from millstream_runner.chaos.watching import watch
 
 RESUME_TIMEOUT_S = 60.0
-"""A run that is not back after this is not waited for any longer, and the verdict says so."""
+"""A run that has not recovered after this time is not waited for any longer, and the verdict says so."""
 SPARK_RESUME_TIMEOUT_S = 180.0
-"""The same where Spark has to start again: on a busy machine that alone takes most of a minute."""
+"""The same if Spark has to restart: on a busy machine that alone takes most of a minute."""
 END_TIMEOUT_S = 600.0
-"""From the last strike until the run must have ended."""
+"""Time from the last strike until the run must have ended."""
 _FIND_TIMEOUT_S = 3.0
-"""How long a process of the planned role is looked for; it may be just being started."""
+"""How long to look for a process of the planned role, which may be just starting."""
 _FIND_SPARK_TIMEOUT_S = 60.0
-"""The same for one of Spark's, which take longer."""
+"""The same for a process of Spark, which takes longer."""
 _POLL_S = 0.03
 _FIRST_PROGRESS_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done to a run."""
+    """What to do to a run."""
 
     seed: int
     kinds: tuple[FaultKind, ...]
     strikes_max: int | None
-    """None: as many as come until `seconds` are over."""
+    """None: as many as occur until `seconds` are over."""
     seconds: float | None
-    """The run is drained after this. None: it ends by itself, or, when it never would, is drained after the strikes."""
+    """The run is drained after this time. None: it ends by itself, or, if it never would, is drained after the
+    strikes."""
     bounded: bool
     """It ends by itself."""
 
@@ -63,36 +64,36 @@ class Struck:
 
     strike: Strike
     process: str
-    """Which process it met; empty when none."""
+    """The process that it struck; empty if none."""
     pid: int
-    """Of that; 0 when none."""
+    """Id of that process; 0 if none."""
     at_s: float
-    """Since the experiment began."""
+    """Seconds since the experiment began."""
     spark_again: bool
-    """Spark has to be started again before there are results."""
+    """Whether Spark has to restart before there are results."""
     measured: bool = True
-    """The next strike waited until the run was back."""
+    """Whether the next strike waited until the run had recovered."""
     resume_s: float | None = None
     """None: not measured, or never."""
     absent: list[str] = field(default_factory=list)
-    """Lanes that did not come back in time."""
+    """Lanes that did not recover in time."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How the experiment went, as far as it can be seen from the processes."""
+    """The outcome of the experiment, as far as the processes show it."""
 
     struck: list[Struck] = field(default_factory=list)
     missed: Counter[Role] = field(default_factory=Counter)
     """Strikes for which the run had no process of the planned role."""
     exit_code: int | None = None
-    """Of the runner in the end; None when it did not end in time."""
+    """Exit code of the runner at the end; None if it did not end in time."""
     drained: bool = False
     seconds: float = 0.0
     succeeded: int = 0
-    """Workers whose lanes a successor took over while they slept."""
+    """Paused workers whose lanes a successor took over."""
     fenced: int = 0
-    """Those among them that were not let do anything when they woke up."""
+    """Those among them that could not do anything when they resumed."""
     leftovers: list[str] = field(default_factory=list)
     """Processes of the run that outlived it."""
     runner_log: Path = Path()
@@ -111,9 +112,9 @@ class Session:
         before_drain: Callable[[], Awaitable[None]] | None = None,
         settle: Callable[[int], None] | None = None,
     ) -> None:
-        """`told` is called for every fault, when it is known how soon the run was back; `before_drain` before the run
-        is asked to drain, if it is. `settle` gets how many records the sources have made when the faults are over,
-        and changes the pipeline so that it ends by itself."""
+        """`told` is called for every fault, once it is known how soon the run recovered; `before_drain` before the run
+        is asked to drain, if it is. `settle` gets the number of records that the sources have made when the faults are
+        over, and changes the pipeline so that it ends by itself."""
         self._before_drain = before_drain
         self._settle = settle
         self._graph = graph
@@ -128,7 +129,7 @@ class Session:
         self._pending: tuple[Struck, Waiting] | None = None
 
     async def run(self) -> Outcome:
-        """Run the pipeline, and do to it what is planned."""
+        """Run the pipeline, and inject the planned faults."""
         async with asyncio.TaskGroup() as tasks, self._runner.running():
             watching = tasks.create_task(watch(self._graph, self._runner, self._board), name="watch")
             try:
@@ -144,7 +145,8 @@ class Session:
         return self._outcome
 
     async def _first_progress(self) -> None:
-        """A pipeline whose records have not reached its sinks yet has nothing to come back to."""
+        """Wait for the first progress: a pipeline whose records have not reached its sinks yet has nothing to
+        resume."""
         sinks = [lanes_of(self._graph, vertex.name) for vertex in self._graph.sinks]
         deadline_s = time.monotonic() + _FIRST_PROGRESS_TIMEOUT_S
         while not self._over and time.monotonic() < deadline_s:
@@ -168,7 +170,7 @@ class Session:
         await self._until_back()
 
     async def _strike(self, strike: Strike) -> bool:
-        """One fault. False when there is nothing it could strike."""
+        """Inject one fault. Returns False if there is nothing that it could strike."""
         victim = None
         if strike.role is not None:
             victim = await self._find(strike)
@@ -208,7 +210,7 @@ class Session:
         return True
 
     async def _until_back(self) -> None:
-        """Wait until the run is back from what struck it last, or has ended."""
+        """Wait until the run has recovered from the last strike, or has ended."""
         if self._pending is None:
             return
         struck, waiting = self._pending
@@ -227,7 +229,7 @@ class Session:
         self._release()
 
     def _abandon(self) -> None:
-        """The next strike comes before the run is back from the last one."""
+        """The next strike comes before the run has recovered from the last one."""
         if self._pending is not None:
             self._pending[0].measured = False
             self._release()
@@ -240,10 +242,10 @@ class Session:
         self._on_struck(struck)
 
     def _replaced_us(self, struck: Struck) -> int | None:
-        """When the process was started that stands in for the one that was killed."""
+        """When the replacement of the killed process was started."""
         for one in processes_of(self._runner.pid):
             if (one.role, one.name) == (struck.strike.role, struck.process) and one.process.pid != struck.pid:
-                # When it was started is known to the second only; it is soon seen.
+                # Its start time is known only to the second; it is noticed soon.
                 return self._clock.now_us()
         return None
 
@@ -260,7 +262,7 @@ class Session:
         return None
 
     def _lanes_of(self, victim: RunProcess | None) -> tuple[LaneId, ...]:
-        """The lanes that a process serves; of none in particular, all of them."""
+        """The lanes that a process serves; all of them if no process is given."""
         if victim is not None and victim.role in (Role.WORKER, Role.SIDECAR):
             return tuple(lane for one in victim.replicas for lane in owned_lanes(self._graph, one.vertex, one.number))
         if victim is not None and victim.role in SPARK_ROLES:
@@ -268,7 +270,7 @@ class Session:
         return all_lanes(self._graph)
 
     async def _end(self) -> None:
-        """Bring the run to its end: by itself where it has one and no time is set, else by asking it to drain."""
+        """End the run: it ends by itself if it has an end and no time is set; otherwise it is asked to drain."""
         if self._settle is not None and not self._over:
             taken = sum(self._board.records(lanes_of(self._graph, vertex.name)) for vertex in self._graph.sources)
             self._settle(taken)
@@ -283,7 +285,7 @@ class Session:
             self._runner.ask_to_end()
             await self._runner.wait_over(END_TIMEOUT_S)
         self._outcome.exit_code = self._runner.exit_code
-        # It may have ended before it was asked.
+        # It may have ended before it was asked to.
         self._outcome.drained = self._outcome.drained and not self._board.ended(all_lanes(self._graph))
 
     @property
@@ -291,7 +293,7 @@ class Session:
         return self._runner.over
 
     def _left_s(self, wanted_s: float) -> float:
-        """So much of a pause as is left of the time there is."""
+        """The part of a pause for which there is time left."""
         if self._plan.seconds is None:
             return wanted_s
         return max(0.0, min(wanted_s, self._begun_s + self._plan.seconds - time.monotonic()))
@@ -306,7 +308,7 @@ def roles_of(graph: Graph) -> tuple[Role, ...]:
 
 
 def leftovers(data_dir: Path) -> list[str]:
-    """Processes that work on this data directory still, or that a run on it has left behind."""
+    """Processes that still work on this data directory, or that a run has left behind."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         command = process.info["cmdline"] or []

@@ -1,4 +1,4 @@
-"""Hears what the lanes of a run publish, over every restart of its broker and its runner.
+"""Receives what the lanes of a run publish, across all restarts of its broker and its runner.
 
 Above it: the session. Below it: the OT stores. It changes nothing.
 """
@@ -23,7 +23,7 @@ _POLL_S = 0.05
 
 
 async def watch(graph: Graph, runner: RunnerProcess, board: Board) -> None:
-    """Hand everything that lanes publish to the board, until cancelled."""
+    """Pass everything that lanes publish to the board, until cancelled."""
     while True:
         access = _access(graph, runner)
         if access is None:
@@ -34,7 +34,7 @@ async def watch(graph: Graph, runner: RunnerProcess, board: Board) -> None:
 
 
 async def _watch_broker(graph: Graph, runner: RunnerProcess, board: Board, access: Access) -> None:
-    """As long as the broker of the run has this port and this key."""
+    """Watch as long as the broker of the run has this port and this key."""
     opening = technology_of(graph.pipeline).open(
         access, graph.pipeline.name, name="chaos", require=DurabilityLevel.MEMORY
     )
@@ -71,7 +71,7 @@ def _access(graph: Graph, runner: RunnerProcess) -> Access | None:
 
 
 def _one_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One failure stands for all: they have one cause, the broker."""
+    """One failure that stands for all: they have one cause, the broker."""
     one = group.exceptions[0]
     while isinstance(one, BaseExceptionGroup):
         one = one.exceptions[0]

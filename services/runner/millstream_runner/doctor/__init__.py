@@ -1,1 +1,1 @@
-"""Whether a machine has what Millstream, or one pipeline, needs: what `millstream doctor` finds."""
+"""The checks of `millstream doctor`: whether a machine has what Millstream, or one pipeline, needs."""

@@ -1,4 +1,4 @@
-"""What a check of a machine finds, and what the checks are asked for. Pure.
+"""The findings of the checks of a machine, and what the checks have to look for. Pure.
 
 Above it: the command, and the modules with the checks. Below it: nothing.
 """
@@ -12,15 +12,15 @@ from typing import Any
 
 
 class State(StrEnum):
-    """How it is with one thing."""
+    """The state of one thing."""
 
     OK = "ok"
     WARNING = "warning"
-    """It works, and something about it may be a nuisance."""
+    """It works, but something about it may be a problem."""
     MISSING = "missing"
     """It is needed and does not work."""
     OPTIONAL = "optional"
-    """It is not there, and only some pipelines need it."""
+    """It is missing, and only some pipelines need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,44 +28,44 @@ class Finding:
     """One line of the answer."""
 
     name: str
-    """Of what was looked at."""
+    """What was checked."""
     state: State
     found: str
-    """What is there."""
+    """What was found."""
     needed_for: str
     remedy: str = ""
-    """What to do; empty where nothing is to be done."""
+    """What to do; empty if nothing has to be done."""
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The finding for programs."""
         return {**asdict(self), "state": self.state.value}
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What has to be there. Of no pipeline in particular: what every one needs; the rest is optional."""
+    """What has to exist. Without a pipeline: what every pipeline needs; the rest is optional."""
 
     pipeline: bool
-    """One pipeline was named: what it does not need is not looked at."""
+    """Whether a pipeline was given: then only what it needs is checked."""
     directory: Path
-    """Where its data would lie."""
+    """Where its data would be stored."""
     technology: str = "jetstream"
     storage_bytes: int = 0
-    """What its buffers reserve."""
+    """Storage that its buffers reserve."""
     ports: tuple[tuple[str, str, int], ...] = ()
-    """Vertex, host and port of what it listens on."""
+    """Vertex, host and port of its listeners."""
     spark: bool = False
-    """It has a reduce whose windows a Spark of this machine computes."""
+    """Whether it has a reduce whose windows a Spark on this machine computes."""
     go: bool = False
-    """One of its functions lies beside a go.mod."""
+    """Whether one of its functions is in a Go module."""
     sandbox: bool = False
     extras: frozenset[str] = frozenset()
-    """As pip takes them, such as `millstream[kafka]`."""
+    """Extras as pip takes them, such as `millstream[kafka]`."""
 
     def wants(self, needed: bool) -> bool:
-        """Whether to look at something that not every pipeline needs."""
+        """Whether to check something that not every pipeline needs."""
         return needed or not self.pipeline
 
     def lacking(self, needed: bool) -> State:
-        """What its absence is called."""
+        """The state of something that is missing."""
         return State.MISSING if needed else State.OPTIONAL

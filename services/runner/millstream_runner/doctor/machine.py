@@ -32,23 +32,23 @@ _NETWORK = frozenset({
     "9p", "afpfs", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gpfs", "lustre",
     "nfs", "nfs4", "prl_fs", "smb3", "smbfs", "vboxsf", "virtiofs", "webdav",
 })  # fmt: skip
-"""File systems on other machines, or of a virtual machine's host: fsync and locks may mean less there than here."""
+"""File systems on other machines, or on the host of a virtual machine, where fsync and locks may guarantee less."""
 _GONE_AT_RESTART = frozenset({"ramfs", "tmpfs"})
 _SYNCS = 15
 _SYNC_SLOW_MS = 20.0
-"""Above that a commit waits longer for the disk than for everything else."""
+"""Above this, a commit waits longer for the disk than for everything else."""
 _DISK_SMALL_BYTES = 2048 * MIB
 _MEMORY_BYTES = 600 * MIB
-"""What the broker, two workers and a few functions take."""
+"""What the broker, two workers and a few functions need."""
 _SPARK_BYTES = 2048 * MIB
-"""Spark's driver, its Python workers and the code that Java compiles."""
+"""What Spark's driver, its Python workers and Java's compiled code need."""
 _FILES_MIN = 1024
 _PROCESSES_MIN = 256
 _COLUMNS_MIN = 80
 
 
 def python(_: Needs) -> Iterator[Finding]:
-    """Version and kind."""
+    """Version and implementation."""
     found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.prefix})"
     wanted = ".".join(map(str, _PYTHON_MIN))
     if sys.version_info < _PYTHON_MIN or platform.python_implementation() != "CPython":
@@ -65,7 +65,7 @@ def python(_: Needs) -> Iterator[Finding]:
 
 
 def disk(needs: Needs) -> Iterator[Finding]:
-    """Of the data directory: kind of file system, locks, fsync, room."""
+    """The disk of the data directory: file system, locks, fsync, free space."""
     place = needs.directory.absolute()
     while not place.exists():
         place = place.parent
@@ -105,7 +105,7 @@ def _room(place: Path, needs: Needs) -> Finding:
 
 
 def _sync_ms(place: Path) -> float:
-    """Median of writing a block durably; locks are tried as well. Raises `OSError`."""
+    """Median time to write a block durably; locks are tried as well. Raises `OSError`."""
     times = []
     with tempfile.TemporaryFile(dir=place) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,14 +119,14 @@ def _sync_ms(place: Path) -> float:
 
 
 def _file_system(place: Path) -> str:
-    """The kind of the one that holds a path."""
+    """The kind of file system that a path is on."""
     real = place.resolve()
     held = [part for part in psutil.disk_partitions(all=True) if real.is_relative_to(part.mountpoint)]
     return max(held, key=lambda part: len(part.mountpoint)).fstype if held else "an unknown file system"
 
 
 def temporary(_: Needs) -> Iterator[Finding]:
-    """Directory for sockets of functions."""
+    """Directory for the sockets of functions."""
     what = "the sockets of functions and of Spark"
     try:
         with open_socket_directory() as directory:
@@ -136,7 +136,7 @@ def temporary(_: Needs) -> Iterator[Finding]:
 
 
 def memory(needs: Needs) -> Iterator[Finding]:
-    """What is available now."""
+    """Available memory."""
     available = psutil.virtual_memory().available
     limit = _memory_limit()
     if limit is not None:
@@ -152,7 +152,7 @@ def memory(needs: Needs) -> Iterator[Finding]:
 
 
 def _memory_limit() -> int | None:
-    """Of the control group, as containers have one."""
+    """Memory limit of the control group, which containers have."""
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             limit = int(Path(name).read_text())
@@ -182,7 +182,7 @@ def limits(_: Needs) -> Iterator[Finding]:
 
 
 def ports(needs: Needs) -> Iterator[Finding]:
-    """The loopback, and what the pipeline listens on."""
+    """The loopback, and the ports of the pipeline."""
     what = "the broker, which listens on a free port of 127.0.0.1"
     try:
         free_ports()

@@ -15,7 +15,7 @@ from millstream_writer.sinks.file.connector import FileSink
 
 
 def needs_of(loaded: Loaded, data_dir: Path | None) -> Needs:
-    """All that the checks ask for."""
+    """Everything that the checks need to know."""
     graph = loaded.graph
     spark = loaded.pipeline.spec.spark
     programs = [item.program for vertex in graph.vertices for item in vertex.programs]
@@ -62,7 +62,7 @@ def _ports(loaded: Loaded) -> Iterator[tuple[str, str, int]]:
 
 
 def _is_go(program: Program, base_dir: Path) -> bool:
-    """Its command lies in a Go module."""
+    """Whether its command is in a Go module."""
     if program.command is None:
         return False
     folder = (base_dir / (program.working_dir or ".") / program.command[0]).parent
@@ -70,7 +70,7 @@ def _is_go(program: Program, base_dir: Path) -> bool:
 
 
 def _uses_arrow(program: Program, base_dir: Path) -> bool:
-    """Its file says so. Nothing is imported, so a module that is installed is taken to need none."""
+    """Whether its file says so. Nothing is imported, so an installed module is assumed not to need Arrow."""
     file = (program.python or "").rpartition(":")[0]
     path = base_dir / (program.working_dir or ".") / file
     return file.endswith(".py") and path.is_file() and b"arrow=True" in path.read_bytes()

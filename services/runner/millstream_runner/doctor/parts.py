@@ -31,7 +31,7 @@ _EXTRAS = {
     "millstream[redis]": ("redis", "buffers in Redis or Valkey"),
     "millstream-udf[typed]": ("msgspec", "typed functions: several times as fast"),
 }
-"""Those that no connector names: the module that shows that it is installed, and what it is for."""
+"""Extras that no connector names, with the module that shows whether it is installed, and its purpose."""
 _OF_REDUCE = ("pyspark", "pandas", "pyarrow", "sqlglot", "fastavro", "zstandard")
 _REQUIREMENT = re.compile(r"^([\w.-]+)[^;]*(;.*extra.*)?$")
 _TRIED_RECORDS = 1000
@@ -57,7 +57,7 @@ def packages(_: Needs) -> Iterator[Finding]:
 
 
 def broker(needs: Needs) -> Iterator[Finding]:
-    """The broker is started for a moment, on the disk of the data, and stores some records durably."""
+    """Starts the broker for a moment, on the disk of the data, and stores some records durably."""
     what = "buffers between the steps"
     place = needs.directory.absolute()
     while not place.exists():
@@ -82,7 +82,7 @@ def broker(needs: Needs) -> Iterator[Finding]:
 
 
 def _program(key: str) -> str:
-    """The server's program and version. Raises `InfrastructureError` where there is none."""
+    """The server's program and version. Raises `InfrastructureError` if there is none."""
     from millstream.ledger.protocol import DurabilityLevel
 
     with tempfile.TemporaryDirectory(prefix="millstream-doctor-") as name:
@@ -92,7 +92,7 @@ def _program(key: str) -> str:
 
 
 def extras(needs: Needs) -> Iterator[Finding]:
-    """Those that a pipeline may need, with those of all kinds of sources and sinks that can be loaded."""
+    """The extras that a pipeline may need, including those of all installed kinds of sources and sinks."""
     known = {extra: ([module], [what]) for extra, (module, what) in _EXTRAS.items()}
     for registry in (SOURCES, SINKS):
         for name, connector in registry.all():
@@ -147,8 +147,8 @@ def spark(needs: Needs) -> Iterator[Finding]:
     if cache is not None:
         yield Finding("Spark's cache", State.OK, str(cache), sooner)
     elif java.major >= aot.JAVA_MIN:
-        remedy = "`millstream spark prepare` makes it, once, in about a minute (180 MiB)"
-        yield Finding("Spark's cache", State.WARNING, "not made yet", sooner, remedy)
+        remedy = "`millstream spark prepare` creates it, once, in about a minute (180 MiB)"
+        yield Finding("Spark's cache", State.WARNING, "not created yet", sooner, remedy)
 
 
 def go(needs: Needs) -> Iterator[Finding]:
@@ -171,7 +171,7 @@ def go(needs: Needs) -> Iterator[Finding]:
 
 
 def sandbox(needs: Needs) -> Iterator[Finding]:
-    """Whether functions can be held in one; this is tried."""
+    """Whether functions can run in a sandbox; this is tried."""
     if not needs.wants(needs.sandbox):
         return
     what = "functions with `sandbox: strict`"
@@ -184,7 +184,7 @@ def sandbox(needs: Needs) -> Iterator[Finding]:
 
 
 def _version_of(module: str) -> str:
-    """Of the distribution that brings it; empty where that is not known."""
+    """The version of the distribution that has the module; empty if unknown."""
     names = packages_distributions().get(module, [])
     return (_version(names[0]) or "") if names else ""
 

@@ -2,7 +2,7 @@
 
     old shape.json ─► differences ─► the broker runs: what waits there? ─► lanes of reduces: what is closed
                                                                                                     │
-                    complete shape.json ◄─ data removed ◄─ pipeline.json ◄─ new shape.json ◄─────────┘
+                    complete shape.json ◄─ data removed ◄─ pipeline.json ◄─ new shape.json ◄────────┘
 
 A run that dies before the new shape is stored has changed nothing that the old pipeline would notice; after that, the
 next run completes the change. Above it: the runner. Below it: the view of the broker. It runs before any vertex does,

@@ -1,4 +1,4 @@
-"""Pictures of pipelines and of their runs, made without any program or script: SVG, and pages that open offline.
+"""Pictures of pipelines and of their runs, without other programs or scripts: SVG, and pages that open offline.
 
-Above it: `millstream graph`, `millstream run --report`. Below it: the graph, and numbers.
+Above it: `millstream graph`, `millstream run --report`. Below it: the graph, and figures.
 """

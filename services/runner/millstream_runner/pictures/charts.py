@@ -1,4 +1,4 @@
-"""Lines over time as SVG: axes with units, a legend, and in words what they show. Pure.
+"""Line charts over time as SVG: axes with units, a legend, and a description in words. Pure.
 
 Above it: the report of a run. Below it: the page's colours.
 """
@@ -18,7 +18,7 @@ _LINES_MAX = len(SERIES["light"])
 _LEGEND_CHARS_MAX = 30
 _TICKS = 5
 _TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-"""Seconds between two marks of the axis of time; whole days beyond."""
+"""Seconds between two ticks of the time axis; beyond that, whole days."""
 _STYLE = """\
 .chart text{font:11px system-ui,sans-serif}.chart .unit{font-weight:600}.chart path{fill:none;stroke-width:1.6;
 stroke-linejoin:round}.chart .grid{stroke-width:1}
@@ -28,14 +28,14 @@ _RULES = ".chart text{fill:$soft}.chart .grid{stroke:$line}\n"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart, a value for each time; None where there is none."""
+    """One line of a chart, with a value for each time; None if there is none."""
 
     name: str
     values: Sequence[float | None]
 
 
 def chart_style() -> str:
-    """What the charts of a page need, once."""
+    """The style that the charts of a page need, once."""
     colours = [
         "".join(f".chart .s{index}{{stroke:{colour}}}" for index, colour in enumerate(SERIES[which]))
         for which in ("light", "dark")
@@ -44,9 +44,9 @@ def chart_style() -> str:
 
 
 def line_chart(name: str, title: str, unit: str, times_s: Sequence[float], lines: Sequence[Line]) -> str:
-    """A figure with the lines; of more than there are colours those with the highest values.
+    """A figure with the lines; if there are more than colours, those with the highest values.
 
-    `name`: of the figure in its page, for references. `times_s`: since the begin, rising.
+    `name`: that of the figure in its page, for references. `times_s`: since the beginning, rising.
     """
     drawn = sorted(lines, key=lambda line: -_highest(line))[:_LINES_MAX]
     drawn = [line for line in lines if line in drawn and any(value is not None for value in line.values)]
@@ -80,7 +80,7 @@ def _highest(line: Line) -> float:
 
 
 def _nice(value: float) -> float:
-    """The end of an axis that reaches this value: a round number."""
+    """The end of an axis that includes this value: a round number."""
     if value <= 0:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))

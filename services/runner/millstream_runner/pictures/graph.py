@@ -18,10 +18,10 @@ from millstream_runner.pictures.page import in_both, page, table, text
 _NAME_PX, _SMALL_PX = 7.9, 6.7
 """Width of a character of a vertex's name (13 px, bold) and of other text (11 px), of the widest monospace fonts."""
 _NAME_CHARS_MAX, _SMALL_CHARS_MAX = 30, 38
-"""Of a line; the whole text is the element's title."""
+"""The most characters in a line; the complete text is the element's title."""
 _VERTEX_HEIGHT = 46.0
 _LABEL_HEIGHT = 15.0
-# In a page the rules of a picture hold for the whole page: each needs a class of this one.
+# In a page, the rules of a picture apply to the whole page, so each needs a class of this picture.
 _STYLE = """\
 .graph{font:11px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;text-anchor:middle}
 .name{font-size:13px;font-weight:600}.vertex rect,.vertex path{stroke-width:1.2}
@@ -37,7 +37,7 @@ _RULES = """\
 
 
 def to_svg(graph: Graph) -> str:
-    """The pipeline as one SVG picture, which says in words what it shows."""
+    """The pipeline as one SVG image, with a description in words."""
     layout = _layout(graph)
     width, height = f"{layout.width:.0f}", f"{layout.height:.0f}"
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
@@ -55,7 +55,7 @@ def to_svg(graph: Graph) -> str:
 
 
 def to_html(graph: Graph) -> str:
-    """A page with the picture, and with all it shows as tables."""
+    """A page with the picture, and with all its contents as tables."""
     vertices = [(one.name, description(one), one.partitions, one.replicas) for one in graph.vertices]
     edges = [(edge.from_, edge.to, edge.name, ", ".join(_labels(graph, edge))) for edge in graph.edges]
     return page(
@@ -91,12 +91,12 @@ def _label_box(label: str) -> Box | None:
 
 
 def _width(line: str) -> int:
-    """In characters of the usual width."""
+    """In characters of normal width."""
     return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in line)
 
 
 def _labels(graph: Graph, edge: Edge) -> list[str]:
-    """As in the other drawings, and whether the keys of records say where they go."""
+    """The labels of the other drawings, and whether the records are partitioned by key."""
     to = graph.vertex(edge.to)
     keyed = to.partitions > 1 or (to.group_by is not None and to.group_by.keyed)
     return edge_labels(graph, edge) + (["by key"] if keyed else [])
@@ -159,7 +159,7 @@ def _edge(graph: Graph, edge: Edge, layout: Layout) -> Iterator[str]:
 
 
 def _curve(route: Route) -> str:
-    """Through all points, level at each; where the label is it leaves room for the text."""
+    """A curve through all points, level at each of them, with a gap for the text of the label."""
     x, y = route.points[0]
     parts = [f"M{x:.1f} {y:.1f}"]
     label = route.label
@@ -177,7 +177,7 @@ def _curve(route: Route) -> str:
 
 
 def _loop(placed: Placed) -> Iterator[str]:
-    """From the right of a vertex's upper side to its left."""
+    """From the right end of a vertex's upper side to the left one."""
     x, y = placed.x, placed.y - placed.box.height / 2
     yield f'<path d="M{x + 16:.1f} {y:.1f}C{x + 26:.1f} {y - 24:.1f} {x - 26:.1f} {y - 24:.1f} {x - 16:.1f} {y:.1f}"/>'
     yield f'<path class="tip" d="M{x - 16:.1f} {y:.1f}l-6.5 -5l7.5 -2.5z"/>'

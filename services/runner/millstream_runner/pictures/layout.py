@@ -2,11 +2,10 @@
 
     layers ─► places for labels and for edges that pass a layer ─► order within layers ─► coordinates
 
-Vertices stand in even layers, each behind all that lead to it; every edge has a place in each layer that it passes, and
-its label one of its own in an odd layer. So no two things lie on each other, and no edge crosses a vertex. The order
-within a layer comes from the means of the neighbours (Sugiyama's method), coordinates are those closest to the
-neighbours' that keep order and distance (pool adjacent violators). Edges that close a cycle are laid out as if they led
-the other way.
+Vertices are in even layers, each after all its predecessors. Every edge has a place in each layer that it passes, and
+its label has one in an odd layer. So nothing overlaps, and no edge crosses a vertex. The order within a layer comes
+from the means of the neighbours (Sugiyama's method), coordinates are those closest to the neighbours' that keep order
+and distance (pool adjacent violators). Edges that close a cycle are laid out as if they were reversed.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 _SWEEPS = 12
-"""Over all layers, in either direction."""
+"""Sweeps over all layers, in either direction."""
 _VERTEX_GAP = 26.0
 _EDGE_GAP = 16.0
-"""Between what lies one below another."""
+"""Vertical distance between neighbours in a layer."""
 _LAYER_GAP = 32.0
-"""Between two layers: here alone edges go up or down."""
+"""Distance between two layers; only there do edges go up or down."""
 _MARGIN = 16.0
 _LOOP_HEIGHT = 22.0
-"""Of an edge from a vertex to itself, above the vertex and below its label."""
+"""Height of an edge from a vertex to itself, above the vertex and below its label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What something needs, in pixels."""
+    """The size of an element, in pixels."""
 
     width: float
     height: float
@@ -38,19 +37,19 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arc:
-    """An edge to lay out. `label` is the room for its text; none: no text."""
+    """An edge to lay out. `label` is the size of its text; None: no text."""
 
     name: str
     start: str
     end: str
     label: Box | None = None
     back: bool = False
-    """It closes a cycle."""
+    """Whether it closes a cycle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the middle of something is."""
+    """The centre of an element."""
 
     x: float
     y: float
@@ -59,8 +58,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of an edge: points from left to right, and where its label is; for one that leads to its own vertex
-    none but that."""
+    """The path of an edge: points from left to right, and the centre of its label; for an edge from a vertex to itself,
+    only the label."""
 
     points: Sequence[tuple[float, float]]
     label: Placed | None
@@ -78,13 +77,13 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Something in a layer: a vertex, a label, or an edge that passes."""
+    """An element of a layer: a vertex, a label, or an edge that passes."""
 
     layer: int
     box: Box
     is_vertex: bool
     loop: Box | None = None
-    """Room above it for edges to itself."""
+    """Space above it for edges to itself."""
     y: float = 0.0
     before: list[_Place] = field(default_factory=list)
     after: list[_Place] = field(default_factory=list)
@@ -102,7 +101,7 @@ class _Place:
 
 
 def lay_out(vertices: Mapping[str, Box], arcs: Sequence[Arc]) -> Layout:
-    """`vertices`: in topological order, arcs with `back` and arcs to themselves left out."""
+    """`vertices`: in topological order, ignoring arcs with `back` and arcs to themselves."""
     layers = _layers(vertices, arcs)
     loops = _loops(arcs)
     places = {
@@ -127,7 +126,7 @@ def lay_out(vertices: Mapping[str, Box], arcs: Sequence[Arc]) -> Layout:
 
 
 def _layers(vertices: Iterable[str], arcs: Sequence[Arc]) -> dict[str, int]:
-    """Each vertex one behind the last that leads to it; a source just before the first that it leads to."""
+    """Each vertex is one layer after its last predecessor; a source is just before its first successor."""
     layers = dict.fromkeys(vertices, 0)
     forward = [arc for arc in arcs if not arc.back and arc.start != arc.end]
     for name in layers:
@@ -143,12 +142,12 @@ def _layers(vertices: Iterable[str], arcs: Sequence[Arc]) -> dict[str, int]:
 
 
 def _ends(arc: Arc) -> tuple[str, str]:
-    """From left to right."""
+    """The ends from left to right."""
     return (arc.end, arc.start) if arc.back else (arc.start, arc.end)
 
 
 def _chain(arc: Arc, places: Mapping[str, _Place]) -> list[_Place]:
-    """The places of an edge between its ends, its label's first."""
+    """The places of an edge between its ends, in order from left to right."""
     left, right = _ends(arc)
     chain: list[_Place] = []
     for layer in range(places[left].layer + 1, places[right].layer):
@@ -169,7 +168,7 @@ def _link(chains: Mapping[str, Sequence[_Place]], arcs: Iterable[Arc], places: M
 
 
 def _sort(order: list[list[_Place]]) -> None:
-    """Bring each layer into the order in which the fewest edges cross, as far as sweeping finds it."""
+    """Sort each layer such that few edges cross, as far as sweeping finds such an order."""
     best, fewest = [list(column) for column in order], _crossings(order)
     for sweep in range(_SWEEPS):
         forward = sweep % 2 == 0
@@ -207,7 +206,7 @@ def _crossings(order: Sequence[Sequence[_Place]]) -> int:
 
 
 def _align(order: Sequence[Sequence[_Place]]) -> None:
-    """Heights near those of the neighbours, in order and apart."""
+    """Set heights near those of the neighbours, in order and without overlap."""
     for column in order:
         _spread(column, [0.0] * len(column))
     for sweep in range(2 * _SWEEPS):
@@ -221,7 +220,7 @@ def _align(order: Sequence[Sequence[_Place]]) -> None:
 
 
 def _spread(column: Sequence[_Place], wanted: Sequence[float]) -> None:
-    """The heights closest to those wanted (by squares) that keep the order and the gaps."""
+    """The heights closest to the wanted ones (by squares) that keep order and gaps."""
     offsets, offset = [], 0.0
     for index, place in enumerate(column):
         if index:
@@ -244,7 +243,7 @@ def _spread(column: Sequence[_Place], wanted: Sequence[float]) -> None:
 
 
 def _move_to_top(order: Sequence[Sequence[_Place]]) -> float:
-    """Begin at the margin. Returns the height of all."""
+    """Move everything to the top margin. Returns the total height."""
     every = [place for column in order for place in column]
     top = min((place.top for place in every), default=0.0)
     for place in every:
@@ -253,7 +252,7 @@ def _move_to_top(order: Sequence[Sequence[_Place]]) -> float:
 
 
 def _loops(arcs: Iterable[Arc]) -> dict[str, Box]:
-    """What the edges from a vertex to itself need above it: their labels stand one above another."""
+    """The space that edges from a vertex to itself need above it: their labels are stacked."""
     found: dict[str, Box] = {}
     for arc in arcs:
         if arc.start == arc.end:
@@ -275,7 +274,7 @@ def _loop_routes(arcs: Iterable[Arc], x: float, top: float) -> Iterator[tuple[st
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """From where to where a layer reaches."""
+    """The horizontal extent of a layer."""
 
     left: float
     right: float
@@ -286,7 +285,7 @@ class _Span:
 
 
 def _spans(order: Sequence[Sequence[_Place]]) -> tuple[dict[int, _Span], float]:
-    """Where each layer is, and the width of all."""
+    """The extent of each layer, and the total width."""
     spans: dict[int, _Span] = {}
     x = _MARGIN
     for column in order:
@@ -297,7 +296,7 @@ def _spans(order: Sequence[Sequence[_Place]]) -> tuple[dict[int, _Span], float]:
 
 
 def _route(arc: Arc, chain: Sequence[_Place], places: Mapping[str, _Place], spans: Mapping[int, _Span]) -> Route:
-    """Level through every layer, so that nothing in it is touched."""
+    """Level through every layer, so that it touches nothing."""
     left, right = (places[name] for name in _ends(arc))
     start_y, end_y = left.y + _port(left, chain[0]), right.y + _port(right, chain[-1])
     points = [(spans[left.layer].middle + left.box.width / 2, start_y), (spans[left.layer].right, start_y)]
@@ -309,7 +308,7 @@ def _route(arc: Arc, chain: Sequence[_Place], places: Mapping[str, _Place], span
 
 
 def _port(vertex: _Place, beside: _Place) -> float:
-    """Where an edge meets the side of a vertex: those of one side one below another, as they come."""
+    """Where an edge meets the side of a vertex: the edges of one side are below one another, in order."""
     side = vertex.after if beside in vertex.after else vertex.before
     ports = sorted(side, key=lambda place: place.y)
     place = next(index for index, one in enumerate(ports) if one is beside)

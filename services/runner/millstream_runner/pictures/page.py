@@ -1,6 +1,6 @@
-"""Pages that open offline: one file, no script, light and dark, nothing taken from anywhere. Pure.
+"""Pages that open offline: one file, no script, light and dark, no external content. Pure.
 
-Whatever comes from users is text here, and stays text: `text` is the only way in.
+Users' data is text here, and remains text: it goes through `text` only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SERIES = {
     "light": ("#2f6fd0", "#c2571a", "#2b8a3e", "#8a3ffc", "#b5179e", "#0e7c86", "#8d6b00", "#6b7280"),
     "dark": ("#6ea8fe", "#ffa46b", "#69db7c", "#c4a1ff", "#f783d6", "#4dd0db", "#e3c04c", "#a8b0ba"),
 }
-"""Of the lines of a chart, one after another."""
+"""Colours of the lines of a chart, in order."""
 
 _PAGE_RULES = """\
 body{background:$ground;color:$ink}.soft,th,figcaption{color:$soft}th,td{border-color:$line}.good{color:$good}.bad{color:$bad}
@@ -62,8 +62,8 @@ figure{margin:0 0 1.2rem}figcaption{font-size:.85rem}ul{padding-left:1.2rem}
 
 
 def in_both(rules: str) -> str:
-    """Rules of style whose colours are names after `$`, for light and for dark. Values stand in them, not variables:
-    programs that show pictures alone know none."""
+    """Style rules whose colours are names after `$`, for light and for dark. They contain values, not variables,
+    because programs that only show pictures do not support variables."""
 
     def filled(palette: Mapping[str, str]) -> str:
         return re.sub(r"\$(\w+)", lambda found: palette[found[1]], rules)
@@ -72,18 +72,18 @@ def in_both(rules: str) -> str:
 
 
 def text(value: object) -> str:
-    """Any text, as text of a page: nothing of it is markup, and nothing is obeyed by who shows it."""
+    """Any text as text of a page: no part of it is markup, and no program that shows the page interprets it."""
     return escape(in_line(str(value)))
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """A whole page. `parts`: its markup, one after another."""
+    """A complete page. `parts`: its markup, in order."""
     return "\n".join([
         "<!DOCTYPE html>",
         '<html lang="en">',
         "<head>",
         '<meta charset="utf-8">',
-        # Whatever might have come in: nothing is run, nothing is loaded.
+        # In case anything got in: no script runs, nothing is loaded.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{text(title)}</title>",

@@ -17,9 +17,9 @@ from millstream_runner.pictures.graph import to_svg
 from millstream_runner.pictures.page import page, table, text
 
 SAMPLES_MAX = 20
-"""Kinds of dead letters that are shown."""
+"""The most kinds of dead letters that are shown."""
 EXCERPT_CHARS_MAX = 300
-"""Of a dead letter's value."""
+"""The most characters of a dead letter's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class DeadLetters:
     reason: str
     count: int
     place: str
-    """Of one of them."""
+    """Place of one of them."""
     excerpt: str
     """The beginning of its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a report says."""
+    """The contents of a report."""
 
     graph: Graph
     recording: Recording
@@ -46,14 +46,14 @@ class Report:
     is_good: bool
     elapsed_s: float
     began: str
-    """When, for people."""
+    """The start time, for people."""
     summary: Summary | None
-    """None where it could not be read."""
+    """None if it could not be read."""
     failure: str
-    """What it has failed with; empty where nothing has."""
+    """The error with which it failed; empty if it did not."""
     dead_letters: Sequence[DeadLetters]
     dead_letters_remark: str
-    """Where they were looked for, or why they could not be read."""
+    """Which files were read, or why they could not be read."""
     environment: Mapping[str, str]
     options: Mapping[str, str]
 
@@ -93,7 +93,7 @@ def _charts(report: Report) -> Iterator[str]:
     times = [point.at_s for point in points]
     yield "<h2>Over time</h2>"
     rates = [Line(name, _rates(points, name)) for name in names]
-    yield line_chart("rates", "Records done with", "records per second", times, rates)
+    yield line_chart("rates", "Records completed", "records per second", times, rates)
     reading = [name for name in names if report.graph.vertex(name).definition.has_input]
     waiting = [Line(name, [_of(point, name) for point in points]) for name in reading]
     yield line_chart("waiting", "Records that wait before each vertex, at most", "records", times, waiting)
@@ -110,7 +110,7 @@ def _of(point: Point, name: str) -> float | None:
 
 
 def _rates(points: Sequence[Point], name: str) -> list[float | None]:
-    """Between a point and the one before; None where there was none."""
+    """Rate between a point and the previous one; None if there is none."""
     found: list[float | None] = []
     before: Point | None = None
     for point in points:

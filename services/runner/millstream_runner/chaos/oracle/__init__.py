@@ -1,9 +1,9 @@
-"""The verifier: what is true of a run that is over, found out by itself.
+"""The verifier: checks the results of a run that is over, independently.
 
     inputs (its own file, or the contract of a source) ─► re-computation ─┐
-    sinks, by their file formats ────────────────────────────────────────┼─► checks ─► verdict
-    marks, by a broker of its own over the store ─► account ─────────────┘
+    sinks, by their file formats ─────────────────────────────────────────┼─► checks ─► verdict
+    marks, by its own broker over the store ─► account ───────────────────┘
 
-It imports nothing of Millstream but the wire modules of what is stored: a mistake in the code it checks must not be
-made twice. It runs as a process of its own, `python -m millstream_runner.chaos.oracle`.
+It imports nothing from Millstream except the wire modules of the stored data, so that it does not repeat a mistake in
+the code that it checks. It runs as its own process, `python -m millstream_runner.chaos.oracle`.
 """

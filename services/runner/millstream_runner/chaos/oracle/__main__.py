@@ -24,7 +24,7 @@ from millstream_runner.chaos.oracle.sinks import rows_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge. Returns the exit code."""
+    """Judge the run. Returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
         pipeline = read_pipeline(options.data_dir / "pipeline.json")
@@ -59,8 +59,8 @@ def _expected(
     generator = pipeline.vertices["numbers"]["source"]["generator"]
     taken = inputs(marks, "numbers")
     records = taken if options.drained else generator["records"]
-    faults = [] if taken == records else [f"{taken:,} taken in of {records:,}"]
-    checks = [checked("numbers", "every record it has to make was made once", faults, f"{records:,} records")]
+    faults = [] if taken == records else [f"{taken:,} of {records:,} read"]
+    checks = [checked("numbers", "every record was made once", faults, f"{records:,} records")]
     if options.expect == "mesh":
         return checks + mesh_checks(records, {name: rows_of(options.sinks / name) for name in pipeline.sinks})
     return checks + windows_checks(Series.of(generator), "results", rows_of(options.sinks / "results"))
@@ -69,11 +69,13 @@ def _expected(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m millstream_runner.chaos.oracle", description=__doc__)
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="of the run")
-    parser.add_argument("--sinks", type=Path, required=True, metavar="DIR", help="below it file sinks have written")
+    parser.add_argument(
+        "--sinks", type=Path, required=True, metavar="DIR", help="directory below which file sinks have written"
+    )
     parser.add_argument("--guarantees", type=Path, metavar="FILE", help="JSON: the id of each sink's guarantee")
     parser.add_argument("--expect", choices=("mesh", "windows"), help="compute the output that this pipeline must have")
     parser.add_argument("--inputs", type=Path, metavar="FILE", help="what the feeder sent to the pipeline `push`")
-    parser.add_argument("--received", type=Path, metavar="FILE", help="what the receiver got from it")
+    parser.add_argument("--received", type=Path, metavar="FILE", help="what the receiver got from the pipeline")
     parser.add_argument("--id", metavar="FIELD", help="member of the rows that names the record")
     parser.add_argument("--drained", action="store_true", help="the run was stopped before its sources had ended")
     return parser

@@ -16,23 +16,24 @@ Marks = Mapping[tuple[str, str], mark_pb2.Mark]
 
 
 def account_checks(pipeline: Pipeline, marks: Marks, *, ended: bool) -> list[Check]:
-    """`ended`: the pipeline came to its end, so nothing may wait or be open anywhere."""
+    """`ended`: the pipeline ran to its end, so no record may wait or be in an open window."""
     checks = [_lanes(pipeline, marks, vertex, ended=ended) for vertex in pipeline.vertices]
     return checks + [_edge(pipeline, marks, edge.name, ended=ended) for edge in pipeline.edges]
 
 
 def processed(marks: Marks, vertex: str) -> int:
-    """Records a vertex is done with and had outputs for; of a sink, that it wrote, the fallback's among them."""
+    """Records that a vertex has processed and had outputs for; for a sink, records that it wrote, including those of
+    its fallback."""
     return sum(mark.account.processed for (name, _), mark in marks.items() if name == vertex)
 
 
 def fallen_back(marks: Marks, vertex: str) -> int:
-    """Records a sink handed to its fallback."""
+    """Records that a sink handed to its fallback."""
     return sum(mark.account.fallback for (name, _), mark in marks.items() if name == vertex)
 
 
 def inputs(marks: Marks, vertex: str) -> int:
-    """Records a vertex has taken in."""
+    """Records that a vertex has read."""
     return sum(mark.account.inputs for (name, _), mark in marks.items() if name == vertex)
 
 
@@ -54,7 +55,7 @@ def _lanes(pipeline: Pipeline, marks: Marks, vertex: str, *, ended: bool) -> Che
         if ended and account.open:
             faults.append(f"lane {lane}: {account.open:,} records in open windows, though the pipeline has ended")
         total, late = total + account.inputs, late + account.late
-    what = "every record it took in is accounted for"
+    what = "every input record is accounted for"
     return checked(vertex, what, faults, f"{total:,} records" + (f", {late:,} of them late" if late else ""))
 
 
@@ -74,7 +75,7 @@ def _edge(pipeline: Pipeline, marks: Marks, name: str, *, ended: bool) -> Check:
         if read > written or (ended and read < written):
             faults.append(f"buffer {name}/{partition}: {written:,} records written, {read:,} read")
         total, waiting = total + written, waiting + written - read
-    what = "what was written is what was read"
+    what = "every written record was read"
     if waiting and not faults:
         return Check(name, what, Result.UNCHECKED, f"{waiting:,} of {total:,} records still wait in it")
     return checked(name, what, faults, f"{total:,} records")

@@ -9,17 +9,17 @@ from typing import Any
 
 
 class Result(Enum):
-    """What a check showed."""
+    """What a check found."""
 
     HELD = "held"
     VIOLATED = "violated"
     UNCHECKED = "not checked"
-    """It cannot be seen from outside, or the guarantee does not say it."""
+    """It is not visible from outside, or the guarantee does not cover it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """One check."""
 
     subject: str
     """What it is about: a vertex, an edge, "pipeline"."""
@@ -27,7 +27,7 @@ class Check:
     """What should hold."""
     result: Result
     detail: str = ""
-    """What was counted; of a violation, where."""
+    """What was counted; for a violation, where."""
     counts: dict[str, int] = field(default_factory=dict)
     """For programs."""
 
@@ -41,11 +41,11 @@ def checked(subject: str, what: str, faults: Sequence[str], detail: str = "", **
 
 
 PROBLEMS_SHOWN_MAX = 5
-"""Of one check, in words."""
+"""The most faults of one check that are shown."""
 
 
 def verdict(checks: Sequence[Check]) -> dict[str, Any]:
-    """For the one who asked, as JSON."""
+    """The verdict as JSON."""
     counts: dict[str, int] = {}
     for check in checks:
         for name, count in check.counts.items():

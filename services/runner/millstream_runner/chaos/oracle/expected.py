@@ -1,4 +1,4 @@
-"""The output that the included pipelines must have, computed from what their sources are documented to make. Pure.
+"""The output that the built-in pipelines must have, computed from the documented behaviour of their sources. Pure.
 
 Record n of a generator is number n, keyed `key-<n modulo keyCount>`, its event time n steps after the start.
 """
@@ -36,7 +36,7 @@ class Numbers:
 
 
 def mesh_checks(records: int, sinks: Mapping[str, Iterable[Row]]) -> list[Check]:
-    """Each number once in each sink, and one id for it in all of them."""
+    """Each number once in each sink, with the same id in all of them."""
     checks: list[Check] = []
     first: tuple[str, Numbers] | None = None
     for name, rows in sinks.items():
@@ -45,7 +45,7 @@ def mesh_checks(records: int, sinks: Mapping[str, Iterable[Row]]) -> list[Check]
         foreign = [number for number in found.ids if not 0 <= number < records]
         faults = [f"{len(lost):,} numbers are missing, the first is {lost[0]}"] if lost else []
         faults += [f"{len(foreign):,} numbers were never made, such as {foreign[0]}"] if foreign else []
-        faults += [f"number {number} is there again" for number in found.repeated]
+        faults += [f"number {number} is repeated" for number in found.repeated]
         counts = {"lost": len(lost), "repeated": len(found.repeated) + len(foreign)}
         checks.append(checked(name, "each number once", faults, f"{len(found.ids):,} numbers", **counts))
         if first is None:
@@ -53,7 +53,7 @@ def mesh_checks(records: int, sinks: Mapping[str, Iterable[Row]]) -> list[Check]
             continue
         both = first[1].ids.keys() & found.ids.keys()
         differing = sorted(number for number in both if first[1].ids[number] != found.ids[number])
-        faults = [f"number {number} has another id than in {first[0]}" for number in differing]
+        faults = [f"number {number} has a different id than in {first[0]}" for number in differing]
         what = f"the same id for each number as in {first[0]}"
         checks.append(checked(name, what, faults, f"{len(both):,} numbers", disagreeing=len(differing)))
     return checks
@@ -61,7 +61,7 @@ def mesh_checks(records: int, sinks: Mapping[str, Iterable[Row]]) -> list[Check]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What a generator with a start and a step makes."""
+    """The records of a generator with a start and a step."""
 
     records: int
     keys: int
@@ -72,7 +72,7 @@ class Series:
     def of(cls, generator: Mapping[str, Any]) -> Series:
         start = datetime.fromisoformat(generator["start"])
         step = generator["eventTimeStep"]
-        # The pipeline as it was written down has seconds, as a number or a text with a unit.
+        # The stored pipeline has seconds, as a number or as a text with a unit.
         return cls(generator["records"], generator["keyCount"], round(start.timestamp() * _US), _duration_us(step))
 
     def __iter__(self) -> Iterator[tuple[int, str, int]]:
@@ -90,7 +90,7 @@ def _duration_us(text: object) -> float:
 
 
 def window_sums(series: Series, length_us: int) -> dict[tuple[str, int], tuple[int, int]]:
-    """Of every key and window start: how many records, and the sum of their numbers, after the function between."""
+    """For each key and window start: how many records there are after the function, and the sum of their numbers."""
     counts: Counter[tuple[str, int]] = Counter()
     totals: Counter[tuple[str, int]] = Counter()
     for number, key, at_us in series:
@@ -103,25 +103,25 @@ def window_sums(series: Series, length_us: int) -> dict[tuple[str, int], tuple[i
 
 
 def windows_checks(series: Series, name: str, rows: Iterable[Row]) -> list[Check]:
-    """One result of each key and window, with the count and the sum that its records give."""
+    """One result for each key and window, with the count and the sum of its records."""
     wanted = window_sums(series, _US)
     found: dict[tuple[str, int], tuple[int, int]] = {}
     repeated: list[str] = []
     for row in rows:
         group = row["key"], _start_us(row["start"])
         if group in found:
-            repeated.append(f"key {group[0]} has another result of the window from {row['start']}")
+            repeated.append(f"key {group[0]} has another result for the window from {row['start']}")
         found[group] = row["n"], row["total"]
     lost = sorted(wanted.keys() - found.keys())
     foreign = sorted(found.keys() - wanted.keys())
     wrong = sorted(group for group in wanted.keys() & found.keys() if wanted[group] != found[group])
-    faults = [f"key {key} has no result of the window from {_text(at)}" for key, at in lost]
+    faults = [f"key {key} has no result for the window from {_text(at)}" for key, at in lost]
     faults += repeated + [
-        f"key {key} has a result of a window without records, from {_text(at)}" for key, at in foreign
+        f"key {key} has a result for a window without records, from {_text(at)}" for key, at in foreign
     ]
     faults += [f"key {key}, window from {_text(at)}: {found[key, at]}, expected {wanted[key, at]}" for key, at in wrong]
     counts = {"lost": len(lost), "repeated": len(repeated) + len(foreign), "disagreeing": len(wrong)}
-    what = "one result of each key and window, over exactly its records"
+    what = "one result for each key and window, over exactly its records"
     return [checked(name, what, faults, f"{len(found):,} results", **counts)]
 
 

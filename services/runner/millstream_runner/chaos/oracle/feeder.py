@@ -1,9 +1,9 @@
-"""Sends numbered records to an HTTP source, each until it is acknowledged, and keeps a file of what it tried and what
-was acknowledged: `python -m millstream_runner.chaos.oracle.feeder --help`.
+"""Sends numbered records to an HTTP source, each until it is acknowledged, and records attempts and acknowledgements in
+a file: `python -m millstream_runner.chaos.oracle.feeder --help`.
 
 Every line of the file is a JSON object; `state` is "attempted", written before a record is first sent, or
-"acknowledged", written when the source has said so. SIGTERM: nothing new is begun, what was begun is brought to its
-end.
+"acknowledged", written when the source has said so. After SIGTERM it sends no new records, and completes those that it
+has begun.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import IO
 import aiohttp
 
 _BATCH_S = 0.05
-"""A request holds what is due in so long."""
+"""A request contains what is due in this time."""
 _RETRY_S = 0.1
 _ANSWER_TIMEOUT_S = 5.0
-"""Shorter than what some faults last, so that requests are sent again that did arrive."""
+"""Shorter than some faults last, so that requests that did arrive are repeated."""
 _KEYS = 13
 
 
@@ -61,7 +61,7 @@ class _Lane:
             if due <= 0:
                 await asyncio.sleep(_BATCH_S)
                 continue
-            # What could not be sent in time is not made up for: the source was away, and so were its senders.
+            # What could not be sent in time is not sent later: the source was away, and so were its senders.
             begun_s = time.monotonic() - self._made / self._rate if due > self._rate else begun_s
             records = [self._next() for _ in range(max(1, min(due, round(self._rate * _BATCH_S) + 1)))]
             self._write(records, "attempted")
@@ -76,7 +76,7 @@ class _Lane:
         )
 
     async def _deliver(self, session: aiohttp.ClientSession, records: Sequence[Sent]) -> None:
-        """Send them again and again until they are acknowledged."""
+        """Send the records repeatedly until they are acknowledged."""
         body = "".join(json.dumps(asdict(record)) + "\n" for record in records).encode()
         headers = {"Content-Type": "application/x-ndjson", "x-millstream-id-field": "nonce"}
         while True:
@@ -85,7 +85,7 @@ class _Lane:
                     if answer.status == 200:
                         return
             except (aiohttp.ClientError, TimeoutError, OSError):
-                # Away, or too late: it is unknown whether it arrived.
+                # No answer, or too late: it is unknown whether the request arrived.
                 pass
             await asyncio.sleep(_RETRY_S)
 
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Feed until SIGTERM, and until everything is acknowledged."""
     parser = argparse.ArgumentParser(prog="python -m millstream_runner.chaos.oracle.feeder", description=__doc__)
     parser.add_argument("--source", required=True, metavar="VERTEX", help="name of the source vertex")
-    parser.add_argument("--port", type=int, required=True, help="of its split 0; the others follow")
+    parser.add_argument("--port", type=int, required=True, help="port of its split 0; the others follow")
     parser.add_argument("--splits", type=int, default=1, metavar="N", help="(default: 1)")
     parser.add_argument("--rate", type=float, required=True, metavar="N", help="records per second, over all splits")
     parser.add_argument("--file", type=Path, required=True, help="where to write what was attempted and acknowledged")

@@ -1,10 +1,10 @@
-"""What can be said of the sinks of any pipeline: each is held to the guarantee it states. Pure but for the files read.
+"""Checks the sinks of any pipeline against their guarantees. Pure, except that it reads files.
 
-- A file sink promises that each record takes effect once: its files follow on one another without gap or overlap, and
-  hold as many records as the account says were written.
-- Sinks that are fed the same must hold the same, however often a function was called.
-- Where a member of the rows names the record (`--id`), no value of it may be there twice.
-- A sink that promises less, or writes elsewhere, is not held to more; that is said.
+- A file sink promises that each record takes effect once: its files are consecutive, without gap or overlap, and
+  contain as many records as the account says were written.
+- Sinks with the same input must have the same records, however often a function was called.
+- If a member of the rows identifies the record (`--id`), its values must be unique.
+- A sink that promises less, or writes elsewhere, is not checked further, which is reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millstream_runner.chaos.oracle.sinks import Row, finished_files, rows_of, u
 ONCE = "exactly-once-transactional"
 _NAME = re.compile(r"(?P<lane>.+)-(\d{16,})\.(\d{7,})-(\d{16,})\.(\d{7,})-e\d+\.[a-z]+")
 _OUTSIDE = {
-    "exactly-once-idempotent": "its target is outside: whether it honours the key of a request is not seen from here",
+    "exactly-once-idempotent": "its target is outside: it is unknown whether it honours the key of a request",
     "at-least-once": "it may write a record again, and its target is outside",
     "no-target": "it writes nothing",
 }
@@ -40,14 +40,14 @@ def sink_checks(
     *,
     ended: bool,
 ) -> list[Check]:
-    """Every sink held to what it states. `guarantees`: the id of each sink's."""
+    """Every sink checked against its guarantee. `guarantees`: the id of each sink's guarantee."""
     checks: list[Check] = []
     digests: dict[str, Counter[bytes]] = {}
     for name in pipeline.sinks:
         own = guarantees.get(name, "")
         if own != ONCE:
             checks.append(
-                Check(name, f"guarantee: {own}", Result.UNCHECKED, _OUTSIDE.get(own, "nothing is known of it"))
+                Check(name, f"guarantee: {own}", Result.UNCHECKED, _OUTSIDE.get(own, "its guarantee is unknown"))
             )
             continue
         place = directory / name
@@ -58,7 +58,7 @@ def sink_checks(
         rows = Counter(_digest(row) for row in rows_of(place))
         written = processed(marks, name) - fallen_back(marks, name)
         faults = [] if rows.total() == written else [f"{rows.total():,} records in files, {written:,} in the account"]
-        checks.append(checked(name, "as many records as the account says", faults, f"{rows.total():,} records"))
+        checks.append(checked(name, "as many records as in the account", faults, f"{rows.total():,} records"))
         if id_field is not None:
             checks.append(_ids(name, place, id_field))
         digests[name] = rows
@@ -66,7 +66,7 @@ def sink_checks(
 
 
 def _names(name: str, directory: Path) -> Check:
-    """The files of a lane follow on one another."""
+    """The files of a lane are consecutive."""
     spans: dict[str, list[tuple[tuple[int, int], tuple[int, int]]]] = defaultdict(list)
     faults: list[str] = []
     for path in finished_files(directory):
@@ -81,17 +81,17 @@ def _names(name: str, directory: Path) -> Check:
             if other[0] != one[1]:
                 how = "overlap" if other[0] < one[1] else "leave a gap"
                 faults.append(f"lane {lane}: files {how} at {max(one[1], other[0])}")
-    return checked(name, "its files follow on one another", faults, f"{sum(map(len, spans.values())):,} files")
+    return checked(name, "its files are consecutive", faults, f"{sum(map(len, spans.values())):,} files")
 
 
 def _ids(name: str, directory: Path, field: str) -> Check:
     values = Counter(str(row.get(field)) for row in rows_of(directory))
-    faults = [f"{field} {value} is there {count} times" for value, count in values.items() if count > 1]
+    faults = [f"{field} {value} appears {count} times" for value, count in values.items() if count > 1]
     return checked(name, f"each {field} once", faults, f"{len(values):,} values", repeated=len(faults))
 
 
 def _agreements(pipeline: Pipeline, digests: Mapping[str, Counter[bytes]]) -> list[Check]:
-    """Sinks with the same format that are fed by the same vertices, each taking everything, hold the same records."""
+    """Sinks with the same format and the same input vertices, each without conditions, have the same records."""
     fed: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name in digests:
         edges = [edge for edge in pipeline.edges if edge.target == name]
@@ -111,7 +111,9 @@ def _agreement(names: Sequence[str], digests: Mapping[str, Counter[bytes]]) -> C
         for name in names[1:]
         if digests[name] != first
     ]
-    return checked(", ".join(names), "sinks that are fed the same hold the same", faults, f"{first.total():,} records")
+    return checked(
+        ", ".join(names), "sinks with the same input have the same records", faults, f"{first.total():,} records"
+    )
 
 
 def _digest(row: Row) -> bytes:

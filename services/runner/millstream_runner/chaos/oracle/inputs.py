@@ -1,8 +1,8 @@
-"""Inputs that were sent from outside: what the feeder tried and what was acknowledged, against what the sinks have.
-Pure but for the files read.
+"""Inputs that were sent from outside: compares what the feeder attempted, and what was acknowledged, with what the
+sinks have. Pure, except that it reads files.
 
-An acknowledged record has its effect once in every sink. One that was tried and never acknowledged may have it once or
-not at all, but in all sinks alike. Nothing else may be there.
+An acknowledged record takes effect once in every sink. One that was attempted and never acknowledged may take effect
+once or not at all, but the same in all sinks. There may be no other records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millstream_runner.chaos.oracle.sinks import Row
 
 
 def read_inputs(path: Path) -> tuple[dict[int, str], set[int]]:
-    """The nonce of every number that was tried, and the numbers that were acknowledged."""
+    """The nonce of every number that was attempted, and the numbers that were acknowledged."""
     nonces: dict[int, str] = {}
     acknowledged: set[int] = set()
     with path.open(encoding="utf-8") as file:
@@ -37,7 +37,7 @@ def received_rows(path: Path) -> Iterator[Row]:
 
 
 def repeats_check(name: str, path: Path) -> Check:
-    """A request that came again had the same body: the receiver could leave it out without looking."""
+    """A repeated request had the same body, so the receiver could ignore it without comparing."""
     again, faults = 0, []
     with path.open(encoding="utf-8") as file:
         for line in file:
@@ -45,11 +45,11 @@ def repeats_check(name: str, path: Path) -> Check:
             if row.get("again"):
                 again += 1
                 faults += [] if row["same"] else [f"another body under the key {row['key']}"]
-    return checked(name, "the same request under the same key", faults, f"{again:,} requests came again")
+    return checked(name, "the same request under the same key", faults, f"{again:,} repeated requests")
 
 
 def pushed_checks(nonces: Mapping[int, str], acknowledged: set[int], sinks: Mapping[str, Iterable[Row]]) -> list[Check]:
-    """Each acknowledged number once in each sink, as it was sent, and alike in all of them."""
+    """Each acknowledged number once in each sink, as it was sent, and the same in all of them."""
     checks: list[Check] = []
     first: tuple[str, dict[int, str]] | None = None
     for name, rows in sinks.items():
@@ -65,18 +65,17 @@ def pushed_checks(nonces: Mapping[int, str], acknowledged: set[int], sinks: Mapp
             ids[number] = row["id"]
         lost = sorted(acknowledged - ids.keys())
         faults = [f"{len(lost):,} acknowledged numbers are missing, the first is {lost[0]}"] if lost else []
-        faults += [f"number {number} is there again" for number in repeated]
+        faults += [f"number {number} is repeated" for number in repeated]
         faults += [f"number {number} was never sent like this" for number in changed]
-        detail = (
-            f"{len(acknowledged):,} acknowledged, {len(nonces) - len(acknowledged):,} more tried, {len(ids):,} there"
-        )
+        more = len(nonces) - len(acknowledged)
+        detail = f"{len(acknowledged):,} acknowledged, {more:,} more attempted, {len(ids):,} found"
         counts = {"lost": len(lost), "repeated": len(repeated) + len(changed)}
         checks.append(checked(name, "each acknowledged number once, as it was sent", faults, detail, **counts))
         if first is None:
             first = name, ids
             continue
         differing = sorted(number for number in first[1].keys() | ids.keys() if first[1].get(number) != ids.get(number))
-        faults = [f"number {number} is not there as in {first[0]}" for number in differing]
+        faults = [f"number {number} differs from {first[0]}" for number in differing]
         what = f"the same id for each number as in {first[0]}"
         checks.append(checked(name, what, faults, f"{len(ids):,} numbers", disagreeing=len(differing)))
     return checks

@@ -1,4 +1,4 @@
-"""The marks of all lanes, read from the broker's store by a broker of the oracle's own.
+"""The marks of all lanes, read from the broker's store by the oracle's own broker.
 
 Above it: the account. Below it: the `nats-server` program over the store, and its documented API. Nothing may run on
 the store meanwhile.
@@ -27,9 +27,9 @@ from millstream_runner.chaos.oracle.pipeline import Pipeline
 from millstream_runner.chaos.oracle.redis_marks import read_redis_marks
 
 START_TIMEOUT_S = 120.0
-"""A large store takes a while to be read after a crash."""
+"""Reading a large store after a crash takes a while."""
 _ACCOUNT = "millstream"
-"""Of the broker whose store it is."""
+"""Account in the broker whose store it is."""
 _MARK_HEADER = "Millstream-Mark"
 _NO_MESSAGE = 10037
 _NO_STREAM = 10059
@@ -76,7 +76,7 @@ async def _last_message(client: Client, stream: str, subject: str) -> dict[str, 
 @asynccontextmanager
 async def _open_broker(store: Path) -> AsyncIterator[Client]:
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    # Not a number at its beginning, which the server would read.
+    # A name, not a number with which the configuration would begin, which the server could not parse.
     key = f"k{secrets.token_hex()}"
     with tempfile.TemporaryDirectory(prefix="millstream-oracle-") as name:
         config = Path(name) / "nats.conf"

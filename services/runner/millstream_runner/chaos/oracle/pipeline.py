@@ -1,4 +1,4 @@
-"""The pipeline as the run wrote it down (`pipeline.json` in its data directory), as far as it is needed. Pure."""
+"""The pipeline as stored by the run (`pipeline.json` in its data directory), as far as it is needed. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A connection, with the names its buffers have."""
+    """A connection, with the names of its buffers."""
 
     name: str
     source: str
     target: str
     kind: str
     conditional: bool
-    """It does not take everything."""
+    """It does not take all records."""
     partitions: int
     lossy: bool
-    """A full buffer drops."""
+    """A full buffer drops records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Pipeline:
 
     name: str
     vertices: dict[str, dict[str, Any]]
-    """As written, by name."""
+    """As stored, by name."""
     edges: tuple[Edge, ...]
     ledger: str
-    """What keeps the records."""
+    """What stores the records."""
 
     def kind(self, vertex: str) -> str:
         """source, map, reduce or sink."""

@@ -1,9 +1,10 @@
-"""Takes what an HTTP sink sends, and keeps all of it: `python -m millstream_runner.chaos.oracle.receiver --help`.
+"""Receives the requests of an HTTP sink, and stores all of them:
+`python -m millstream_runner.chaos.oracle.receiver --help`.
 
-It honours the idempotency key: a request with a key that it has is answered and not kept again, but it is noted whether
-its body was the same. Of every fiftieth request the sender gets no answer, though it is kept.
+It honours the idempotency key: a request with a known key is answered and not stored again, but it records whether the
+body was the same. Every fiftieth request is stored but not answered.
 
-Every line of the file is a JSON object: `key` and `body` of what was kept, or `key`, `again` and `same`.
+Every line of the file is a JSON object: `key` and `body` of a stored request, or `key`, `again` and `same`.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ async def _serve(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Receive until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m millstream_runner.chaos.oracle.receiver", description=__doc__)
-    parser.add_argument("--port", type=int, required=True, help="to listen on, of the loopback")
-    parser.add_argument("--file", type=Path, required=True, help="where to write what came")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on, on the loopback")
+    parser.add_argument("--file", type=Path, required=True, help="where to write the requests")
     asyncio.run(_serve(parser.parse_args(arguments)))
     return 0
 

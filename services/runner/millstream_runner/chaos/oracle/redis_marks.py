@@ -1,4 +1,4 @@
-"""The marks of all lanes, read from the files of a Redis or Valkey server by a server of the oracle's own.
+"""The marks of all lanes, read from the files of a Redis or Valkey server by the oracle's own server.
 
 Above it: the account. Below it: the server's program over its append-only log, and its documented commands. Nothing may
 run on the log meanwhile.
@@ -23,7 +23,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.chaos.oracle.pipeline import Pipeline
 
 START_TIMEOUT_S = 120.0
-"""A large log takes a while to be read after a crash."""
+"""Reading a large log after a crash takes a while."""
 
 
 async def read_redis_marks(store: Path, pipeline: Pipeline) -> dict[tuple[str, str], mark_pb2.Mark]:

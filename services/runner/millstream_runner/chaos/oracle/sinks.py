@@ -1,7 +1,7 @@
-"""What file sinks have written, read by the formats of the files alone.
+"""Reads what file sinks have written, using only the formats of the files.
 
-Above it: the checks. Below it: files. Unfinished files lie below `.millstream` and are not results; of a run that has
-ended there may be none.
+Above it: the checks. Below it: files. Unfinished files are below `.millstream` and are not results; a run that has
+ended may not leave any.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ def rows_of(directory: Path) -> Iterator[Row]:
             case ".parquet":
                 yield from _parquet(path)
             case _:
-                raise ValueError(f"{path} is in no format a file sink writes")
+                raise ValueError(f"{path} does not have a format of file sinks")
 
 
 def finished_files(directory: Path) -> list[Path]:
-    """Files that can be seen."""
+    """The visible files."""
     return sorted(path for path in directory.glob("*") if path.is_file() and not path.name.startswith("."))
 
 
 def unfinished_files(directory: Path) -> list[Path]:
-    """Files that are not results and not told apart from results by their place alone.
+    """Files that are not results but are distinguished from results only by their place.
 
-    One whose name has a `=` is a note of how far the sink was: empty, or with the name of a frame, never a record.
+    A file with `=` in its name is a note on the progress of the sink: empty, or with the name of a frame, never a
+    record.
     """
     return sorted(
         path
@@ -54,14 +55,14 @@ def unfinished_files(directory: Path) -> list[Path]:
 def _json_lines(path: Path) -> Iterator[Row]:
     text = path.read_bytes()
     if text and not text.endswith(b"\n"):
-        raise ValueError(f"the last line of {path} is not whole")
+        raise ValueError(f"the last line of {path} is incomplete")
     for line in text.splitlines():
         row = json.loads(line)
         yield row if isinstance(row, dict) else {"value": row}
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    # Not everybody has it.
+    # Parquet is an optional dependency.
     import pyarrow.parquet
 
     yield from pyarrow.parquet.read_table(path).to_pylist()
