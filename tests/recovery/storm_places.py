@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
-from tests.recovery.storms import Place
+from tests.recovery.storms import Place, mapping, number_of
+from tests.recovery.table_places import DeltaPlace, IcebergPlace, ObjectsPlace, SqlPlace
 from tests.support.kafka_server import KafkaServer, open_kafka
+from tests.support.mariadb_server import open_mariadb
 from tests.support.nats_outside import OutsideNats, open_outside_nats
+from tests.support.object_server import open_objects_server
 from tests.support.postgres_server import Database, PostgresServer, open_postgres
 from tests.support.redis_server import RedisServer, open_redis
 
@@ -41,8 +42,8 @@ class KafkaPlace(Place):
             self._server.create(topic, self.lanes)
         brokers = {"brokers": [self._server.brokers]}
         return (
-            _mapping("kafka", brokers, topic=self._topic, consumerGroup=self._topic),
-            _mapping("kafka", brokers, topic=self._target),
+            mapping("kafka", brokers, topic=self._topic, consumerGroup=self._topic),
+            mapping("kafka", brokers, topic=self._target),
         )
 
     async def fill(self, first: int, stop: int) -> None:
@@ -54,7 +55,7 @@ class KafkaPlace(Place):
         self._server.restart()
 
     async def numbers(self) -> list[int]:
-        return [_number(value) for value in self._server.values(self._target)]
+        return [number_of(value) for value in self._server.values(self._target)]
 
 
 class RedisPlace(Place):
@@ -66,8 +67,8 @@ class RedisPlace(Place):
     async def settings(self) -> tuple[str, str]:
         given = self._server.settings
         return (
-            _mapping("redisStreams", given, stream="numbers", format="record"),
-            _mapping("redisStreams", given, stream="seen"),
+            mapping("redisStreams", given, stream="numbers", format="record"),
+            mapping("redisStreams", given, stream="seen"),
         )
 
     async def fill(self, first: int, stop: int) -> None:
@@ -81,7 +82,7 @@ class RedisPlace(Place):
         self._server.start()
 
     async def numbers(self) -> list[int]:
-        return [_number(entry["value"]) for entry in self._server.entries("seen")]
+        return [number_of(entry["value"]) for entry in self._server.entries("seen")]
 
 
 class JetStreamPlace(Place):
@@ -95,8 +96,8 @@ class JetStreamPlace(Place):
         await self._nats.create("seen", "seen.>", "positions.>", allow_atomic=True, allow_rollup_hdrs=True)
         given = self._nats.settings
         return (
-            _mapping("jetstream", given, stream="numbers"),
-            _mapping("jetstream", given, subject="seen.all", positions="positions"),
+            mapping("jetstream", given, stream="numbers"),
+            mapping("jetstream", given, subject="seen.all", positions="positions"),
         )
 
     async def fill(self, first: int, stop: int) -> None:
@@ -107,7 +108,7 @@ class JetStreamPlace(Place):
         await self._nats.connection.connected()
 
     async def numbers(self) -> list[int]:
-        return [_number(value) for value in await self._nats.values("seen", "seen.all")]
+        return [number_of(value) for value in await self._nats.values("seen", "seen.all")]
 
 
 class PostgresPlace(Place):
@@ -129,8 +130,8 @@ class PostgresPlace(Place):
         cdc = {"publication": "ours", "slot": "ours", "tables": ["rows"], "createPublication": True}
         query: dict[str, object] = {"query": "SELECT n FROM rows", "cursor": ["n"], "pollEvery": "10ms"}
         return (
-            _mapping("postgres", given, **({"cdc": cdc} if self._changes else query)),
-            _mapping("postgres", given, table="copies", columns=[{"name": "n"}, {"name": "brand"}]),
+            mapping("postgres", given, **({"cdc": cdc} if self._changes else query)),
+            mapping("postgres", given, table="copies", columns=[{"name": "n"}, {"name": "brand"}]),
         )
 
     async def fill(self, first: int, stop: int) -> None:
@@ -173,19 +174,39 @@ async def _postgres_cdc(_: Path) -> AsyncIterator[Place]:
         yield PostgresPlace(server, changes=True)
 
 
+@asynccontextmanager
+async def _sql(directory: Path) -> AsyncIterator[Place]:
+    with open_mariadb() as server:
+        yield SqlPlace(server, directory)
+
+
+@asynccontextmanager
+async def _delta(directory: Path) -> AsyncIterator[Place]:
+    with open_objects_server() as server:
+        yield DeltaPlace(server, directory)
+
+
+@asynccontextmanager
+async def _iceberg(directory: Path) -> AsyncIterator[Place]:
+    with open_objects_server() as server:
+        yield IcebergPlace(server, directory)
+
+
+@asynccontextmanager
+async def _objects(directory: Path) -> AsyncIterator[Place]:
+    with open_objects_server() as server:
+        yield ObjectsPlace(server, directory)
+
+
 PLACES: Mapping[str, Callable[[Path], AbstractAsyncContextManager[Place]]] = {
     "kafka": _kafka,
     "redisStreams": _redis,
     "jetstream": _jetstream,
     "postgres": _postgres,
     "postgresCdc": _postgres_cdc,
+    "sql": _sql,
+    "delta": _delta,
+    "iceberg": _iceberg,
+    "objects": _objects,
 }
 """Each opens a server of its own, with its data in this directory or a temporary one."""
-
-
-def _mapping(kind: str, given: Mapping[str, Any], **more: object) -> str:
-    return f"{kind}: {json.dumps({**given, **more})}"
-
-
-def _number(value: bytes) -> int:
-    return int(value.split()[0])

@@ -8,15 +8,17 @@ machine's speed.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -69,6 +71,16 @@ class Place(ABC):
     @abstractmethod
     async def numbers(self) -> list[int]:
         """Those in the target, as a client finds them, lane by lane in their order."""
+
+
+def mapping(kind: str, given: Mapping[str, Any], **more: object) -> str:
+    """The settings of a source or a sink, in a pipeline file."""
+    return f"{kind}: {json.dumps({**given, **more})}"
+
+
+def number_of(value: bytes) -> int:
+    """Of a branded one."""
+    return int(value.split()[0])
 
 
 @dataclass(slots=True)

@@ -113,6 +113,20 @@ class ObjectServer:
             self._process.wait()
             self._process = None
 
+    def until_complete(self, bucket: Bucket) -> None:
+        """Returns when a bucket takes an object and gives all it has: after a kill, the server answers before all of its
+        volumes have come back."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        waiting = ["probe", *bucket.keys()]
+        while waiting:
+            try:
+                bucket.put("probe", b"")
+                while waiting:
+                    bucket.get(waiting[-1])
+                    waiting.pop()
+            except FAILURES as error:
+                assert time.monotonic() < deadline_s, (waiting[-1], error)
+
     def pause(self) -> None:
         """It answers nothing until `go_on`."""
         assert self._process is not None, "it runs"
