@@ -29,8 +29,10 @@ from pyiceberg.exceptions import (
 from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from requests.exceptions import SSLError
+from sqlalchemy import create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
@@ -75,6 +77,22 @@ class _TimedRestCatalog(RestCatalog):
             session.mount(scheme, _Timed(_TIMEOUT_S))
 
 
+class _FileCatalog(SqlCatalog):
+    """In a file of SQLite, which keeps what it has acknowledged."""
+
+    def __init__(self, name: str, url: URL, properties: dict[str, str]) -> None:
+        super().__init__(name, uri=url.render_as_string(), **properties)
+        self.engine.dispose()
+        # Of its own accord, pyiceberg keeps the file open after the lane has ended.
+        self.engine = create_engine(url, poolclass=NullPool)
+        event.listen(self.engine, "connect", _sync_every_commit)
+
+
+def _sync_every_commit(connection: Any, _: object) -> None:
+    # `FULL`, the default, does not sync the removal of the journal: a loss of power could take a commit back.
+    connection.execute("PRAGMA synchronous = EXTRA")
+
+
 def open_catalog(
     settings: IcebergCatalog, store: ObjectStore | None, base_dir: Path, where: str, *, create: bool
 ) -> Catalog:
@@ -95,12 +113,12 @@ def open_catalog(
             )
         url = URL.create("sqlite", database=str(path))
         try:
-            return SqlCatalog(settings.name, uri=url.render_as_string(), **properties)
+            return _FileCatalog(settings.name, url, properties)
         except OperationalError as error:
             if "already exists" not in str(error):
                 raise
             # Another lane has made the tables of the catalog in this moment.
-            return SqlCatalog(settings.name, uri=url.render_as_string(), **properties)
+            return _FileCatalog(settings.name, url, properties)
     assert settings.rest is not None, "the model has looked"
     address = settings.rest.rstrip("/")
     properties["oauth2-server-uri"] = settings.oauth2_server_uri or f"{address}/v1/oauth/tokens"

@@ -189,7 +189,8 @@ def _sqlite_engine(file: Path, *, create: bool, writes: bool) -> Engine:
             # A text that is not UTF-8 is shown with marks in place of its bytes.
             connection.text_factory = lambda found: found.decode("utf-8", "surrogateescape")
             connection.execute("PRAGMA query_only = ON")
-        connection.execute("PRAGMA synchronous = FULL")
+        # `FULL` does not sync the removal of the journal: a loss of power could take a commit back.
+        connection.execute("PRAGMA synchronous = EXTRA")
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 

@@ -25,11 +25,22 @@ import pytest
 from millstream.die_with_parent import dying_with_parent
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits, StoredFrame
 from millstream.limits import MIB
-from millstream.record import BufferId, LaneId
+from millstream.record import BufferId, LaneId, Position
 from millstream.spec.guarantees import guarantees_of
 from millstream.spec.loading import load
+from millstream.spec.models import FallbackSink
 from millstream_runner.chaos.builtin_pipelines import SHIPPED, write
 from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
+from tests.contract.sinks.file_target import sink_owner
+from tests.contract.sinks.sink_targets import (
+    delta_numbers,
+    delta_spec,
+    iceberg_numbers,
+    iceberg_spec,
+    sql_spec,
+    sqlite_rows,
+)
+from tests.contract.sinks.table_lanes import LATER, opened, written
 from tests.power_disk import PowerDisk, open_power_disk
 from tests.support.children import started
 from tests.support.ledgers import LaneOwner, open_jetstream_harness
@@ -174,6 +185,42 @@ async def test_no_frame_is_read_that_a_power_cut_takes_back(tmp_path: Path) -> N
         # A broker that leaves it to the system when to write is found out.
         read_frames, kept = await read_before_a_cut(disk, "lazy", 10, DurabilityLevel.PROCESS)
         assert kept < read_frames
+
+
+def _in_sqlite(place: Path) -> tuple[FallbackSink, Callable[[], list[int]]]:
+    file = place / "shop.db"
+    sqlite_rows(file, "CREATE TABLE numbers (n INTEGER UNIQUE, text TEXT, place INTEGER PRIMARY KEY)")
+    statement = "SELECT n FROM numbers ORDER BY place"
+    return sql_spec(f"sqlite:///{file}", "insert"), lambda: [n for (n,) in sqlite_rows(file, statement)]
+
+
+TABLES: dict[str, Callable[[Path], tuple[FallbackSink, Callable[[], list[int]]]]] = {
+    "sqlite": _in_sqlite,
+    "delta": lambda place: (delta_spec(str(place / "table"), **LATER), lambda: delta_numbers(place / "table")),
+    "iceberg": lambda place: (iceberg_spec(place, **LATER), lambda: iceberg_numbers(place)),
+}
+"""A sink in this directory, and what a reader of its target sees."""
+
+
+@pytest.mark.guarantee("I1", "I6")
+@pytest.mark.parametrize("kind", TABLES)
+async def test_what_a_sink_has_confirmed_is_in_its_table_after_a_power_cut(tmp_path: Path, kind: str) -> None:
+    """A commit of SQLite ends with the removal of its journal. If that is lost, the journal takes the commit back."""
+    async with open_power_disk(tmp_path / "disk", 64 * MIB) as disk:
+        for cut in range(CUTS):
+            place = disk.path / f"{cut}"
+            place.mkdir()
+            spec, numbers_there = TABLES[kind](place)
+            async with opened(spec) as lane:
+                for sequence in range(1, cut + 2):
+                    await written(lane, sequence)
+                disk.cut()
+            await disk.restore()
+            assert numbers_there() == [*range(10, 10 * cut + 20)]
+            # It continues after them.
+            async with opened(spec, sink_owner(2, start=Position(cut + 1))) as lane:
+                await written(lane, cut + 2)
+            assert numbers_there() == [*range(10, 10 * cut + 30)]
 
 
 async def test_a_disk_is_back_although_a_mount_namespace_holds_the_stopped_one(tmp_path: Path) -> None:

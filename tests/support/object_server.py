@@ -114,18 +114,15 @@ class ObjectServer:
             self._process = None
 
     def until_complete(self, bucket: Bucket) -> None:
-        """Returns when a bucket takes an object and gives all it has: after a kill, the server answers before all of its
-        volumes have come back."""
+        """Returns when a bucket takes an object and gives all it has: a killed server answers before that."""
         deadline_s = time.monotonic() + START_TIMEOUT_S
         waiting = ["probe", *bucket.keys()]
+        bucket.until_put("probe", deadline_s)
         while waiting:
-            try:
-                bucket.put("probe", b"")
-                while waiting:
-                    bucket.get(waiting[-1])
-                    waiting.pop()
-            except FAILURES as error:
-                assert time.monotonic() < deadline_s, (waiting[-1], error)
+            with suppress(*FAILURES):
+                bucket.get(waiting[-1])
+                waiting.pop()
+            assert not waiting or time.monotonic() < deadline_s, f"{waiting[-1]} has not come back"
 
     def pause(self) -> None:
         """It answers nothing until `go_on`."""
@@ -192,6 +189,14 @@ class Bucket:
 
     def put(self, key: str, data: bytes) -> None:
         obstore.put(self._store, key, data, use_multipart=False)
+
+    def until_put(self, key: str, deadline_s: float) -> None:
+        """Put an empty object as soon as that is possible."""
+        while True:
+            with suppress(*FAILURES):
+                self.put(key, b"")
+                return
+            assert time.monotonic() < deadline_s, "the server takes no object"
 
     def get(self, key: str) -> bytes:
         return bytes(obstore.get(self._store, key).bytes())

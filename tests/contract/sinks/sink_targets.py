@@ -182,15 +182,20 @@ def iceberg_spec(directory: Path, /, **more: object) -> FallbackSink:
 
 def iceberg_table(directory: Path, **properties: str) -> Table:
     """As pyiceberg opens it."""
-    return SqlCatalog("default", uri=f"sqlite:///{directory / 'catalog.db'}", **properties).load_table("shop.numbers")
+    return _iceberg_catalog(directory, **properties).load_table("shop.numbers")
+
+
+def _iceberg_catalog(directory: Path, **properties: str) -> SqlCatalog:
+    return SqlCatalog("default", uri=f"sqlite:///{directory / 'catalog.db'}", **properties)
 
 
 def iceberg_numbers(directory: Path, **properties: str) -> list[int]:
     """As pyiceberg reads them. A table has no order."""
-    try:
-        rows = iceberg_table(directory, **properties).scan().to_arrow().to_pylist()
-    except NoSuchTableError:
-        return []
+    with closing(_iceberg_catalog(directory, **properties)) as catalog:
+        try:
+            rows = catalog.load_table("shop.numbers").scan().to_arrow().to_pylist()
+        except NoSuchTableError:
+            return []
     assert all(row["text"] == f"text {row['n']}" for row in rows)
     return sorted(row["n"] for row in rows)
 

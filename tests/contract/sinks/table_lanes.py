@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from millstream.errors import RetryLaterError
@@ -37,3 +37,14 @@ async def written(lane: SinkLane, *sequences: int) -> None:
     while lane.durable != Position(sequences[-1]):
         with suppress(RetryLaterError):
             await lane.flush()
+
+
+async def again(call: Callable[[], Awaitable[object]]) -> None:
+    """Until it is taken, as the delivery does."""
+    while True:
+        try:
+            await call()
+        except RetryLaterError:
+            await asyncio.sleep(0.01)
+        else:
+            return

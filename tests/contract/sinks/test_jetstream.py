@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from millstream_writer.sinks.jetstream.lane import GUARD
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import jetstream_spec
+from tests.contract.sinks.table_lanes import again
 from tests.support.errors import raises
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.unit.writer.sink_frames import sink_frame
@@ -58,17 +59,6 @@ async def stored(nats: OutsideNats) -> list[int]:
 async def opened(spec: FallbackSink, owner: SinkOwner | None = None) -> AsyncIterator[SinkLane]:
     async with asyncio.timeout(60), open_sink(spec, owner or sink_owner(1)) as lane:
         yield lane
-
-
-async def again(call: Callable[[], Any]) -> None:
-    """Until it is taken, as the delivery does."""
-    while True:
-        try:
-            await call()
-        except RetryLaterError:
-            await asyncio.sleep(0.01)
-        else:
-            return
 
 
 # What goes where

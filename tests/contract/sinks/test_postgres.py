@@ -7,7 +7,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from millstream_writer.sinks.opening import open_sink
 from millstream_writer.sinks.postgres import lane as lane_module
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import postgres_spec
+from tests.contract.sinks.table_lanes import again
 from tests.contract.sources.lanes import open_lane, read_to_end
 from tests.support.children import together
 from tests.support.errors import raises
@@ -73,17 +74,6 @@ async def opened(spec: FallbackSink, owner: SinkOwner | None = None) -> AsyncIte
 
 async def found(database: Database) -> list[int]:
     return await database.column("SELECT n FROM numbers ORDER BY place")
-
-
-async def again(call: Callable[[], object]) -> None:
-    """Until it is taken, as the delivery does."""
-    while True:
-        try:
-            await call()  # type: ignore[misc]
-        except RetryLaterError:
-            await asyncio.sleep(0.01)
-        else:
-            return
 
 
 # What goes where

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from millstream_writer.sinks.opening import open_sink
 from millstream_writer.sinks.redis_streams.script import COMMIT
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import redis_numbers, redis_spec
+from tests.contract.sinks.table_lanes import again
 from tests.support.errors import raises
 from tests.support.redis_server import RedisServer, open_redis
 from tests.unit.writer.sink_frames import sink_frame
@@ -60,17 +61,6 @@ def numbers(sequence: int, count: int = 10, *, name: str = "") -> SinkFrame:
 async def opened(spec: FallbackSink, owner: SinkOwner | None = None) -> AsyncIterator[SinkLane]:
     async with asyncio.timeout(60), open_sink(spec, owner or sink_owner(1)) as lane:
         yield lane
-
-
-async def again(call: Callable[[], Any]) -> None:
-    """Until it is taken, as the delivery does."""
-    while True:
-        try:
-            await call()
-        except RetryLaterError:
-            await asyncio.sleep(0.01)
-        else:
-            return
 
 
 # What goes where

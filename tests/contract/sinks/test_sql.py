@@ -163,6 +163,16 @@ async def test_a_lock_and_a_full_disk_are_waited_for(file: Path, monkeypatch: py
     assert found(file) == [*range(10, 20)]
 
 
+async def test_a_trigger_that_rolls_back_the_whole_transaction_stops_the_lane(file: Path) -> None:
+    """Nothing of the delivery is there, and the message says what the trigger has to do instead."""
+    refuse = "BEGIN SELECT RAISE(ROLLBACK, 'not 14'); END"
+    sqlite_rows(file, f"CREATE TRIGGER odd BEFORE INSERT ON numbers WHEN NEW.n = 14 {refuse}")
+    async with opened(sql_spec(url(file), "insert")) as lane:
+        with raises(codes.TARGET_UNFIT, "not 14.*rolls back the whole transaction.*RAISE.ABORT"):
+            await lane.write([numbers(1)], Position(1))
+    assert found(file) == []
+
+
 async def test_a_disk_that_is_full_is_waited_for(tmp_path: Path) -> None:
     file = tmp_path / "shop.db"
     sqlite_rows(file, NUMBERS)

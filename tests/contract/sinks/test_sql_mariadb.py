@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, closing
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.engine import Connection
 
 from millstream import codes
 from millstream.errors import FencedError, RetryLaterError
@@ -13,6 +18,7 @@ from millstream.spec.models import FallbackSink
 from millstream_writer.sinks.opening import open_sink
 from millstream_writer.sinks.sql.lane import SqlSinkLane
 from tests.contract.sinks.file_target import sink_owner, value_of
+from tests.contract.sinks.table_lanes import again
 from tests.contract.sources.lanes import open_lane, read_to_end
 from tests.support.errors import raises
 from tests.support.mariadb_server import LOCKED, MariaDatabase, MariaServer, why_missing
@@ -96,6 +102,125 @@ async def test_an_owner_that_hangs_in_a_transaction_is_ended_by_the_next(
                 await older.write(frame, Position(1))
             await newer.write(frame, Position(1))
     assert len(database.rows("SELECT n FROM numbers")) == 1
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_row_that_another_program_holds_is_waited_for_and_no_connection_is_ended(
+    database: MariaDatabase, mariadb: MariaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart, the number of the former owner's connection is that of another program."""
+    monkeypatch.setattr("millstream.sql.connecting.SQL_LOCK_TIMEOUT_S", 1)
+    # So that the new server has not given this number to a connection of the test's own.
+    for _ in range(100):
+        database.rows("SELECT 1")
+    async with AsyncExitStack() as stack:
+        older = await stack.enter_async_context(open_sink(spec(database, "insert"), sink_owner(1)))
+        assert isinstance(older, SqlSinkLane)
+        former = await older._way.run(_number_of)
+        mariadb.kill()
+        mariadb.start()
+        stranger = database.connect()
+        while stranger.thread_id() < former:
+            stranger.close()
+            stranger = database.connect()
+        stack.enter_context(closing(stranger))
+        assert stranger.thread_id() == former
+        holder = stack.enter_context(closing(database.connect()))
+        cursor = stack.enter_context(holder.cursor())
+        cursor.execute("BEGIN")
+        cursor.execute("UPDATE millstream_positions SET epoch = epoch + 1")
+        newer = await stack.enter_async_context(open_sink(spec(database, "insert"), sink_owner(2)))
+        frame = [sink_frame([value_of(1)], 1)]
+        with raises(codes.TARGET_AWAY, "Lock wait timeout"):
+            await newer.write(frame, Position(1))
+        stranger.ping(reconnect=False)
+        holder.rollback()
+        await newer.write(frame, Position(1))
+    assert len(database.rows("SELECT n FROM numbers")) == 1
+
+
+def _number_of(connection: Connection) -> int:
+    with connection.begin():
+        return int(connection.execute(text("SELECT CONNECTION_ID()")).scalar_one())
+
+
+# Deadlocks
+
+
+@pytest.mark.guarantee("I1")
+async def test_lanes_that_upsert_the_same_keys_in_opposite_order_are_exact(database: MariaDatabase) -> None:
+    logged = "FOR EACH ROW INSERT INTO log (n, text) VALUES (NEW.n, NEW.text)"
+    database.execute(
+        "INSERT INTO numbers (n) VALUES (1), (2), (5)",
+        "CREATE TABLE log (place BIGINT AUTO_INCREMENT PRIMARY KEY, n INT, text VARCHAR(10))",
+        f"CREATE TRIGGER changed AFTER UPDATE ON numbers {logged}",
+    )
+
+    async def write(partition: int, keys: Sequence[int]) -> None:
+        rows = [json.dumps({"n": n, "text": f"lane {partition}"}).encode() for n in keys]
+        async with open_sink(spec(database, "upsert"), sink_owner(1, partition=partition)) as lane:
+            await again(lambda: lane.write([sink_frame(rows, 1)], Position(1)))
+            assert lane.durable == Position(1)
+
+    before = _deadlocks(database)
+    with closing(database.connect()) as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT n FROM numbers WHERE n = 5 FOR UPDATE")
+        async with asyncio.timeout(60), asyncio.TaskGroup() as lanes:
+            lanes.create_task(write(0, (1, 5, 2)))
+            lanes.create_task(write(1, (2, 5, 1)))
+            # Both have locked their first row.
+            await _until_waiting(database, 2)
+            other.rollback()
+    assert _deadlocks(database) > before
+    expected = sorted((n, f"lane {partition}") for n in (1, 2, 5) for partition in (0, 1))
+    assert sorted(database.rows("SELECT n, text FROM log")) == expected
+    ((last,),) = database.rows("SELECT DISTINCT text FROM numbers")
+    assert last in ("lane 0", "lane 1")
+
+
+def _deadlocks(database: MariaDatabase) -> int:
+    ((_, count),) = database.rows("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")
+    return int(count)
+
+
+async def _until_waiting(database: MariaDatabase, count: int) -> None:
+    """Returns when so many transactions wait for a lock."""
+    waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    async with asyncio.timeout(60):
+        while database.rows(waiting) != [(count,)]:  # noqa: ASYNC110  # no event to wait for
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_deadlock_while_a_refused_record_is_searched_for_is_waited_for(database: MariaDatabase) -> None:
+    """It takes the savepoint away, which says nothing about a record."""
+    database.execute("INSERT INTO numbers (n) VALUES (1), (2), (3)")
+    database.execute("CREATE TABLE ballast (n INT PRIMARY KEY)")
+    rows = [{"n": 0, "text": "too long for it"}, {"n": 1, "text": "new"}, {"n": 2, "text": "new"}]
+    frame = [sink_frame([json.dumps(row).encode() for row in rows], 1)]
+    async with open_sink(spec(database, "upsert"), sink_owner(1)) as lane:
+        with closing(database.connect()) as other, other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            # The server ends the transaction that has changed less.
+            cursor.execute("INSERT INTO ballast SELECT seq FROM seq_1_to_1000")
+            cursor.execute("UPDATE numbers SET text = 'other' WHERE n = 2")
+            async with asyncio.TaskGroup() as tasks:
+                writing = tasks.create_task(_taken_later(lambda: lane.write(frame, Position(1))))
+                await _until_waiting(database, 1)
+                await asyncio.to_thread(cursor.execute, "UPDATE numbers SET text = 'other' WHERE n = 1")
+                other.commit()
+            assert "Deadlock" in str(writing.result())
+        result = await lane.write(frame, Position(1))
+        assert [failure.index for failure in result.failures[0]] == [0]
+        await lane.flush()
+    assert database.rows("SELECT n, text FROM numbers") == [(1, "new"), (2, "new"), (3, None)]
+
+
+async def _taken_later(write: Callable[[], Awaitable[object]]) -> RetryLaterError:
+    with pytest.raises(RetryLaterError) as raised:
+        await write()
+    return raised.value
 
 
 async def test_a_server_that_is_killed_is_waited_for(database: MariaDatabase, mariadb: MariaServer) -> None:

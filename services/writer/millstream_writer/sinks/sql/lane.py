@@ -24,6 +24,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from millstream import codes
@@ -75,15 +76,31 @@ class SqlSinkLane(RefusableLane[Change]):
     @asynccontextmanager
     async def _trying(self) -> AsyncIterator[Callable[[Sequence[Change]], Awaitable[None]]]:
         async def attempt(changes: Sequence[Change]) -> None:
-            def put(connection: Connection) -> None:
-                with connection.begin_nested():
-                    self._target.put(connection, changes)
-
-            await self._way.run(put)
+            await self._way.run(lambda connection: self._attempt(connection, changes))
 
         await self._way.run(lambda connection: connection.begin())
         yield attempt
         await self._way.run(lambda connection: connection.rollback())
+
+    def _attempt(self, connection: Connection, changes: Sequence[Change]) -> None:
+        """In the thread: all of these changes or none of them, in the transaction that was begun."""
+        savepoint = connection.begin_nested()
+        try:
+            self._target.put(connection, changes)
+        except FAILURES as error:
+            try:
+                savepoint.rollback()
+            except FAILURES:
+                # A deadlock ends the whole transaction, and with it the savepoint: what counts is the deadlock.
+                if is_of_a_record(error):
+                    what = (
+                        f"{self._owner.where}: {self._settings.table} refuses a record ({said(error)}) and rolls back "
+                        "the whole transaction, so the sink cannot tell which record it is. Let the trigger or "
+                        "constraint refuse the statement only, as RAISE(ABORT) and ON CONFLICT ABORT do"
+                    )
+                    raise UserError(codes.TARGET_UNFIT, what) from error
+            raise
+        savepoint.commit()
 
     async def _transact(self, part: Part[Change]) -> None:
         if not await self._way.run(lambda connection: self._write(connection, part)):
@@ -140,7 +157,8 @@ class SqlSinkLane(RefusableLane[Change]):
         """Fence every earlier owner, and read the target's position."""
         # The answer to an earlier attempt may be lost: what it left is still this lane's own.
         owner, target, way = self._owner, self._target, self._way
-        token = f"{self._identity}.{uuid4().hex}.{await way.run(self._number)}"
+        token = f"{self._identity}.{uuid4().hex}"
+        await way.run(lambda c: self._show_alive(c, token))
         fresh = Kept(owner.ledger_id, owner.epoch, token, owner.start, "")
         while True:
             try:
@@ -152,7 +170,8 @@ class SqlSinkLane(RefusableLane[Change]):
                     await way.run(lambda c: c.rollback())
                 elif is_a_lock(error):
                     await way.run(lambda c: c.rollback())
-                    await self._end_former()
+                    if not await self._end_former():
+                        raise
                 else:
                     raise
         remedy = f"`DELETE FROM {target.positions} WHERE pipeline = '{owner.pipeline}' AND lane = '{owner.name}'`"
@@ -170,35 +189,52 @@ class SqlSinkLane(RefusableLane[Change]):
             connection.commit()
         return refused
 
-    def _number(self, connection: Connection) -> int:
-        """Of the connection, at a server that can end it by that."""
+    def _show_alive(self, connection: Connection, token: str) -> None:
+        """Lets the next owner find this connection, at a server that can end it. Its number is not enough: after a
+        restart, another connection has it."""
         if self._settings.backend not in MYSQL:
-            return 0
-        with connection.begin():
-            return int(connection.execute(sa.text("SELECT CONNECTION_ID()")).scalar_one())
-
-    async def _end_former(self) -> None:
-        """A former owner holds the lane's row: it hangs in a transaction, since it would not take so long."""
-        owner, target = self._owner, self._target
-        former = await self._way.run(lambda c: target.owner(c, owner.pipeline, owner.name))
-        number = former.rpartition(".")[2]
-        if self._settings.backend not in MYSQL or not number.isdecimal() or not int(number):
             return
-
-        def kill(connection: Connection) -> None:
+        try:
             with connection.begin():
-                connection.execute(sa.text(f"KILL {int(number)}"))
+                connection.execute(sa.text("SELECT GET_LOCK(:name, 0)"), {"name": _lock_name(token)})
+        except exc.DBAPIError as error:
+            # Some clusters have no such locks. Then a hanging owner is waited for.
+            if error.connection_invalidated:
+                raise
+
+    async def _end_former(self) -> bool:
+        """A former owner may hold the lane's row: it hangs in a transaction, since it would not take so long. Returns
+        whether its connection was ended; if not, another program holds the row."""
+        owner, target = self._owner, self._target
+        if self._settings.backend not in MYSQL:
+            return False
+        former = await self._way.run(lambda c: target.owner(c, owner.pipeline, owner.name))
+
+        def kill(connection: Connection) -> bool:
+            with connection.begin():
+                asked = connection.execute(sa.text("SELECT IS_USED_LOCK(:name)"), {"name": _lock_name(former)})
+                number = asked.scalar_one()
+                if number is not None:
+                    connection.execute(sa.text(f"KILL {int(number)}"))
+            return number is not None
 
         try:
-            await self._way.run(kill)
+            ended = await self._way.run(kill)
         except FAILURES as error:
             _log.warning("%s: a former owner of the lane cannot be ended: %s", owner.where, said(error))
-            return
-        _log.warning(
-            "%s: a former owner of the lane did not end its transaction for %g s; ended its connection",
-            owner.where,
-            SQL_LOCK_TIMEOUT_S,
-        )
+            return False
+        if ended:
+            _log.warning(
+                "%s: a former owner of the lane did not end its transaction for %g s; ended its connection",
+                owner.where,
+                SQL_LOCK_TIMEOUT_S,
+            )
+        return ended
+
+
+def _lock_name(token: str) -> str:
+    """Of the lock by name that an owner's connection holds: at most 64 characters."""
+    return f"millstream.{token.split('.')[-1]}"
 
 
 @asynccontextmanager
