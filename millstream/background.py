@@ -1,10 +1,13 @@
-"""Tasks beside an `async with` body, without changing what the body raises."""
+"""Tasks beside an `async with` body, without changing what the body raises, and several requests at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -26,3 +29,12 @@ async def open_tasks() -> AsyncIterator[asyncio.TaskGroup]:
             raise
     if of_body is not None:
         raise of_body
+
+
+async def all_of(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What several requests at once give. Returns when none is in progress; raises what one of them has raised."""
+    answers = await asyncio.gather(*requests, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return cast("list[T]", answers)

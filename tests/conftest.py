@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.support.mqtt_broker import MqttServer
     from tests.support.object_server import ObjectServer
     from tests.support.postgres_server import PostgresServer
+    from tests.support.pubsub_server import PubsubServer
     from tests.support.rabbit_server import RabbitServer
     from tests.support.redis_server import RedisServer
     from tests.support.sqs_server import SqsServer
@@ -110,6 +111,17 @@ def sqs() -> Iterator[SqsServer]:
     if why := why_missing():
         pytest.skip(why)
     with open_sqs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pubsub() -> Iterator[PubsubServer]:
+    """A server that emulates Pub/Sub, the same one for every test that asks for it."""
+    from tests.support.pubsub_server import open_pubsub, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_pubsub() as server:
         yield server
 
 

@@ -41,6 +41,8 @@ _VERTEX = [
     "--extra",
     "sqs",
     "--extra",
+    "pubsub",
+    "--extra",
     "avro",
     "--extra",
     "jsonschema",

@@ -24,6 +24,7 @@ CACHE = REPOSITORY / ".cache" / "servers"
 FETCH_TIMEOUT_S = 900
 
 _KAFKA = Path(__file__).parent / "kafka"
+_PUBSUB = Path(__file__).parent / "pubsub"
 
 
 class NotAvailableError(Exception):
@@ -138,6 +139,13 @@ def fetch_moto(directory: Path) -> None:
     _install("moto", directory)
 
 
+def fetch_pubsub(directory: Path) -> None:
+    """An emulator of Pub/Sub, Google's own, built from Go modules; they are compared with the hashes of go.sum."""
+    if shutil.which("go") is None:
+        raise NotAvailableError("go is not installed")
+    _run(["go", "build", "-trimpath", "-ldflags", "-s -w", "-o", str(directory / "pubsub"), "."], _PUBSUB)
+
+
 def _install(name: str, directory: Path) -> None:
     """What the list of a server names, with hashes, into a directory of its own."""
     requirements = Path(__file__).parent / name / "requirements.txt"
@@ -162,6 +170,7 @@ FETCHED: dict[str, Callable[[Path], None]] = {
     "mosquitto": fetch_mosquitto,
     "seaweedfs": fetch_seaweedfs,
     "moto": fetch_moto,
+    "pubsub": fetch_pubsub,
 }
 """By name, what fetches a server into an empty directory. It raises `NotAvailableError` where that is not possible."""
 

@@ -220,6 +220,7 @@ SOURCES: Registry[SourceKind[SpecModel]] = Registry(
         "delta": "millstream_reader.sources.delta.connector:DELTA",
         "mqtt": "millstream_reader.sources.mqtt.connector:MQTT",
         "iceberg": "millstream_reader.sources.iceberg.connector:ICEBERG",
+        "pubsub": "millstream_reader.sources.pubsub.connector:PUBSUB",
         "rabbitmq": "millstream_reader.sources.rabbitmq.connector:RABBITMQ",
         "redisStreams": "millstream_reader.sources.redis_streams.connector:REDIS_STREAMS",
         "sql": "millstream_reader.sources.sql.connector:SQL",

@@ -7,10 +7,10 @@ itself is `RetryLaterError`, so a service that is away or throttles is waited fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -20,8 +20,6 @@ from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.spec.references import resolve
 from millstream.sqs.settings import SqsQueue
-
-T = TypeVar("T")
 
 FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError)
 """All that goes wrong between a lane and its queue."""
@@ -59,20 +57,6 @@ class SqsLink:
 
     async def close(self) -> None:
         await self._opened.__aexit__(None, None, None)
-
-
-async def all_of(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What several requests at once give. Returns when none is in progress; raises what one of them has raised."""
-    answers = await asyncio.gather(*requests, return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return cast("list[T]", answers)
-
-
-def parts_of(items: Sequence[T]) -> list[Sequence[T]]:
-    """As many as go into a request."""
-    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
 
 
 async def open_link(queue: SqsQueue, base_dir: Path, where: str) -> SqsLink:

@@ -19,6 +19,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
 from tests.support.mqtt_broker import MqttServer
+from tests.support.pubsub_server import PubsubServer
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer, open_redis
 from tests.support.sqs_server import SqsServer
@@ -336,6 +337,26 @@ class TestSqsSource(SourceConformance):
         (place / "secret").write_text("wr0ng")
         settings = {**self.server.settings(self.server.queue()), "secretKey": {"file": "secret"}}
         return {"sqs": settings}, "wr0ng"
+
+
+@pytest.mark.sweep
+class TestPubsubSource(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, pubsub: PubsubServer) -> None:
+        self.server = pubsub
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        queue = self.server.queue()
+        self.server.send(queue, self.expected(place))
+        return {"pubsub": {**self.server.source(queue), "ackDeadline": "3s"}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b"%d" % n for n in range(100)]
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "key").write_text('{"private_key": "wr0ng"}')
+        settings = {**self.server.source(self.server.queue()), "credentials": {"file": "key"}}
+        return {"pubsub": {**settings, "endpoint": self.server.tls_endpoint}}, "wr0ng"
 
 
 class TestRedisSource(SourceConformance):

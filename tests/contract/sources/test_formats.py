@@ -33,6 +33,7 @@ from tests.support.errors import raises
 from tests.support.kafka_server import KafkaServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.protobuf_schemas import ORDERS
+from tests.support.pubsub_server import PubsubServer
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer
 from tests.support.registry_server import PASSWORD, USER, RegistryServer, open_registry_server
@@ -286,9 +287,9 @@ async def test_protobuf_that_confluents_serializer_has_written(nats: OutsideNats
     assert "indexes" in invalid[1].reason
 
 
-@pytest.mark.parametrize("kind", ["redisStreams", "rabbitmq"])
+@pytest.mark.parametrize("kind", ["redisStreams", "rabbitmq", "pubsub"])
 async def test_other_sources_of_messages(
-    redis: RedisServer, rabbit: RabbitServer, registry: RegistryServer, kind: str
+    redis: RedisServer, rabbit: RabbitServer, pubsub: PubsubServer, registry: RegistryServer, kind: str
 ) -> None:
     written: dict[str, Any] = {"format": {"encoding": "avro", "registry": {"url": registry.url}}, "keys": ["b"]}
     name, messages = f"formats-{uuid4()}", [framed(7, FOO), b"garbage", framed(7, FOO)]
@@ -296,6 +297,10 @@ async def test_other_sources_of_messages(
         for message in messages:
             redis.command("XADD", name, "*", "value", message, "eventTime", 1)
         written[kind] = {**redis.settings, "stream": name, "format": "record"}
+    elif kind == "pubsub":
+        subscribed = pubsub.queue()
+        pubsub.send(subscribed, messages)
+        written[kind] = pubsub.source(subscribed)
     else:
         queue = await asyncio.to_thread(rabbit.queue)
         await asyncio.to_thread(rabbit.send, queue, messages, ids="m")

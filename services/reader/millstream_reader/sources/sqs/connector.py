@@ -69,13 +69,13 @@ class _Sqs(SourceConnector[SqsSource]):
 
     def open(self, settings: SqsSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.acknowledged import open_acknowledged
-        from millstream_reader.sources.sqs.queue import KIND, SqsSubscription
+        from millstream_reader.sources.sqs.queue import KIND, subscription
 
         return open_acknowledged(
             KIND,
             settings.queue_url,
             owner,
-            SqsSubscription(settings, owner),
+            subscription(settings, owner),
             messages_max=settings.prefetch,
             timeout_s=settings.timeout_s,
         )

@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from millstream import codes
+from millstream.background import all_of
 from millstream.errors import RetryLaterError
 from millstream.record import Position
-from millstream.sqs.link import BATCH, SqsLink, all_of, linked
+from millstream.sqs.link import BATCH, SqsLink, linked
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 from millstream_writer.sinks.reaching import first_try

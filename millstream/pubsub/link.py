@@ -1,0 +1,169 @@
+"""A lane's way to Pub/Sub, and what its errors mean to the lane.
+
+Above it: connectors. Below it: Google's generated client. What passes by itself is tried again within `timeout`; what
+fails then, or does not pass, becomes an error of ours, by who must act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import google.auth
+import grpc.aio
+from cryptography.exceptions import UnsupportedAlgorithm
+from google.api_core import exceptions
+from google.api_core.retry_async import AsyncRetry
+from google.auth.credentials import Credentials
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.auth.transport.requests import Request
+from google.oauth2 import service_account
+from google.pubsub_v1 import PublisherAsyncClient, SubscriberAsyncClient
+from google.pubsub_v1.services.publisher.transports import PublisherGrpcAsyncIOTransport
+from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcAsyncIOTransport
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.pubsub.settings import PubsubProject
+from millstream.spec.references import resolve
+
+C = TypeVar("C", PublisherAsyncClient, SubscriberAsyncClient)
+A = TypeVar("A")
+
+FAILURES = (exceptions.GoogleAPICallError, exceptions.RetryError, GoogleAuthError, OSError, TimeoutError)
+"""All that goes wrong between a lane and the service."""
+SCOPES = ("https://www.googleapis.com/auth/pubsub",)
+_PASSES = (
+    *(exceptions.Aborted, exceptions.InternalServerError, exceptions.ResourceExhausted),
+    *(exceptions.ServiceUnavailable, exceptions.Unknown),
+)
+"""A request that fails so is repeated: the service says so of those that are used here."""
+_AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 2.0
+_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # Finds out that a connection is dead, where nothing is sent otherwise.
+    ("grpc.keepalive_time_ms", 30_000),
+)
+
+
+class PubsubLink(Generic[C]):
+    """One client. Made by `linked_publisher` and `open_subscriber`; closed by `close`."""
+
+    def __init__(self, client: C, channel: grpc.aio.Channel, settings: PubsubProject, where: str) -> None:
+        self.client: C = client
+        self._channel = channel
+        self._settings = settings
+        self._where = where
+
+    async def ask(self, call: Callable[..., Awaitable[A]], request: object, *, wait_s: float = 0.0) -> A:
+        """One request. `wait_s`: how long the service may hold it back. Raises errors of ours."""
+        limit_s = self._settings.timeout_s + wait_s
+        again = AsyncRetry(
+            predicate=_passes, initial=_AGAIN_FIRST_S, maximum=_AGAIN_LAST_S, multiplier=2.0, timeout=limit_s
+        )
+        try:
+            return await call(request, retry=again, timeout=limit_s)
+        except FAILURES as error:
+            raise self.error_of(error) from error
+
+    def error_of(self, error: BaseException) -> MillstreamError:
+        """An error of ours for whatever went wrong."""
+        return error_of(error, self._settings, self._where)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _passes(error: BaseException) -> bool:
+    return isinstance(error, _PASSES)
+
+
+async def open_subscriber(settings: PubsubProject, base_dir: Path, where: str) -> PubsubLink[SubscriberAsyncClient]:
+    """Raises `UserError` for credentials that are missing or not valid. Nothing is sent to the service yet."""
+    channel = await _channel(settings, base_dir, where)
+    client = SubscriberAsyncClient(transport=SubscriberGrpcAsyncIOTransport(channel=channel))
+    return PubsubLink(client, channel, settings, where)
+
+
+@asynccontextmanager
+async def linked_publisher(
+    settings: PubsubProject, base_dir: Path, where: str
+) -> AsyncIterator[PubsubLink[PublisherAsyncClient]]:
+    """A client for a while. Raises as `open_subscriber` does."""
+    channel = await _channel(settings, base_dir, where)
+    client = PublisherAsyncClient(transport=PublisherGrpcAsyncIOTransport(channel=channel))
+    link = PubsubLink(client, channel, settings, where)
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+async def _channel(settings: PubsubProject, base_dir: Path, where: str) -> grpc.aio.Channel:
+    if not settings.encrypted:
+        return grpc.aio.insecure_channel(settings.address, options=_OPTIONS)
+    key = None
+    if settings.credentials is not None:
+        key = resolve(settings.credentials, base_dir, f"{where}: credentials for {settings.endpoint}")
+    try:
+        # It may ask the machine's metadata server, or a token server.
+        credentials = await asyncio.wait_for(asyncio.to_thread(_credentials, key), settings.timeout_s)
+    except _NotAKeyError as error:
+        what = f"{where}: `credentials` for {settings.endpoint} are not the JSON key of a service account"
+        raise UserError(codes.TARGET_REFUSES, what) from error
+    except (GoogleAuthError, OSError, TimeoutError) as error:
+        raise error_of(error, settings, where) from error
+    return SubscriberGrpcAsyncIOTransport.create_channel(settings.address, credentials=credentials, options=_OPTIONS)
+
+
+class _NotAKeyError(Exception):
+    """It has no text of the key."""
+
+
+def _credentials(key: str | None) -> Credentials:
+    """Blocks."""
+    found: Any
+    if key is not None:
+        make: Any = service_account.Credentials.from_service_account_info
+        try:
+            found = make(json.loads(key), scopes=SCOPES)
+        except (ValueError, TypeError, AttributeError, LookupError, UnsupportedAlgorithm) as error:
+            raise _NotAKeyError(type(error).__name__) from None
+    else:
+        found, _ = google.auth.default(scopes=SCOPES)
+    credentials: Credentials
+    if isinstance(found, service_account.Credentials):
+        # It signs its tokens itself.
+        make = found.with_always_use_jwt_access
+        credentials = make(True)
+    else:
+        # gRPC reports a failure in here as a server that is away.
+        found.refresh(Request())
+        credentials = found
+    return credentials
+
+
+def error_of(error: BaseException, settings: PubsubProject, where: str) -> MillstreamError:
+    """An error of ours for whatever went wrong."""
+    place = f"{where}: Pub/Sub at {settings.endpoint}"
+    if isinstance(error, exceptions.RetryError) and error.cause is not None:
+        error = error.cause
+    said = str(getattr(error, "message", "") or error) or type(error).__name__
+    if isinstance(error, GoogleAuthError) and not isinstance(error, TransportError) and not error.retryable:
+        return UserError(codes.TARGET_REFUSES, f"{place}: there are no valid credentials: {said}")
+    if isinstance(error, exceptions.NotFound):
+        return UserError(codes.TARGET_UNFIT, f"{place}: it is not in the project {settings.project}: {said}")
+    if isinstance(error, exceptions.Unauthenticated | exceptions.PermissionDenied):
+        return UserError(codes.TARGET_REFUSES, f"{place} refuses it: {said}")
+    if isinstance(error, exceptions.InvalidArgument | exceptions.FailedPrecondition | exceptions.MethodNotImplemented):
+        return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
+    if "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
+        return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
+    if isinstance(error, TimeoutError | exceptions.DeadlineExceeded):
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")

@@ -1,0 +1,89 @@
+"""How pipeline files name a project of Pub/Sub, and what is in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from millstream import codes
+from millstream.spec.addresses import address_check
+from millstream.spec.problems import Path
+from millstream.spec.references import Secret
+from millstream.spec.rules import After
+from millstream.spec.tls import stays_on_this_machine
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+
+SERVICE = "https://pubsub.googleapis.com"
+
+_NAME = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
+_PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z0-9-]+")
+
+_checked_endpoint = address_check(
+    "the address of a Pub/Sub service",
+    ("http", "https"),
+    "https://host, or http://host:port for an emulator",
+    path=("", "/").__contains__,
+)
+
+
+def _checked_name(written: str) -> str:
+    if _NAME.fullmatch(written) is None:
+        what = f"{written!r} is not a name in Pub/Sub"
+        raise problem(codes.VALUE_MALFORMED, what, "the last part of `projects/PROJECT/topics/NAME`")
+    return written
+
+
+def _checked_project(written: str) -> str:
+    if _PROJECT.fullmatch(written) is None:
+        what = f"{written!r} is not the id of a project"
+        raise problem(codes.VALUE_MALFORMED, what, "an id such as my-project")
+    return written
+
+
+ResourceName = Annotated[Text, After(_checked_name)]
+"""Of a topic or a subscription, without its project."""
+
+
+class PubsubProject(SpecModel):
+    """A project, and who uses it."""
+
+    noun = "a pubsub project"
+
+    project: Annotated[Text, After(_checked_project)]
+    """Id of the Google Cloud project."""
+    credentials: Secret | None = None
+    """The key of a service account, as the JSON that Google issues: `{file: PATH}`, `{env: NAME}`, or a key of a
+    Kubernetes Secret. Default: the credentials of the environment or of the machine, as other clients of Google Cloud
+    find them. With an `http://` endpoint none are sent."""
+    endpoint: Annotated[Text, After(_checked_endpoint)] = SERVICE
+    """The service: `https://` with the host of a region, such as `https://europe-west1-pubsub.googleapis.com`, or
+    `http://host:port` for an emulator, without encryption or credentials. Default: the global address."""
+    timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
+    """How long an answer is waited for, with retries. Duration, default 10s."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Credentials where they would be sent in the clear."""
+        if self.credentials is not None and not self.encrypted:
+            what = "`credentials` are not sent over a connection that is not encrypted"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("credentials",), what, "an endpoint with https://, or neither")
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection is."""
+        return urlsplit(self.endpoint).scheme == "https"
+
+    @property
+    def address(self) -> str:
+        """`host:port` that requests go to."""
+        parts = urlsplit(self.endpoint)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        return f"{host}:{parts.port or (443 if self.encrypted else 80)}"
+
+
+def project_notes(settings: PubsubProject, path: Path) -> Iterator[tuple[Path, str]]:
+    """What to know about the way to a project."""
+    host = urlsplit(settings.endpoint).hostname or ""
+    if not settings.encrypted and not stays_on_this_machine(host.lower()):
+        yield (*path, "endpoint"), f"the records go to {host} in the clear; https:// encrypts them"

@@ -1,0 +1,61 @@
+"""A pipeline that reads an emulated Pub/Sub, killed at random. The emulator forgets all when it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.contract.sinks.file_target import finished_files
+from tests.mesh.running import start
+from tests.support.pubsub_server import PubsubServer
+
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source:
+      pubsub: FROM
+      guarantee: exactlyOnce
+  - name: same
+    udf: {builtin: {name: cat}}
+  - name: out
+    sink:
+      file: {path: out, format: jsonl}
+  edges:
+  - {from: in, to: same}
+  - {from: same, to: out}
+"""
+_EACH = 40
+
+
+@pytest.mark.guarantee("I1", "I2", "I9")
+@pytest.mark.timeout(240)
+async def test_each_message_counts_once_though_everything_is_killed(pubsub: PubsubServer, tmp_path: Path) -> None:
+    source = pubsub.queue()
+    read = {**pubsub.source(source), "ackDeadline": "3s"}
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("FROM", json.dumps(read)))
+    victims = ("in-0", "broker", "in-0")
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        for kill, victim in enumerate(victims):
+            values = [b"%d" % n for n in range(_EACH * kill, _EACH * kill + _EACH)]
+            pubsub.send(source, values)
+            seen = run.records("out")
+            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
+            with suppress(ProcessLookupError, KeyError):
+                os.kill(run.pids()[victim], signal.SIGKILL)
+        await run.until(lambda: run.records("out") >= _EACH * len(victims))
+        run.interrupt()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    found = [int(line) for file in finished_files(tmp_path / "out") for line in file.read_text().splitlines()]
+    assert sorted(found) == [*range(_EACH * len(victims))]
+    assert pubsub.left(source) == 0

@@ -1,0 +1,90 @@
+// An emulator of Pub/Sub for tests: Google's own fake, as a process.
+//
+// At the first address it takes everything. At the second one, if there is one, it speaks TLS and takes what an account
+// has signed: tokens that others have signed are refused, and so is any other account. `data-only-ACCOUNT` may do
+// everything but look at topics and subscriptions.
+//
+// Run as: pubsub ADDRESS [TLS-ADDRESS CERTIFICATE KEY ACCOUNT], where the tokens are signed with the certificate's key.
+package main
+
+import (
+	"context"
+	"crypto"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"log"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	pb "cloud.google.com/go/pubsub/v2/apiv1/pubsubpb"
+	"cloud.google.com/go/pubsub/v2/pstest"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+func main() {
+	// Tests wait for what is handed out again.
+	pstest.SetMinAckDeadline(time.Second)
+	server := pstest.NewServerWithAddress(os.Args[1])
+	if len(os.Args) == 6 {
+		go serveAccount(&server.GServer, os.Args[2], os.Args[3], os.Args[4], os.Args[5])
+	}
+	select {}
+}
+
+func serveAccount(service *pstest.GServer, address, certificate, key, account string) {
+	pair, err := tls.LoadX509KeyPair(certificate, key)
+	if err != nil {
+		log.Fatal(err)
+	}
+	public := &pair.PrivateKey.(*rsa.PrivateKey).PublicKey
+	check := func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		if err := verify(ctx, public, account, info.FullMethod); err != nil {
+			return nil, err
+		}
+		return handle(ctx, request)
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		log.Fatal(err)
+	}
+	secured := grpc.NewServer(grpc.Creds(credentials.NewServerTLSFromCert(&pair)), grpc.UnaryInterceptor(check))
+	pb.RegisterPublisherServer(secured, service)
+	pb.RegisterSubscriberServer(secured, service)
+	log.Fatal(secured.Serve(listener))
+}
+
+// verify returns the status that the service has for a token that is not valid, or not the account's.
+func verify(ctx context.Context, public *rsa.PublicKey, account, method string) error {
+	found, _ := metadata.FromIncomingContext(ctx)
+	token := strings.TrimPrefix(strings.Join(found.Get("authorization"), ""), "Bearer ")
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return status.Error(codes.Unauthenticated, "the request has no token")
+	}
+	signature, _ := base64.RawURLEncoding.DecodeString(parts[2])
+	digest := sha256.Sum256([]byte(parts[0] + "." + parts[1]))
+	if rsa.VerifyPKCS1v15(public, crypto.SHA256, digest[:], signature) != nil {
+		return status.Error(codes.Unauthenticated, "the token has an invalid signature")
+	}
+	var claims struct {
+		Issuer  string `json:"iss"`
+		Expires int64  `json:"exp"`
+	}
+	body, _ := base64.RawURLEncoding.DecodeString(parts[1])
+	if json.Unmarshal(body, &claims) != nil || claims.Expires < time.Now().Unix() {
+		return status.Error(codes.Unauthenticated, "the token has expired")
+	}
+	if claims.Issuer != account && (claims.Issuer != "data-only-"+account || strings.Contains(method, "/Get")) {
+		return status.Errorf(codes.PermissionDenied, "%s may not use it", claims.Issuer)
+	}
+	return nil
+}
