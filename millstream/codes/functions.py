@@ -168,3 +168,17 @@ FUNCTION_MESSAGE_SIZE = Code(
     data=_INPUT_WAITS,
     do="Give smaller answers: several records instead of one, or a reference to data that is stored elsewhere.",
 )
+
+FUNCTION_POSITIONS = Code(
+    3108,
+    "A sink function does not keep positions",
+    happened=(
+        "A user-defined sink has `guarantee: exactlyOnce`, or kept positions when the pipeline started, and its "
+        "function does not keep positions (any more)."
+    ),
+    data=_INPUT_WAITS,
+    do=(
+        "Write the sink as a class with open, write and flush, as docs/connectors/udsink.md shows; or remove "
+        "`guarantee: exactlyOnce` and accept records twice after a crash."
+    ),
+)

@@ -52,6 +52,7 @@ class GuaranteeId(Enum):
     IDEMPOTENT = "exactly-once-idempotent"
     POSITION = "exactly-once-position"
     RECORD_IDS = "exactly-once-ids"
+    BY_FUNCTION = "exactly-once-by-function"
     AT_LEAST_ONCE = "at-least-once"
     AT_MOST_ONCE = "at-most-once"
     NO_PROMISE = "no-promise"
@@ -63,7 +64,14 @@ Demand = Literal["exactlyOnce", "atLeastOnce"]
 
 _HOLDS: Mapping[Demand, frozenset[GuaranteeId]] = {
     "exactlyOnce": frozenset(
-        (GuaranteeId.TRANSACTIONAL, GuaranteeId.IDEMPOTENT, GuaranteeId.POSITION, GuaranteeId.RECORD_IDS)
+        (
+            GuaranteeId.TRANSACTIONAL,
+            GuaranteeId.IDEMPOTENT,
+            GuaranteeId.POSITION,
+            GuaranteeId.RECORD_IDS,
+            # The function says at the start whether it does; what it does not do is refused then.
+            GuaranteeId.BY_FUNCTION,
+        )
     ),
     "atLeastOnce": frozenset(GuaranteeId) - {GuaranteeId.AT_MOST_ONCE, GuaranteeId.NO_PROMISE, GuaranteeId.NO_TARGET},
 }

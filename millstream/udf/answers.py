@@ -104,3 +104,5 @@ class Description:
     sdk_version: str = ""
     concurrency: int = 0
     """Records of one stream that it works on at a time; 0: it does not say."""
+    keeps_positions: bool = False
+    """It is a sink whose target stores how far a lane is."""

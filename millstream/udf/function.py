@@ -22,6 +22,7 @@ from millstream.udf.protocol import (
     Connection,
     MapStream,
     NoAnswerError,
+    PositionSinkStream,
     SinkStream,
     SourceStream,
     StreamName,
@@ -59,6 +60,11 @@ class Function:
         """A sink stream."""
         self.check_kind(FunctionKind.SINK, name)
         return self._connection.open_sink(name)
+
+    def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
+        """A stream of a sink that keeps positions."""
+        self.check_kind(FunctionKind.SINK, name)
+        return self._connection.open_position_sink(name)
 
     def open_source(
         self, name: StreamName, *, position: bytes, partition: int, partitions: int

@@ -96,6 +96,45 @@ class SinkStream(Protocol):
         """Send one frame and wait for its answer; as `MapStream.call`."""
 
 
+class StreamLostError(Exception):
+    """The stream of a sink that keeps positions has ended, why says its text. What was not flushed is lost, and what
+    was being flushed may be in the target or not: the lane has to be opened again."""
+
+
+class SinkFencedError(Exception):
+    """A newer owner has opened the lane in the target."""
+
+
+class SinkFunctionError(Exception):
+    """The function failed, and nothing of the transaction remains: the lane has to be opened again. The text is what
+    it said."""
+
+
+class PositionSinkStream(Protocol):
+    """One lane of a user-defined sink that keeps positions. One call at a time; each raises `StreamLostError` when the
+    stream ends, `SinkFunctionError` when the function fails, and `UdfError` when it breaks the protocol."""
+
+    @property
+    def checks(self) -> bool:
+        """It may refuse records, so they have to be checked before they are written."""
+
+    async def open(self, lane: str, epoch: int) -> bytes:
+        """Take the lane over. The position that the target has; empty if it has none. Raises `SinkFencedError`."""
+
+    async def check(
+        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
+    ) -> SinkAnswer:
+        """What of these records it refuses. Writes nothing."""
+
+    async def write(
+        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
+    ) -> None:
+        """Add records to the transaction."""
+
+    async def flush(self, position: bytes) -> None:
+        """Commit the transaction and the position together. Raises `SinkFencedError`."""
+
+
 class SourceStream(Protocol):
     """One open stream for one lane of a user-defined source. One read at a time."""
 
@@ -119,6 +158,10 @@ class UdfClient(Protocol):
         """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most so many outputs."""
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]: ...
+
+    def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
+        """Of a function whose description says that it keeps positions. One stream: it is not opened again. Raises
+        `StreamLostError` when it ends before the function has welcomed it."""
 
     def open_source(
         self, name: StreamName, *, position: bytes, partition: int, partitions: int
@@ -148,6 +191,10 @@ class Connection:
         raise _absent(kind, name)
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
+        """See `UdfClient`."""
+        raise _absent(FunctionKind.SINK, name)
+
+    def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
         """See `UdfClient`."""
         raise _absent(FunctionKind.SINK, name)
 

@@ -19,7 +19,7 @@ from millstream_udf.values import Window
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.mapping import Mapper
 from millstream_writer.routing import Route, Router
-from millstream_writer.sinks.udsink.lane import failures_of
+from millstream_writer.sinks.udsink.outcomes import failures_of
 from tests.fuzzing.using import INPUTS, Target, use
 
 _OUTCOME = udf_pb2.Outcome

@@ -20,7 +20,7 @@ from millstream.frame import Frame, build_frame
 from millstream.spec.protocols import FunctionKind
 from millstream.statistics import SidecarStatistics
 from millstream.udf.answers import Description, MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
-from millstream.udf.protocol import MapStream, SinkStream, SourceStream, StreamName
+from millstream.udf.protocol import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamName
 from millstream_udf import columns
 from tests.simulation.history import Violation
 
@@ -202,6 +202,9 @@ class SimClient:
     @asynccontextmanager
     async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:
         yield SimSink(self._outside, self._outside.targets[self._vertex])
+
+    def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
+        raise AssertionError("its description does not say that it keeps positions")
 
     @asynccontextmanager
     async def open_source(

@@ -21,6 +21,7 @@ from millstream.udf.answers import Description, MapAnswer, SinkAnswer
 from millstream.udf.calls import CallStream, Dialect, open_call_stream
 from millstream.udf.checks import check_parts
 from millstream.udf.native.messages import calls_allowed, description_of, hello_of, map_answer_of, sink_answer_of
+from millstream.udf.native.position_sink_stream import open_position_sink_stream
 from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
 from millstream.udf.native.wire import calls_socket_of, open_calls_wire
@@ -29,6 +30,7 @@ from millstream.udf.protocol import (
     Connection,
     MapStream,
     NoAnswerError,
+    PositionSinkStream,
     SinkStream,
     SourceStream,
     StreamName,
@@ -88,6 +90,9 @@ class NativeConnection(Connection):
         )
         async with open_call_stream(name, dialect) as stream:
             yield _SinkStream(stream)
+
+    def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
+        return open_position_sink_stream(self._channel, name)
 
     def open_source(
         self, name: StreamName, *, position: bytes, partition: int, partitions: int

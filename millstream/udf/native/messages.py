@@ -38,7 +38,9 @@ _RESULTS = {
 }
 
 
-def hello_of(kind: FunctionKind, name: StreamName, *, calls_socket: bool = False) -> udf_pb2.Hello:
+def hello_of(
+    kind: FunctionKind, name: StreamName, *, calls_socket: bool = False, keeps_positions: bool = False
+) -> udf_pb2.Hello:
     """The first message of a stream."""
     return udf_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
@@ -48,6 +50,7 @@ def hello_of(kind: FunctionKind, name: StreamName, *, calls_socket: bool = False
         lane=name.lane,
         replica=name.replica,
         calls_socket=calls_socket,
+        keeps_positions=keeps_positions,
     )
 
 
@@ -67,7 +70,9 @@ def description_of(data: bytes) -> Description:
             f"{described.sdk_version or 'version unknown'})",
         )
     kinds = frozenset(kind for kind, number in KINDS.items() if number in described.kinds)
-    return Description(kinds, described.language, described.sdk_version, described.concurrency)
+    return Description(
+        kinds, described.language, described.sdk_version, described.concurrency, described.keeps_positions
+    )
 
 
 def calls_allowed(welcome: udf_pb2.Welcome, where: str) -> int:

@@ -16,8 +16,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millstream_udf.context import Context
     from millstream_udf.decorators import map, reduce, sink, source, source_transform
+    from millstream_udf.position_table import PositionTable
     from millstream_udf.server import serve
-    from millstream_udf.values import Batch, DeadLetter, Drop, Fallback, Message, Record, Retry, Window
+    from millstream_udf.values import (
+        Batch,
+        DeadLetter,
+        Drop,
+        Fallback,
+        Fenced,
+        Message,
+        Record,
+        Retry,
+        SinkLane,
+        Window,
+    )
     from millstream_udf.version import SDK_VERSION as __version__
 
 __all__ = [
@@ -26,9 +38,12 @@ __all__ = [
     "DeadLetter",
     "Drop",
     "Fallback",
+    "Fenced",
     "Message",
+    "PositionTable",
     "Record",
     "Retry",
+    "SinkLane",
     "Window",
     "__version__",
     "map",
@@ -42,8 +57,10 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("map", "reduce", "sink", "source", "source_transform"), "decorators"),
-    **dict.fromkeys(("Batch", "DeadLetter", "Drop", "Fallback", "Message", "Record", "Retry", "Window"), "values"),
+    **dict.fromkeys(("Batch", "DeadLetter", "Drop", "Fallback", "Fenced", "Message"), "values"),
+    **dict.fromkeys(("Record", "Retry", "SinkLane", "Window"), "values"),
     "Context": "context",
+    "PositionTable": "position_table",
     "serve": "server",
 }
 """The module that each name is of."""

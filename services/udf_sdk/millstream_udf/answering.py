@@ -56,7 +56,7 @@ async def answer_map(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCa
         results = await lane.results(inputs, context)
         return map_answer(call.call_id, inputs, results, times_allowed=times_allowed, encode=lane.definition.encode)
     except FAILURES as error:
-        return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=_error_text(error))
+        return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=error_text(error))
 
 
 async def _answer_fields(
@@ -86,7 +86,7 @@ async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSink
         results = await lane.results(inputs, context)
         return sink_answer(call.call_id, results)
     except FAILURES as error:
-        return udf_pb2.SinkAnswer(call_id=call.call_id, error=_error_text(error))
+        return udf_pb2.SinkAnswer(call_id=call.call_id, error=error_text(error))
 
 
 def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
@@ -114,7 +114,7 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
     return [udf_pb2.SealedMapResponse(answer=failed).SerializeToString()]
 
 
-def _error_text(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Message first, then the user's traceback."""
     detail = describe(error)
     return f"{summary(error)}\n{detail}" if detail else summary(error)

@@ -38,6 +38,7 @@ def check(definition: Definition) -> NoReturn:
             "takes": _taken(definition),
             "gives": "" if definition.gives is UNKNOWN else name_of(definition.gives),
             "decorated": hasattr(definition.target, ATTRIBUTE),
+            "keeps_positions": definition.keeps_positions,
         }
     )
 

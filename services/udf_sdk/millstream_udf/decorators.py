@@ -75,6 +75,13 @@ def sink(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     `batch=True`: the function takes a list of records and returns nothing, or a list with None or an exception for
     each. `decode`: as for a map.
+
+    A class with these methods, async or not, keeps positions, so that each record counts exactly once:
+    `open(self, lane)` stores `lane.epoch` in the target under `lane.name`, unless the target has this epoch or a
+    higher one (raise `Fenced`), and returns the position that the target has; `write(self, record)` adds a record to
+    a transaction; `flush(self, position)` stores the position, if the target still has `lane.epoch` (otherwise raise
+    `Fenced`), and commits both together. Optional: `check(self, record)` raises to refuse a record before anything is
+    written; `close(self)` discards what was not flushed. Each opening of a lane has an instance.
     """
     return _decorate(definition.SINK, function, options)
 

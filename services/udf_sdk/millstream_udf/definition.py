@@ -117,6 +117,8 @@ class Definition:
     """For what it gives that is neither bytes nor text."""
     gives: Any = UNKNOWN
     """The one type of such objects, where its annotation says so."""
+    keeps_positions: bool = False
+    """A class with open, write and flush, a sink: its target stores how far it is. (The parameter is that of write.)"""
 
     @property
     def is_async(self) -> bool:
@@ -128,10 +130,17 @@ class Definition:
         return self.kinds == (SINK,)
 
     @property
+    def checks(self) -> bool:
+        """It keeps positions, and may refuse records."""
+        return self.decode is not None or callable(getattr(self.target, "check", None))
+
+    @property
     def concurrency(self) -> int:
         """Records (of a reduce: groups) of one stream that are worked on at a time."""
         if self.reduce is not None:
             return (self.options.concurrency or CONCURRENCY) if self.is_async else 1
+        if self.keeps_positions:
+            return 1
         if self.takes in (Takes.VALUE, Takes.RECORD):
             return (self.options.concurrency or CONCURRENCY) if self.is_async else max(1, self.options.threads)
         return self.options.concurrency or 1
@@ -147,6 +156,13 @@ def with_concurrency(definition: Definition, setting: str | None) -> Definition:
     if not setting.isdecimal() or int(setting) < 1:
         raise TypeError(f"{CONCURRENCY_VARIABLE} is {setting!r}, but must be a whole number of at least 1")
     number = int(setting)
+    if definition.keeps_positions:
+        if number > 1:
+            raise TypeError(
+                f"the pipeline has `concurrency: {number}`, but {definition.name} keeps positions, so it writes one "
+                "record after another: give its vertex `concurrency: 1`, or leave it out"
+            )
+        return definition
     if definition.is_async:
         return replace(definition, options=replace(definition.options, concurrency=number))
     if definition.options.threads:
@@ -166,7 +182,8 @@ def define(target: Any, name: str) -> Definition:
     options: Options | None = getattr(target, ATTRIBUTE, None)
     decorated = options is not None
     if options is None:
-        options = Options(kinds=(REDUCE,) if _reduces(target) else (MAP, SOURCE_TRANSFORM, SINK))
+        kinds = (REDUCE,) if _reduces(target) else (SINK,) if _keeps(target) else (MAP, SOURCE_TRANSFORM, SINK)
+        options = Options(kinds=kinds)
     definition = Definition(name, options.kinds, target, options, encode=encoder(options.encode))
     _check_installed(definition)
     if SOURCE in options.kinds:
@@ -176,6 +193,8 @@ def define(target: Any, name: str) -> Definition:
         from millstream_udf.reduce_definition import shaped
 
         return shaped(definition)
+    if SINK in options.kinds and _keeps(target):
+        return _position_sink(definition)
     function, skip = target, 0
     if inspect.isclass(target):
         function, skip = getattr(target, "process", None), 1
@@ -196,6 +215,49 @@ def _reduces(target: Any) -> bool:
         return False
     required = [p for p in inspect.signature(target).parameters.values() if p.default is p.empty]
     return len(required) > 2 or any(p.name in ("keys", "records", "window") for p in required)
+
+
+def _keeps(target: Any) -> bool:
+    """Whether it is a class of a sink that keeps positions, or is meant to be one."""
+    return inspect.isclass(target) and not hasattr(target, "process") and any(hasattr(target, m) for m in _KEEPING)
+
+
+_KEEPING = ("open", "write", "flush")
+"""The methods of a sink that keeps positions."""
+
+
+def _position_sink(definition: Definition) -> Definition:
+    target, name = definition.target, definition.name
+    for method, meant in zip(_KEEPING, ("lane", "record", "position"), strict=True):
+        function = inspect.getattr_static(target, method, None)
+        if function is None:
+            raise TypeError(f"{name} is a sink that keeps positions, and needs a method {method}(self, {meant})")
+        if not inspect.isfunction(function):
+            raise TypeError(f"{name}.{method} must be an ordinary method: {method}(self, {meant})")
+    if definition.options.concurrency is not None or definition.options.threads:
+        raise TypeError(f"{name} keeps positions, so it writes one record after another: no concurrency, no threads")
+    for method in (*_KEEPING, "check"):
+        function = getattr(target, method, None)
+        if function is None:
+            continue
+        parameters = _parameters(function, f"{name}.{method}")[1:]
+        if len(parameters) != 1:
+            raise TypeError(f"{name}.{method} takes {len(parameters)} arguments beside self, and gets one")
+        if flavour_of(function) in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
+            raise TypeError(f"{name}.{method} must not yield")
+    shaped = _shaped(definition, target.write, 1, decorated=True)
+    if (check := getattr(target, "check", None)) is not None:
+        one = replace(definition, options=replace(definition.options, batch=False))
+        alone = _shaped(one, check, 1, decorated=True)
+        if (alone.takes, alone.decode and alone.decode.name) != (
+            {Takes.VALUES: Takes.VALUE, Takes.RECORDS: Takes.RECORD}.get(shaped.takes, shaped.takes),
+            shaped.decode and shaped.decode.name,
+        ):
+            raise TypeError(
+                f"{name}.check must take what {name}.write takes, one at a time: annotate both parameters alike, or "
+                "neither"
+            )
+    return replace(shaped, keeps_positions=True)
 
 
 _TAKES = {

@@ -74,9 +74,10 @@ async def open_function(definition: Definition, context: Context) -> AsyncIterat
 
 def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
     """The instance that a process has, where it has one, and what to call."""
-    # A source is instantiated for each lane, some reduce functions for each group.
+    # A source, and a sink that keeps positions, is instantiated for each lane, some reduce functions for each group.
     per_group = definition.reduce is not None and definition.reduce.per_group
-    if per_group or SOURCE in definition.kinds or not inspect.isclass(definition.target):
+    per_lane = SOURCE in definition.kinds or definition.keeps_positions
+    if per_group or per_lane or not inspect.isclass(definition.target):
         return None, definition.target
     instance: Any = definition.target()
     return instance, instance.process

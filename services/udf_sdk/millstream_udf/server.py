@@ -46,6 +46,7 @@ from millstream_udf.definition import (
 from millstream_udf.failures import summary
 from millstream_udf.groups import Gone
 from millstream_udf.message_socket import MessageSocket, TooLarge
+from millstream_udf.position_sinks import PositionSink
 from millstream_udf.reduce_stream import PartQueue, reduce_stream
 from millstream_udf.reducing import ReduceFunction
 from millstream_udf.sources import SourceLane
@@ -126,6 +127,7 @@ class Server:
             language="python",
             sdk_version=SDK_VERSION,
             concurrency=self._definition.concurrency,
+            keeps_positions=self._definition.keeps_positions,
         ).SerializeToString()
 
     async def _map(self, _: Any, context: _Servicer) -> None:
@@ -140,6 +142,9 @@ class Server:
 
     async def _sink(self, _: Any, context: _Servicer) -> None:
         hello = await self._hello(context, udf_pb2.SealedSinkRequest, (SINK,))
+        if self._definition.keeps_positions:
+            await self._position_sink(context, hello)
+            return
         lane = self._thread.function.lane()
 
         async def answer(data: bytes) -> Sequence[bytes]:
@@ -147,6 +152,23 @@ class Server:
             return (udf_pb2.SinkResponse(answer=await answer_sink(lane, hello, call)).SerializeToString(),)
 
         await self._serve_calls(context, hello, udf_pb2.SinkResponse, answer)
+
+    async def _position_sink(self, context: _Servicer, hello: udf_pb2.Hello) -> None:
+        if not hello.keeps_positions:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{self._definition.name} keeps positions, which the calling Millstream does not know: install a "
+                "newer Millstream",
+            )
+        await self._welcome(context, udf_pb2.SinkResponse)
+        lane = PositionSink(self._definition, hello)
+        with self._reader(_GrpcStream(context)) as reader:
+            try:
+                while (data := await reader.read()) is not None:
+                    request = udf_pb2.SealedSinkRequest.FromString(data)
+                    await context.write((await self._thread.run(lane.answer(request))).SerializeToString())
+            finally:
+                await self._thread.run(lane.close())
 
     async def _source(self, _: Any, context: _Servicer) -> None:
         hello = await self._hello(context, udf_pb2.SourceRequest, (SOURCE,))
@@ -228,7 +250,14 @@ class Server:
         return hello
 
     async def _welcome(self, context: _Servicer, response: Callable[..., Message], token: bytes = b"") -> None:
-        welcome = udf_pb2.Welcome(protocol_version=PROTOCOL_VERSION, calls_max=self.calls_max, calls_token=token)
+        keeps = self._definition.keeps_positions
+        welcome = udf_pb2.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            calls_max=self.calls_max,
+            calls_token=token,
+            keeps_positions=keeps,
+            checks=keeps and self._definition.checks,
+        )
         await context.write(response(welcome=welcome).SerializeToString())
 
     async def _serve_calls(

@@ -5,7 +5,8 @@
     def test_it_shouts():
         assert run(process, [b"hello"]).values == [b"HELLO"]
 
-`run_reduce` and `run_windows` do the same for reduce functions, `read_source` for sources.
+`run_reduce` and `run_windows` do the same for reduce functions, `read_source` for sources. `check_sink` kills a sink
+that keeps positions between its calls, and `OpenSink` makes these calls one at a time.
 
 Values and records are packed into a frame, go through the same code as in a running sidecar, and the answer is unpacked
 again. Nothing is started: no broker, no gRPC, no other process. A function with types of its own is given objects,
@@ -29,10 +30,22 @@ from millstream_udf.inputs import Inputs
 from millstream_udf.sources import SourceLane, frame_of
 from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.testing_reduce import Reduced, run_reduce, run_windows
+from millstream_udf.testing_sinks import OpenSink, check_sink, write_once
 from millstream_udf.values import Batch, Message
 from millstream_udf.wire.udf.v1 import udf_pb2
 
-__all__ = ["Outcome", "Reduced", "Results", "arun", "read_source", "run", "run_reduce", "run_windows"]
+__all__ = [
+    "OpenSink",
+    "Outcome",
+    "Reduced",
+    "Results",
+    "arun",
+    "check_sink",
+    "read_source",
+    "run",
+    "run_reduce",
+    "run_windows",
+]
 
 _RESULTS = {
     udf_pb2.Outcome.RESULT_ERROR: "error",
@@ -135,6 +148,8 @@ async def arun(
     definition = define(function, getattr(function, "__name__", type(function).__name__))
     hello = _hello(definition, kind)
     frame = frame_of(records)
+    if definition.keeps_positions:
+        return _sink_results(len(records), await write_once(definition, hello, records, attempt))
     map_answer, sink_answer = None, None
     async with open_function(definition, context_of(hello)) as opened:
         lane = opened.lane()

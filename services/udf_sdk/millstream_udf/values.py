@@ -6,6 +6,7 @@ Above it: users' functions. Below it: nothing. It does not know gRPC or how a fu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 if TYPE_CHECKING:
     # Of the type checker's own; nothing is imported when it runs.
     from typing_extensions import TypeVar
+
+    from millstream_udf.context import Context
 
     V = TypeVar("V", default=bytes)
 
@@ -214,6 +217,23 @@ class Fallback(Exception):
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class SinkLane:
+    """One opening of a lane of a sink that keeps positions."""
+
+    name: str
+    """Identifies the lane among all that write to the target: the key under which the target keeps its position."""
+    epoch: int
+    """The number of this opening: higher than that of every earlier opening of the lane, in any process."""
+    context: Context
+    """The pipeline, the vertex and the replica."""
+
+
+class Fenced(Exception):
+    """Raise it in `open` if the target already has this epoch of the lane or a higher one, and in `flush` if it has
+    another: a newer owner has taken the lane over."""
 
 
 def _datetime(time_us: int) -> datetime:

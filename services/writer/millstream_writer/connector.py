@@ -72,6 +72,8 @@ class SinkOwner:
     """Of the values, where the sink has a `format`."""
     client: UdfClient | None = None
     """The running program of a sink whose settings are a `Program`."""
+    committed: Callable[[], Position] | None = None
+    """The lane's mark at any later time; None if only `start` is known."""
 
     @property
     def where(self) -> str:

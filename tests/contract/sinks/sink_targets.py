@@ -35,6 +35,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.sqs_server import SqsServer
 
 WRITING_SINK = Path(__file__).parent / "writing_sink.py"
+POSITION_SINK = Path(__file__).parent / "sqlite_sink.py"
 KINDS = [
     "file jsonl",
     "file csv",
@@ -44,6 +45,7 @@ KINDS = [
     "http",
     "http batches",
     "udsink",
+    "udsink positions",
     "postgres insert",
     "postgres upsert",
     "sqlite insert",
@@ -66,6 +68,7 @@ _GUARANTEES = {
     "objects": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "http": Guarantee.EXACTLY_ONCE_IDEMPOTENT,
     "udsink": Guarantee.AT_LEAST_ONCE,
+    "udsink positions": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "postgres": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "sqlite": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "kafka": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
@@ -134,6 +137,8 @@ class SinkTarget:
             return [json.loads(message.payload)["n"] for message in self.mqtt.kept(self.topic)]
         if self.nats is not None:
             return [json.loads(value)["n"] for value in self.nats.values_at_once("orders", "orders.new")]
+        if self.kind == "udsink positions":
+            return position_sink_numbers(self.directory / "written")
         written = self.directory / "written"
         return [json.loads(line)["n"] for line in written.read_text().splitlines()] if written.exists() else []
 
@@ -156,6 +161,15 @@ def sqlite_rows(file: Path, statement: str) -> list[tuple[Any, ...]]:
     """Of a database, for which the file is created."""
     with closing(sqlite3.connect(file)) as connection, connection:
         return connection.execute(statement).fetchall()
+
+
+def position_sink_numbers(file: Path) -> list[int]:
+    """What `sqlite_sink.py` has committed."""
+    try:
+        return [row[0] for row in sqlite_rows(file, "SELECT n FROM numbers ORDER BY place")]
+    except sqlite3.OperationalError:
+        # It creates its tables when it is opened.
+        return []
 
 
 def delta_spec(path: str, /, **more: object) -> FallbackSink:
@@ -307,7 +321,7 @@ async def open_target(
             spec = FallbackSink.model_validate({"kafka": {"brokers": [kafka.brokers], "topic": topic}})
             yield SinkTarget(kind, directory, spec, kafka=kafka, topic=topic)
         else:
-            function = f"{WRITING_SINK}:append"
+            function = f"{POSITION_SINK}:Numbers" if option else f"{WRITING_SINK}:append"
             env = {"SINK_TARGET": str(directory / "written")}
             process = SidecarSpec(python_command(function), role="sink", pipeline="p", vertex="out", env=env)
             client = await stack.enter_async_context(open_local_function(process, log=lambda _, line: None))

@@ -21,7 +21,9 @@ from tests.contract.sinks.sink_targets import KINDS, SinkTarget, open_target
 from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
-WHOLE = [kind for kind in KINDS if kind.startswith(("file", "postgres", "kafka", "redis", "delta", "iceberg"))]
+WHOLE = [
+    kind for kind in KINDS if kind.startswith(("file", "postgres", "kafka", "redis", "delta", "iceberg", "udsink p"))
+]
 FRAMES = 3
 RECORDS = 10
 
@@ -36,7 +38,8 @@ async def target(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 @asynccontextmanager
 async def opened(target: SinkTarget, epoch: int, start: Position = NOWHERE) -> AsyncIterator[WholeLane]:
-    async with open_sink(target.spec, replace(sink_owner(epoch, start=start), whole=True)) as lane:
+    owner = replace(sink_owner(epoch, start=start), whole=True, client=target.udf_client)
+    async with open_sink(target.spec, owner) as lane:
         if not isinstance(lane, WholeLane):
             pytest.skip("it keeps no position here")
         yield lane

@@ -1,4 +1,5 @@
-"""docs/udf.md: its code blocks are files under examples/udf, and they do what the page says."""
+"""docs/udf.md and docs/connectors/udsink.md: their code blocks are files under examples/udf, and they do what the
+pages say."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from millstream_udf.testing import read_source, run, run_reduce
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples/udf"
-BLOCKS = re.findall(r"^`examples/udf/(\S+)`\n\n```python\n(.*?)```", (ROOT / "docs/udf.md").read_text(), re.M | re.S)
+PAGES = "".join((ROOT / "docs" / page).read_text() for page in ("udf.md", "connectors/udsink.md"))
+BLOCKS = re.findall(r"^`examples/udf/(\S+)`\n\n```python\n(.*?)```", PAGES, re.M | re.S)
 
 
 def example(name: str, attribute: str = "process") -> Any:
@@ -113,6 +115,18 @@ def test_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = sqlite3.connect("orders.db")
     try:
         assert database.execute("select value from orders order by id").fetchall() == [(b"a",), (b"b",)]
+    finally:
+        database.close()
+
+
+def test_position_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [b'{"customer": "ada", "item": "lamp"}', b'{"customer": "ada"}']
+    (outcome,) = run(example("position_sink.py", "Orders"), given).outcomes
+    assert (outcome.index, outcome.result, outcome.reason) == (1, "dead letter", "an order of nothing")
+    database = sqlite3.connect("orders.db")
+    try:
+        assert database.execute("select customer, item from orders").fetchall() == [("ada", "lamp")]
     finally:
         database.close()
 

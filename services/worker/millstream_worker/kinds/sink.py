@@ -18,6 +18,7 @@ from millstream.statistics import LaneReport
 from millstream_worker.kind import RunnableKind
 
 if TYPE_CHECKING:
+    from millstream.wire.ledger.v1.mark_pb2 import Mark
     from millstream_vertex.lane import LaneCore
     from millstream_vertex.to_sink import Target
     from millstream_worker.lanes import LaneOpening, StepOpening, VertexLane
@@ -98,8 +99,9 @@ class SinkVertex(RunnableKind[Sink]):
         limits = opening.shared.graph.limits_of(opening.lane.vertex)
         half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
         ledger = await opening.shared.ledger(opening.lane.vertex)
-        position = Position(mark.sequence, mark.record_index)
+        position = _position_of(mark)
         owner = _owner(opening, mark.epoch, position, ledger.ledger_id, await _held_instead(opening))
+        owner = replace(owner, committed=lambda: _position_of(opening.core.committer.mark))
         _, delivery = await _opened(settings, opening, owner, half)
         return SinkVertexLane(base, delivery)
 
@@ -119,6 +121,10 @@ class SinkVertex(RunnableKind[Sink]):
                 raise UserError(codes.EXTENSION, f"{opening.where}: {what}: it cannot be the end of a chain")
             kept = primary
         return Target(opening.lane, delivery, kept, opening.telemetry, opening.counters)
+
+
+def _position_of(mark: Mark) -> Position:
+    return Position(mark.sequence, mark.record_index)
 
 
 def _owner(opening: StepOpening, epoch: int, start: Position, run: str, held: HeldInstead) -> SinkOwner:
@@ -150,6 +156,7 @@ async def _opened(
     envelope = shared.whole.writes_envelopes(lane.input, settings)
     owner = replace(owner, envelope=envelope, client=programs.client("sink"))
     primary = await opening.stack.enter_async_context(open_sink(settings, owner))
+    _check_demand(settings, primary, opening)
     fallback = None
     if settings.fallback is not None:
         aside = owner.as_fallback(
@@ -165,6 +172,21 @@ async def _opened(
         naming=shared.naming,
     )
     return primary, delivery
+
+
+def _check_demand(settings: Sink, primary: SinkLane, opening: StepOpening) -> None:
+    """Raises `UserError` if the sink is a function that turns out to guarantee less than is required."""
+    from millstream_writer.sink import Guarantee
+
+    if settings.promise().id is not GuaranteeId.BY_FUNCTION or settings.guarantee != "exactlyOnce":
+        return
+    if primary.guarantee is Guarantee.AT_LEAST_ONCE:
+        raise UdfError(
+            codes.FUNCTION_POSITIONS,
+            f"{opening.where}: `guarantee: exactlyOnce` needs a function that keeps positions, and this one does not: "
+            "a class with open, write and flush. No record was given to it. Write it as such a class, or remove "
+            "`guarantee: exactlyOnce`",
+        )
 
 
 async def _held_instead(opening: LaneOpening) -> HeldInstead:

@@ -200,9 +200,11 @@ type DescribeResponse struct {
 	// Version of the SDK; empty if there is none.
 	SdkVersion string `protobuf:"bytes,4,opt,name=sdk_version,json=sdkVersion,proto3" json:"sdk_version,omitempty"`
 	// How many records of one stream the server processes at a time; 0 if unknown.
-	Concurrency   uint32 `protobuf:"varint,5,opt,name=concurrency,proto3" json:"concurrency,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Concurrency uint32 `protobuf:"varint,5,opt,name=concurrency,proto3" json:"concurrency,omitempty"`
+	// The sink keeps positions: see SinkOpen.
+	KeepsPositions bool `protobuf:"varint,6,opt,name=keeps_positions,json=keepsPositions,proto3" json:"keeps_positions,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *DescribeResponse) Reset() {
@@ -270,6 +272,13 @@ func (x *DescribeResponse) GetConcurrency() uint32 {
 	return 0
 }
 
+func (x *DescribeResponse) GetKeepsPositions() bool {
+	if x != nil {
+		return x.KeepsPositions
+	}
+	return false
+}
+
 // First message of every stream, client to server.
 type Hello struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -282,9 +291,11 @@ type Hello struct {
 	Replica uint32 `protobuf:"varint,6,opt,name=replica,proto3" json:"replica,omitempty"`
 	// Map and sink: the client can reach the directory of the server's socket, and offers to send calls over a second
 	// socket there, "<path of the socket>.calls". A server without one leaves calls_token empty.
-	CallsSocket   bool `protobuf:"varint,7,opt,name=calls_socket,json=callsSocket,proto3" json:"calls_socket,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	CallsSocket bool `protobuf:"varint,7,opt,name=calls_socket,json=callsSocket,proto3" json:"calls_socket,omitempty"`
+	// Sink: the client sends SinkOpen and SinkFlush. True for every server that keeps positions, and for no other.
+	KeepsPositions bool `protobuf:"varint,8,opt,name=keeps_positions,json=keepsPositions,proto3" json:"keeps_positions,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -366,6 +377,13 @@ func (x *Hello) GetCallsSocket() bool {
 	return false
 }
 
+func (x *Hello) GetKeepsPositions() bool {
+	if x != nil {
+		return x.KeepsPositions
+	}
+	return false
+}
+
 // First message of every stream, server to client.
 type Welcome struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -376,7 +394,11 @@ type Welcome struct {
 	// connects to it and sends these bytes as the first message. A message is its length, four bytes, little-endian,
 	// followed by the bytes of the gRPC message. The client half-closes that connection instead of the stream. The server
 	// closes it when everything is answered, and ends the stream with its status.
-	CallsToken    []byte `protobuf:"bytes,3,opt,name=calls_token,json=callsToken,proto3" json:"calls_token,omitempty"`
+	CallsToken []byte `protobuf:"bytes,3,opt,name=calls_token,json=callsToken,proto3" json:"calls_token,omitempty"`
+	// A sink that keeps positions confirms it. A server that does not know Hello.keeps_positions leaves it false.
+	KeepsPositions bool `protobuf:"varint,4,opt,name=keeps_positions,json=keepsPositions,proto3" json:"keeps_positions,omitempty"`
+	// Such a sink may refuse records: the client sends each frame as `check` before anything of it is written.
+	Checks        bool `protobuf:"varint,5,opt,name=checks,proto3" json:"checks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -430,6 +452,20 @@ func (x *Welcome) GetCallsToken() []byte {
 		return x.CallsToken
 	}
 	return nil
+}
+
+func (x *Welcome) GetKeepsPositions() bool {
+	if x != nil {
+		return x.KeepsPositions
+	}
+	return false
+}
+
+func (x *Welcome) GetChecks() bool {
+	if x != nil {
+		return x.Checks
+	}
+	return false
 }
 
 // The outcome of an input record that was not processed normally.
@@ -1289,6 +1325,9 @@ type SinkRequest struct {
 	//
 	//	*SinkRequest_Hello
 	//	*SinkRequest_Call
+	//	*SinkRequest_Open
+	//	*SinkRequest_Check
+	//	*SinkRequest_Flush
 	Message       isSinkRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1349,6 +1388,33 @@ func (x *SinkRequest) GetCall() *SinkCall {
 	return nil
 }
 
+func (x *SinkRequest) GetOpen() *SinkOpen {
+	if x != nil {
+		if x, ok := x.Message.(*SinkRequest_Open); ok {
+			return x.Open
+		}
+	}
+	return nil
+}
+
+func (x *SinkRequest) GetCheck() *SinkCall {
+	if x != nil {
+		if x, ok := x.Message.(*SinkRequest_Check); ok {
+			return x.Check
+		}
+	}
+	return nil
+}
+
+func (x *SinkRequest) GetFlush() *SinkFlush {
+	if x != nil {
+		if x, ok := x.Message.(*SinkRequest_Flush); ok {
+			return x.Flush
+		}
+	}
+	return nil
+}
+
 type isSinkRequest_Message interface {
 	isSinkRequest_Message()
 }
@@ -1361,9 +1427,28 @@ type SinkRequest_Call struct {
 	Call *SinkCall `protobuf:"bytes,2,opt,name=call,proto3,oneof"`
 }
 
+type SinkRequest_Open struct {
+	// The others are only for a sink that keeps positions.
+	Open *SinkOpen `protobuf:"bytes,3,opt,name=open,proto3,oneof"`
+}
+
+type SinkRequest_Check struct {
+	Check *SinkCall `protobuf:"bytes,4,opt,name=check,proto3,oneof"`
+}
+
+type SinkRequest_Flush struct {
+	Flush *SinkFlush `protobuf:"bytes,5,opt,name=flush,proto3,oneof"`
+}
+
 func (*SinkRequest_Hello) isSinkRequest_Message() {}
 
 func (*SinkRequest_Call) isSinkRequest_Message() {}
+
+func (*SinkRequest_Open) isSinkRequest_Message() {}
+
+func (*SinkRequest_Check) isSinkRequest_Message() {}
+
+func (*SinkRequest_Flush) isSinkRequest_Message() {}
 
 type SinkCall struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1459,6 +1544,9 @@ type SealedSinkRequest struct {
 	//
 	//	*SealedSinkRequest_Hello
 	//	*SealedSinkRequest_Call
+	//	*SealedSinkRequest_Open
+	//	*SealedSinkRequest_Check
+	//	*SealedSinkRequest_Flush
 	Message       isSealedSinkRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1519,6 +1607,33 @@ func (x *SealedSinkRequest) GetCall() *SealedSinkCall {
 	return nil
 }
 
+func (x *SealedSinkRequest) GetOpen() *SinkOpen {
+	if x != nil {
+		if x, ok := x.Message.(*SealedSinkRequest_Open); ok {
+			return x.Open
+		}
+	}
+	return nil
+}
+
+func (x *SealedSinkRequest) GetCheck() *SealedSinkCall {
+	if x != nil {
+		if x, ok := x.Message.(*SealedSinkRequest_Check); ok {
+			return x.Check
+		}
+	}
+	return nil
+}
+
+func (x *SealedSinkRequest) GetFlush() *SinkFlush {
+	if x != nil {
+		if x, ok := x.Message.(*SealedSinkRequest_Flush); ok {
+			return x.Flush
+		}
+	}
+	return nil
+}
+
 type isSealedSinkRequest_Message interface {
 	isSealedSinkRequest_Message()
 }
@@ -1531,9 +1646,27 @@ type SealedSinkRequest_Call struct {
 	Call *SealedSinkCall `protobuf:"bytes,2,opt,name=call,proto3,oneof"`
 }
 
+type SealedSinkRequest_Open struct {
+	Open *SinkOpen `protobuf:"bytes,3,opt,name=open,proto3,oneof"`
+}
+
+type SealedSinkRequest_Check struct {
+	Check *SealedSinkCall `protobuf:"bytes,4,opt,name=check,proto3,oneof"`
+}
+
+type SealedSinkRequest_Flush struct {
+	Flush *SinkFlush `protobuf:"bytes,5,opt,name=flush,proto3,oneof"`
+}
+
 func (*SealedSinkRequest_Hello) isSealedSinkRequest_Message() {}
 
 func (*SealedSinkRequest_Call) isSealedSinkRequest_Message() {}
+
+func (*SealedSinkRequest_Open) isSealedSinkRequest_Message() {}
+
+func (*SealedSinkRequest_Check) isSealedSinkRequest_Message() {}
+
+func (*SealedSinkRequest_Flush) isSealedSinkRequest_Message() {}
 
 type SealedSinkCall struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1625,6 +1758,8 @@ type SinkResponse struct {
 	//
 	//	*SinkResponse_Welcome
 	//	*SinkResponse_Answer
+	//	*SinkResponse_Opened
+	//	*SinkResponse_Flushed
 	Message       isSinkResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1685,6 +1820,24 @@ func (x *SinkResponse) GetAnswer() *SinkAnswer {
 	return nil
 }
 
+func (x *SinkResponse) GetOpened() *SinkOpened {
+	if x != nil {
+		if x, ok := x.Message.(*SinkResponse_Opened); ok {
+			return x.Opened
+		}
+	}
+	return nil
+}
+
+func (x *SinkResponse) GetFlushed() *SinkFlushed {
+	if x != nil {
+		if x, ok := x.Message.(*SinkResponse_Flushed); ok {
+			return x.Flushed
+		}
+	}
+	return nil
+}
+
 type isSinkResponse_Message interface {
 	isSinkResponse_Message()
 }
@@ -1697,9 +1850,21 @@ type SinkResponse_Answer struct {
 	Answer *SinkAnswer `protobuf:"bytes,2,opt,name=answer,proto3,oneof"`
 }
 
+type SinkResponse_Opened struct {
+	Opened *SinkOpened `protobuf:"bytes,3,opt,name=opened,proto3,oneof"`
+}
+
+type SinkResponse_Flushed struct {
+	Flushed *SinkFlushed `protobuf:"bytes,4,opt,name=flushed,proto3,oneof"`
+}
+
 func (*SinkResponse_Welcome) isSinkResponse_Message() {}
 
 func (*SinkResponse_Answer) isSinkResponse_Message() {}
+
+func (*SinkResponse_Opened) isSinkResponse_Message() {}
+
+func (*SinkResponse_Flushed) isSinkResponse_Message() {}
 
 // Records that outcomes does not name were written.
 type SinkAnswer struct {
@@ -1762,6 +1927,238 @@ func (x *SinkAnswer) GetError() string {
 	return ""
 }
 
+// A sink that keeps positions stores, in the same transaction as the records, how far a lane is. The client sends one
+// message at a time and waits for its answer: SinkOpen, then for each transaction any number of `call` and one
+// SinkFlush. `check` writes nothing, and may come at any time after SinkOpen. After an error, in whatever answer,
+// nothing of the transaction remains, and the client sends SinkOpen again, on the same stream or on another.
+//
+// SinkOpen discards what was not flushed, stores `epoch` in the target for the lane, and returns the lane's position.
+// If the target already has this epoch or a higher one, it changes nothing and answers `fenced`.
+type SinkOpen struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Identifies the lane among all that write to the target.
+	Lane string `protobuf:"bytes,1,opt,name=lane,proto3" json:"lane,omitempty"`
+	// Never used before for this lane, and higher than every earlier one.
+	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SinkOpen) Reset() {
+	*x = SinkOpen{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SinkOpen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SinkOpen) ProtoMessage() {}
+
+func (x *SinkOpen) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SinkOpen.ProtoReflect.Descriptor instead.
+func (*SinkOpen) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SinkOpen) GetLane() string {
+	if x != nil {
+		return x.Lane
+	}
+	return ""
+}
+
+func (x *SinkOpen) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type SinkOpened struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As the last SinkFlush gave it; empty if there was none.
+	Position []byte `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	// The function failed: message and stack trace.
+	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// A newer owner has opened the lane; the text says what was found.
+	Fenced        string `protobuf:"bytes,3,opt,name=fenced,proto3" json:"fenced,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SinkOpened) Reset() {
+	*x = SinkOpened{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SinkOpened) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SinkOpened) ProtoMessage() {}
+
+func (x *SinkOpened) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SinkOpened.ProtoReflect.Descriptor instead.
+func (*SinkOpened) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SinkOpened) GetPosition() []byte {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+func (x *SinkOpened) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *SinkOpened) GetFenced() string {
+	if x != nil {
+		return x.Fenced
+	}
+	return ""
+}
+
+// Commits in one transaction the records of every `call` since the last flush, and the position. If the target's epoch
+// of the lane is not that of SinkOpen, it commits nothing and answers `fenced`.
+type SinkFlush struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Opaque; some hundred bytes of text, more if records were refused.
+	Position      []byte `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SinkFlush) Reset() {
+	*x = SinkFlush{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SinkFlush) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SinkFlush) ProtoMessage() {}
+
+func (x *SinkFlush) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SinkFlush.ProtoReflect.Descriptor instead.
+func (*SinkFlush) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SinkFlush) GetPosition() []byte {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+type SinkFlushed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The position that the target now has: the one of SinkFlush.
+	Position      []byte `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	Fenced        string `protobuf:"bytes,3,opt,name=fenced,proto3" json:"fenced,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SinkFlushed) Reset() {
+	*x = SinkFlushed{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SinkFlushed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SinkFlushed) ProtoMessage() {}
+
+func (x *SinkFlushed) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SinkFlushed.ProtoReflect.Descriptor instead.
+func (*SinkFlushed) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SinkFlushed) GetPosition() []byte {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+func (x *SinkFlushed) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *SinkFlushed) GetFenced() string {
+	if x != nil {
+		return x.Fenced
+	}
+	return ""
+}
+
 type SourceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -1777,7 +2174,7 @@ type SourceRequest struct {
 
 func (x *SourceRequest) Reset() {
 	*x = SourceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1789,7 +2186,7 @@ func (x *SourceRequest) String() string {
 func (*SourceRequest) ProtoMessage() {}
 
 func (x *SourceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[19]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1802,7 +2199,7 @@ func (x *SourceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceRequest.ProtoReflect.Descriptor instead.
 func (*SourceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{19}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SourceRequest) GetMessage() isSourceRequest_Message {
@@ -1889,7 +2286,7 @@ type SourceOpen struct {
 
 func (x *SourceOpen) Reset() {
 	*x = SourceOpen{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +2298,7 @@ func (x *SourceOpen) String() string {
 func (*SourceOpen) ProtoMessage() {}
 
 func (x *SourceOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[20]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +2311,7 @@ func (x *SourceOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceOpen.ProtoReflect.Descriptor instead.
 func (*SourceOpen) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{20}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SourceOpen) GetPosition() []byte {
@@ -1950,7 +2347,7 @@ type SourceRead struct {
 
 func (x *SourceRead) Reset() {
 	*x = SourceRead{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1962,7 +2359,7 @@ func (x *SourceRead) String() string {
 func (*SourceRead) ProtoMessage() {}
 
 func (x *SourceRead) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[21]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1975,7 +2372,7 @@ func (x *SourceRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceRead.ProtoReflect.Descriptor instead.
 func (*SourceRead) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{21}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SourceRead) GetRecordsMax() uint32 {
@@ -2009,7 +2406,7 @@ type SourceCommitted struct {
 
 func (x *SourceCommitted) Reset() {
 	*x = SourceCommitted{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2021,7 +2418,7 @@ func (x *SourceCommitted) String() string {
 func (*SourceCommitted) ProtoMessage() {}
 
 func (x *SourceCommitted) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[22]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2431,7 @@ func (x *SourceCommitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceCommitted.ProtoReflect.Descriptor instead.
 func (*SourceCommitted) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{22}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SourceCommitted) GetPosition() []byte {
@@ -2057,7 +2454,7 @@ type SourceResponse struct {
 
 func (x *SourceResponse) Reset() {
 	*x = SourceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2466,7 @@ func (x *SourceResponse) String() string {
 func (*SourceResponse) ProtoMessage() {}
 
 func (x *SourceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[23]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2479,7 @@ func (x *SourceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceResponse.ProtoReflect.Descriptor instead.
 func (*SourceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{23}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SourceResponse) GetMessage() isSourceResponse_Message {
@@ -2144,7 +2541,7 @@ type SourceBatch struct {
 
 func (x *SourceBatch) Reset() {
 	*x = SourceBatch{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2156,7 +2553,7 @@ func (x *SourceBatch) String() string {
 func (*SourceBatch) ProtoMessage() {}
 
 func (x *SourceBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[24]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2169,7 +2566,7 @@ func (x *SourceBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceBatch.ProtoReflect.Descriptor instead.
 func (*SourceBatch) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{24}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SourceBatch) GetFrame() *framev1.Frame {
@@ -2225,7 +2622,7 @@ type ReduceRequest struct {
 
 func (x *ReduceRequest) Reset() {
 	*x = ReduceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2634,7 @@ func (x *ReduceRequest) String() string {
 func (*ReduceRequest) ProtoMessage() {}
 
 func (x *ReduceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2647,7 @@ func (x *ReduceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceRequest.ProtoReflect.Descriptor instead.
 func (*ReduceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{25}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReduceRequest) GetMessage() isReduceRequest_Message {
@@ -2309,7 +2706,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2321,7 +2718,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2334,7 +2731,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{26}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Group) GetStartUs() int64 {
@@ -2382,7 +2779,7 @@ type ReducePart struct {
 
 func (x *ReducePart) Reset() {
 	*x = ReducePart{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +2791,7 @@ func (x *ReducePart) String() string {
 func (*ReducePart) ProtoMessage() {}
 
 func (x *ReducePart) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +2804,7 @@ func (x *ReducePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReducePart.ProtoReflect.Descriptor instead.
 func (*ReducePart) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{27}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReducePart) GetGroups() []*Group {
@@ -2451,7 +2848,7 @@ type ReduceResponse struct {
 
 func (x *ReduceResponse) Reset() {
 	*x = ReduceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2463,7 +2860,7 @@ func (x *ReduceResponse) String() string {
 func (*ReduceResponse) ProtoMessage() {}
 
 func (x *ReduceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2476,7 +2873,7 @@ func (x *ReduceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceResponse.ProtoReflect.Descriptor instead.
 func (*ReduceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{28}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReduceResponse) GetMessage() isReduceResponse_Message {
@@ -2542,7 +2939,7 @@ type ReduceAnswer struct {
 
 func (x *ReduceAnswer) Reset() {
 	*x = ReduceAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2951,7 @@ func (x *ReduceAnswer) String() string {
 func (*ReduceAnswer) ProtoMessage() {}
 
 func (x *ReduceAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2964,7 @@ func (x *ReduceAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReduceAnswer.ProtoReflect.Descriptor instead.
 func (*ReduceAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{29}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReduceAnswer) GetCounts() []uint32 {
@@ -2635,7 +3032,7 @@ type GroupFailure struct {
 
 func (x *GroupFailure) Reset() {
 	*x = GroupFailure{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +3044,7 @@ func (x *GroupFailure) String() string {
 func (*GroupFailure) ProtoMessage() {}
 
 func (x *GroupFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +3057,7 @@ func (x *GroupFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupFailure.ProtoReflect.Descriptor instead.
 func (*GroupFailure) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{30}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GroupFailure) GetIndex() uint32 {
@@ -2705,7 +3102,7 @@ type SealedReduceRequest struct {
 
 func (x *SealedReduceRequest) Reset() {
 	*x = SealedReduceRequest{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +3114,7 @@ func (x *SealedReduceRequest) String() string {
 func (*SealedReduceRequest) ProtoMessage() {}
 
 func (x *SealedReduceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +3127,7 @@ func (x *SealedReduceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceRequest.ProtoReflect.Descriptor instead.
 func (*SealedReduceRequest) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{31}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SealedReduceRequest) GetMessage() isSealedReduceRequest_Message {
@@ -2786,7 +3183,7 @@ type SealedReducePart struct {
 
 func (x *SealedReducePart) Reset() {
 	*x = SealedReducePart{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +3195,7 @@ func (x *SealedReducePart) String() string {
 func (*SealedReducePart) ProtoMessage() {}
 
 func (x *SealedReducePart) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +3208,7 @@ func (x *SealedReducePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReducePart.ProtoReflect.Descriptor instead.
 func (*SealedReducePart) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{32}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SealedReducePart) GetGroups() []*Group {
@@ -2856,7 +3253,7 @@ type SealedReduceResponse struct {
 
 func (x *SealedReduceResponse) Reset() {
 	*x = SealedReduceResponse{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2868,7 +3265,7 @@ func (x *SealedReduceResponse) String() string {
 func (*SealedReduceResponse) ProtoMessage() {}
 
 func (x *SealedReduceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2881,7 +3278,7 @@ func (x *SealedReduceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceResponse.ProtoReflect.Descriptor instead.
 func (*SealedReduceResponse) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{33}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SealedReduceResponse) GetMessage() isSealedReduceResponse_Message {
@@ -2940,7 +3337,7 @@ type SealedReduceAnswer struct {
 
 func (x *SealedReduceAnswer) Reset() {
 	*x = SealedReduceAnswer{}
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3349,7 @@ func (x *SealedReduceAnswer) String() string {
 func (*SealedReduceAnswer) ProtoMessage() {}
 
 func (x *SealedReduceAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3362,7 @@ func (x *SealedReduceAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedReduceAnswer.ProtoReflect.Descriptor instead.
 func (*SealedReduceAnswer) Descriptor() ([]byte, []int) {
-	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{34}
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SealedReduceAnswer) GetCounts() []uint32 {
@@ -3022,14 +3419,15 @@ var File_millstream_udf_v1_udf_proto protoreflect.FileDescriptor
 const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\n" +
 	"\x1bmillstream/udf/v1/udf.proto\x12\x11millstream.udf.v1\x1a\x1fmillstream/frame/v1/frame.proto\"\x11\n" +
-	"\x0fDescribeRequest\"\xcb\x01\n" +
+	"\x0fDescribeRequest\"\xf4\x01\n" +
 	"\x10DescribeResponse\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12-\n" +
 	"\x05kinds\x18\x02 \x03(\x0e2\x17.millstream.udf.v1.KindR\x05kinds\x12\x1a\n" +
 	"\blanguage\x18\x03 \x01(\tR\blanguage\x12\x1f\n" +
 	"\vsdk_version\x18\x04 \x01(\tR\n" +
 	"sdkVersion\x12 \n" +
-	"\vconcurrency\x18\x05 \x01(\rR\vconcurrency\"\xe4\x01\n" +
+	"\vconcurrency\x18\x05 \x01(\rR\vconcurrency\x12'\n" +
+	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\x8d\x02\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.millstream.udf.v1.KindR\x04kind\x12\x1a\n" +
@@ -3037,12 +3435,15 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x06vertex\x18\x04 \x01(\tR\x06vertex\x12\x12\n" +
 	"\x04lane\x18\x05 \x01(\tR\x04lane\x12\x18\n" +
 	"\areplica\x18\x06 \x01(\rR\areplica\x12!\n" +
-	"\fcalls_socket\x18\a \x01(\bR\vcallsSocket\"r\n" +
+	"\fcalls_socket\x18\a \x01(\bR\vcallsSocket\x12'\n" +
+	"\x0fkeeps_positions\x18\b \x01(\bR\x0ekeepsPositions\"\xb3\x01\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1b\n" +
 	"\tcalls_max\x18\x02 \x01(\rR\bcallsMax\x12\x1f\n" +
 	"\vcalls_token\x18\x03 \x01(\fR\n" +
-	"callsToken\"\xbe\x02\n" +
+	"callsToken\x12'\n" +
+	"\x0fkeeps_positions\x18\x04 \x01(\bR\x0ekeepsPositions\x12\x16\n" +
+	"\x06checks\x18\x05 \x01(\bR\x06checks\"\xbe\x02\n" +
 	"\aOutcome\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x129\n" +
 	"\x06result\x18\x02 \x01(\x0e2!.millstream.udf.v1.Outcome.ResultR\x06result\x12\x16\n" +
@@ -3115,10 +3516,13 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x0eevent_times_us\x18\b \x01(\fR\feventTimesUs\x126\n" +
 	"\boutcomes\x18\t \x03(\v2\x1a.millstream.udf.v1.OutcomeR\boutcomes\x12\x14\n" +
 	"\x05error\x18\n" +
-	" \x01(\tR\x05error\"}\n" +
+	" \x01(\tR\x05error\"\x9b\x02\n" +
 	"\vSinkRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x121\n" +
-	"\x04call\x18\x02 \x01(\v2\x1b.millstream.udf.v1.SinkCallH\x00R\x04callB\t\n" +
+	"\x04call\x18\x02 \x01(\v2\x1b.millstream.udf.v1.SinkCallH\x00R\x04call\x121\n" +
+	"\x04open\x18\x03 \x01(\v2\x1b.millstream.udf.v1.SinkOpenH\x00R\x04open\x123\n" +
+	"\x05check\x18\x04 \x01(\v2\x1b.millstream.udf.v1.SinkCallH\x00R\x05check\x124\n" +
+	"\x05flush\x18\x05 \x01(\v2\x1c.millstream.udf.v1.SinkFlushH\x00R\x05flushB\t\n" +
 	"\amessage\"\xcf\x01\n" +
 	"\bSinkCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x120\n" +
@@ -3127,10 +3531,13 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vfirst_index\x18\x04 \x01(\rR\n" +
 	"firstIndex\x12\x18\n" +
 	"\aattempt\x18\x05 \x01(\rR\aattempt\x12 \n" +
-	"\vtraceparent\x18\x06 \x01(\tR\vtraceparent\"\x89\x01\n" +
+	"\vtraceparent\x18\x06 \x01(\tR\vtraceparent\"\xad\x02\n" +
 	"\x11SealedSinkRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x127\n" +
-	"\x04call\x18\x02 \x01(\v2!.millstream.udf.v1.SealedSinkCallH\x00R\x04callB\t\n" +
+	"\x04call\x18\x02 \x01(\v2!.millstream.udf.v1.SealedSinkCallH\x00R\x04call\x121\n" +
+	"\x04open\x18\x03 \x01(\v2\x1b.millstream.udf.v1.SinkOpenH\x00R\x04open\x129\n" +
+	"\x05check\x18\x04 \x01(\v2!.millstream.udf.v1.SealedSinkCallH\x00R\x05check\x124\n" +
+	"\x05flush\x18\x05 \x01(\v2\x1c.millstream.udf.v1.SinkFlushH\x00R\x05flushB\t\n" +
 	"\amessage\"\xb9\x01\n" +
 	"\x0eSealedSinkCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x14\n" +
@@ -3139,16 +3546,32 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vfirst_index\x18\x04 \x01(\rR\n" +
 	"firstIndex\x12\x18\n" +
 	"\aattempt\x18\x05 \x01(\rR\aattempt\x12 \n" +
-	"\vtraceparent\x18\x06 \x01(\tR\vtraceparent\"\x8a\x01\n" +
+	"\vtraceparent\x18\x06 \x01(\tR\vtraceparent\"\xff\x01\n" +
 	"\fSinkResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x127\n" +
-	"\x06answer\x18\x02 \x01(\v2\x1d.millstream.udf.v1.SinkAnswerH\x00R\x06answerB\t\n" +
+	"\x06answer\x18\x02 \x01(\v2\x1d.millstream.udf.v1.SinkAnswerH\x00R\x06answer\x127\n" +
+	"\x06opened\x18\x03 \x01(\v2\x1d.millstream.udf.v1.SinkOpenedH\x00R\x06opened\x12:\n" +
+	"\aflushed\x18\x04 \x01(\v2\x1e.millstream.udf.v1.SinkFlushedH\x00R\aflushedB\t\n" +
 	"\amessage\"s\n" +
 	"\n" +
 	"SinkAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x126\n" +
 	"\boutcomes\x18\x02 \x03(\v2\x1a.millstream.udf.v1.OutcomeR\boutcomes\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\xfa\x01\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"4\n" +
+	"\bSinkOpen\x12\x12\n" +
+	"\x04lane\x18\x01 \x01(\tR\x04lane\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"V\n" +
+	"\n" +
+	"SinkOpened\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\fR\bposition\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x16\n" +
+	"\x06fenced\x18\x03 \x01(\tR\x06fenced\"'\n" +
+	"\tSinkFlush\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\fR\bposition\"W\n" +
+	"\vSinkFlushed\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\fR\bposition\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x16\n" +
+	"\x06fenced\x18\x03 \x01(\tR\x06fenced\"\xfa\x01\n" +
 	"\rSourceRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x123\n" +
 	"\x04open\x18\x02 \x01(\v2\x1d.millstream.udf.v1.SourceOpenH\x00R\x04open\x123\n" +
@@ -3271,7 +3694,7 @@ func file_millstream_udf_v1_udf_proto_rawDescGZIP() []byte {
 }
 
 var file_millstream_udf_v1_udf_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_millstream_udf_v1_udf_proto_goTypes = []any{
 	(Kind)(0),                     // 0: millstream.udf.v1.Kind
 	(Outcome_Result)(0),           // 1: millstream.udf.v1.Outcome.Result
@@ -3294,26 +3717,30 @@ var file_millstream_udf_v1_udf_proto_goTypes = []any{
 	(*SealedSinkCall)(nil),        // 18: millstream.udf.v1.SealedSinkCall
 	(*SinkResponse)(nil),          // 19: millstream.udf.v1.SinkResponse
 	(*SinkAnswer)(nil),            // 20: millstream.udf.v1.SinkAnswer
-	(*SourceRequest)(nil),         // 21: millstream.udf.v1.SourceRequest
-	(*SourceOpen)(nil),            // 22: millstream.udf.v1.SourceOpen
-	(*SourceRead)(nil),            // 23: millstream.udf.v1.SourceRead
-	(*SourceCommitted)(nil),       // 24: millstream.udf.v1.SourceCommitted
-	(*SourceResponse)(nil),        // 25: millstream.udf.v1.SourceResponse
-	(*SourceBatch)(nil),           // 26: millstream.udf.v1.SourceBatch
-	(*ReduceRequest)(nil),         // 27: millstream.udf.v1.ReduceRequest
-	(*Group)(nil),                 // 28: millstream.udf.v1.Group
-	(*ReducePart)(nil),            // 29: millstream.udf.v1.ReducePart
-	(*ReduceResponse)(nil),        // 30: millstream.udf.v1.ReduceResponse
-	(*ReduceAnswer)(nil),          // 31: millstream.udf.v1.ReduceAnswer
-	(*GroupFailure)(nil),          // 32: millstream.udf.v1.GroupFailure
-	(*SealedReduceRequest)(nil),   // 33: millstream.udf.v1.SealedReduceRequest
-	(*SealedReducePart)(nil),      // 34: millstream.udf.v1.SealedReducePart
-	(*SealedReduceResponse)(nil),  // 35: millstream.udf.v1.SealedReduceResponse
-	(*SealedReduceAnswer)(nil),    // 36: millstream.udf.v1.SealedReduceAnswer
-	(*framev1.Frame)(nil),         // 37: millstream.frame.v1.Frame
-	(*framev1.BytesColumn)(nil),   // 38: millstream.frame.v1.BytesColumn
-	(*framev1.ListColumn)(nil),    // 39: millstream.frame.v1.ListColumn
-	(*framev1.HeadersColumn)(nil), // 40: millstream.frame.v1.HeadersColumn
+	(*SinkOpen)(nil),              // 21: millstream.udf.v1.SinkOpen
+	(*SinkOpened)(nil),            // 22: millstream.udf.v1.SinkOpened
+	(*SinkFlush)(nil),             // 23: millstream.udf.v1.SinkFlush
+	(*SinkFlushed)(nil),           // 24: millstream.udf.v1.SinkFlushed
+	(*SourceRequest)(nil),         // 25: millstream.udf.v1.SourceRequest
+	(*SourceOpen)(nil),            // 26: millstream.udf.v1.SourceOpen
+	(*SourceRead)(nil),            // 27: millstream.udf.v1.SourceRead
+	(*SourceCommitted)(nil),       // 28: millstream.udf.v1.SourceCommitted
+	(*SourceResponse)(nil),        // 29: millstream.udf.v1.SourceResponse
+	(*SourceBatch)(nil),           // 30: millstream.udf.v1.SourceBatch
+	(*ReduceRequest)(nil),         // 31: millstream.udf.v1.ReduceRequest
+	(*Group)(nil),                 // 32: millstream.udf.v1.Group
+	(*ReducePart)(nil),            // 33: millstream.udf.v1.ReducePart
+	(*ReduceResponse)(nil),        // 34: millstream.udf.v1.ReduceResponse
+	(*ReduceAnswer)(nil),          // 35: millstream.udf.v1.ReduceAnswer
+	(*GroupFailure)(nil),          // 36: millstream.udf.v1.GroupFailure
+	(*SealedReduceRequest)(nil),   // 37: millstream.udf.v1.SealedReduceRequest
+	(*SealedReducePart)(nil),      // 38: millstream.udf.v1.SealedReducePart
+	(*SealedReduceResponse)(nil),  // 39: millstream.udf.v1.SealedReduceResponse
+	(*SealedReduceAnswer)(nil),    // 40: millstream.udf.v1.SealedReduceAnswer
+	(*framev1.Frame)(nil),         // 41: millstream.frame.v1.Frame
+	(*framev1.BytesColumn)(nil),   // 42: millstream.frame.v1.BytesColumn
+	(*framev1.ListColumn)(nil),    // 43: millstream.frame.v1.ListColumn
+	(*framev1.HeadersColumn)(nil), // 44: millstream.frame.v1.HeadersColumn
 }
 var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	0,  // 0: millstream.udf.v1.DescribeResponse.kinds:type_name -> millstream.udf.v1.Kind
@@ -3321,13 +3748,13 @@ var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	1,  // 2: millstream.udf.v1.Outcome.result:type_name -> millstream.udf.v1.Outcome.Result
 	4,  // 3: millstream.udf.v1.MapRequest.hello:type_name -> millstream.udf.v1.Hello
 	8,  // 4: millstream.udf.v1.MapRequest.call:type_name -> millstream.udf.v1.MapCall
-	37, // 5: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
+	41, // 5: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
 	5,  // 6: millstream.udf.v1.MapResponse.welcome:type_name -> millstream.udf.v1.Welcome
 	10, // 7: millstream.udf.v1.MapResponse.answer:type_name -> millstream.udf.v1.MapAnswer
-	38, // 8: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	39, // 9: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	39, // 10: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	40, // 11: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	42, // 8: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	43, // 9: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	43, // 10: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	44, // 11: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
 	6,  // 12: millstream.udf.v1.MapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
 	4,  // 13: millstream.udf.v1.SealedMapRequest.hello:type_name -> millstream.udf.v1.Hello
 	12, // 14: millstream.udf.v1.SealedMapRequest.call:type_name -> millstream.udf.v1.SealedMapCall
@@ -3336,51 +3763,59 @@ var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	6,  // 17: millstream.udf.v1.SealedMapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
 	4,  // 18: millstream.udf.v1.SinkRequest.hello:type_name -> millstream.udf.v1.Hello
 	16, // 19: millstream.udf.v1.SinkRequest.call:type_name -> millstream.udf.v1.SinkCall
-	37, // 20: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
-	4,  // 21: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
-	18, // 22: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
-	5,  // 23: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	20, // 24: millstream.udf.v1.SinkResponse.answer:type_name -> millstream.udf.v1.SinkAnswer
-	6,  // 25: millstream.udf.v1.SinkAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
-	4,  // 26: millstream.udf.v1.SourceRequest.hello:type_name -> millstream.udf.v1.Hello
-	22, // 27: millstream.udf.v1.SourceRequest.open:type_name -> millstream.udf.v1.SourceOpen
-	23, // 28: millstream.udf.v1.SourceRequest.read:type_name -> millstream.udf.v1.SourceRead
-	24, // 29: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
-	5,  // 30: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	26, // 31: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
-	37, // 32: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
-	4,  // 33: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
-	29, // 34: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
-	28, // 35: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
-	37, // 36: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
-	5,  // 37: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	31, // 38: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
-	38, // 39: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	39, // 40: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	39, // 41: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	40, // 42: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
-	32, // 43: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
-	4,  // 44: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
-	34, // 45: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
-	28, // 46: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
-	5,  // 47: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
-	36, // 48: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
-	32, // 49: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
-	2,  // 50: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
-	7,  // 51: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
-	15, // 52: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
-	21, // 53: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
-	27, // 54: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
-	3,  // 55: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
-	9,  // 56: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
-	19, // 57: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
-	25, // 58: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
-	30, // 59: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
-	55, // [55:60] is the sub-list for method output_type
-	50, // [50:55] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	21, // 20: millstream.udf.v1.SinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
+	16, // 21: millstream.udf.v1.SinkRequest.check:type_name -> millstream.udf.v1.SinkCall
+	23, // 22: millstream.udf.v1.SinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
+	41, // 23: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
+	4,  // 24: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
+	18, // 25: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
+	21, // 26: millstream.udf.v1.SealedSinkRequest.open:type_name -> millstream.udf.v1.SinkOpen
+	18, // 27: millstream.udf.v1.SealedSinkRequest.check:type_name -> millstream.udf.v1.SealedSinkCall
+	23, // 28: millstream.udf.v1.SealedSinkRequest.flush:type_name -> millstream.udf.v1.SinkFlush
+	5,  // 29: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	20, // 30: millstream.udf.v1.SinkResponse.answer:type_name -> millstream.udf.v1.SinkAnswer
+	22, // 31: millstream.udf.v1.SinkResponse.opened:type_name -> millstream.udf.v1.SinkOpened
+	24, // 32: millstream.udf.v1.SinkResponse.flushed:type_name -> millstream.udf.v1.SinkFlushed
+	6,  // 33: millstream.udf.v1.SinkAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
+	4,  // 34: millstream.udf.v1.SourceRequest.hello:type_name -> millstream.udf.v1.Hello
+	26, // 35: millstream.udf.v1.SourceRequest.open:type_name -> millstream.udf.v1.SourceOpen
+	27, // 36: millstream.udf.v1.SourceRequest.read:type_name -> millstream.udf.v1.SourceRead
+	28, // 37: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
+	5,  // 38: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	30, // 39: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
+	41, // 40: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
+	4,  // 41: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	33, // 42: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
+	32, // 43: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
+	41, // 44: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
+	5,  // 45: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	35, // 46: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
+	42, // 47: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	43, // 48: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	43, // 49: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	44, // 50: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	36, // 51: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	4,  // 52: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	38, // 53: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
+	32, // 54: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
+	5,  // 55: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	40, // 56: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
+	36, // 57: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	2,  // 58: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
+	7,  // 59: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
+	15, // 60: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
+	25, // 61: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
+	31, // 62: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
+	3,  // 63: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
+	9,  // 64: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
+	19, // 65: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
+	29, // 66: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
+	34, // 67: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
+	63, // [63:68] is the sub-list for method output_type
+	58, // [58:63] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_millstream_udf_v1_udf_proto_init() }
@@ -3407,39 +3842,47 @@ func file_millstream_udf_v1_udf_proto_init() {
 	file_millstream_udf_v1_udf_proto_msgTypes[13].OneofWrappers = []any{
 		(*SinkRequest_Hello)(nil),
 		(*SinkRequest_Call)(nil),
+		(*SinkRequest_Open)(nil),
+		(*SinkRequest_Check)(nil),
+		(*SinkRequest_Flush)(nil),
 	}
 	file_millstream_udf_v1_udf_proto_msgTypes[15].OneofWrappers = []any{
 		(*SealedSinkRequest_Hello)(nil),
 		(*SealedSinkRequest_Call)(nil),
+		(*SealedSinkRequest_Open)(nil),
+		(*SealedSinkRequest_Check)(nil),
+		(*SealedSinkRequest_Flush)(nil),
 	}
 	file_millstream_udf_v1_udf_proto_msgTypes[17].OneofWrappers = []any{
 		(*SinkResponse_Welcome)(nil),
 		(*SinkResponse_Answer)(nil),
+		(*SinkResponse_Opened)(nil),
+		(*SinkResponse_Flushed)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[19].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[23].OneofWrappers = []any{
 		(*SourceRequest_Hello)(nil),
 		(*SourceRequest_Open)(nil),
 		(*SourceRequest_Read)(nil),
 		(*SourceRequest_Committed)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[23].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[27].OneofWrappers = []any{
 		(*SourceResponse_Welcome)(nil),
 		(*SourceResponse_Batch)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[24].OneofWrappers = []any{}
-	file_millstream_udf_v1_udf_proto_msgTypes[25].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[28].OneofWrappers = []any{}
+	file_millstream_udf_v1_udf_proto_msgTypes[29].OneofWrappers = []any{
 		(*ReduceRequest_Hello)(nil),
 		(*ReduceRequest_Part)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[28].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[32].OneofWrappers = []any{
 		(*ReduceResponse_Welcome)(nil),
 		(*ReduceResponse_Answer)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[31].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[35].OneofWrappers = []any{
 		(*SealedReduceRequest_Hello)(nil),
 		(*SealedReduceRequest_Part)(nil),
 	}
-	file_millstream_udf_v1_udf_proto_msgTypes[33].OneofWrappers = []any{
+	file_millstream_udf_v1_udf_proto_msgTypes[37].OneofWrappers = []any{
 		(*SealedReduceResponse_Welcome)(nil),
 		(*SealedReduceResponse_Answer)(nil),
 	}
@@ -3449,7 +3892,7 @@ func file_millstream_udf_v1_udf_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millstream_udf_v1_udf_proto_rawDesc), len(file_millstream_udf_v1_udf_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   35,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

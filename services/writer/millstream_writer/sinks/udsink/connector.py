@@ -9,7 +9,7 @@ from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.programs import Program
-from millstream.spec.protocols import FunctionKind
+from millstream.spec.protocols import NATIVE, FunctionKind
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
@@ -23,23 +23,36 @@ class UserSink(Program):
     function = FunctionKind.SINK
 
 
+_SAME_IDS = (
+    "at least once: after a crash the function gets records again, with the same ids, by which it can recognize them"
+)
+
+
 class _Udsink(SinkConnector[UserSink]):
+    whole = True
     model = UserSink
     meaning = "To a user-defined function."
     asks_for_fallback = True
     promise = Guarantee(
-        GuaranteeId.AT_LEAST_ONCE,
-        "at least once: after a crash the function gets records again, with the same ids, by which it can "
-        "recognize them",
+        GuaranteeId.BY_FUNCTION,
+        "exactly once if the function keeps positions, in the transactions of its records; otherwise " + _SAME_IDS,
     )
+
+    def guarantee(self, settings: UserSink, *, fallback: bool) -> Guarantee:
+        if fallback or settings.protocol != NATIVE:
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, _SAME_IDS)
+        return self.promise
 
     def open(self, settings: UserSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.udsink.lane import open_udf_sink
+        from millstream_writer.sinks.udsink.position_lane import open_position_lane
 
         if owner.client is None:
             raise UserError(
                 codes.CONNECTOR_SETTINGS, f"{owner.where}: a user-defined sink was opened without its function"
             )
+        if owner.client.description.keeps_positions:
+            return open_position_lane(owner.client, owner)
         return open_udf_sink(owner.client, owner.stream_name)
 
 

@@ -10,41 +10,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from millstream import codes
-from millstream.naming import MISFIT, reason_and_detail
 from millstream.record import Position
-from millstream.udf.answers import Outcome, Result, SinkAnswer
+from millstream.udf.answers import SinkAnswer
 from millstream.udf.protocol import SinkStream, StreamName, UdfClient
-from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
-
-FAILED = "function failed"
-"""What a record is counted under when the function gave an error; the error itself is in the message."""
-_NO_REASON = "no reason given"
-
-
-def failures_of(answer: SinkAnswer, records: int) -> list[SinkFailure]:
-    """What an answer says about the records it does not count as written."""
-    if answer.error:
-        return [SinkFailure(row, FAILED, retryable=True, detail=answer.error) for row in range(records)]
-    return [_failure_of(outcome) for outcome in answer.outcomes]
-
-
-def _failure_of(outcome: Outcome) -> SinkFailure:
-    row = outcome.index
-    given, detail = reason_and_detail(outcome.reason, outcome.detail)
-    reason = given or _NO_REASON
-    if outcome.result == Result.RETRY:
-        return SinkFailure(row, reason, retryable=True, attempted=False, asked=True, delay_s=outcome.delay_us / 1e6)
-    if outcome.code == codes.RECORD_MISFIT.number:
-        # Counted together, however different what is wrong with them.
-        return SinkFailure(row, MISFIT, retryable=False, detail=reason, code=codes.RECORD_MISFIT)
-    if outcome.result == Result.DEAD_LETTER:
-        return SinkFailure(row, reason, retryable=False, detail=detail)
-    if outcome.result == Result.DROP:
-        return SinkFailure(row, reason, retryable=False, drop=True)
-    if outcome.result == Result.FALLBACK:
-        return SinkFailure(row, reason, retryable=False, fallback=True, detail=detail)
-    return SinkFailure(row, FAILED, retryable=True, detail=f"{given}\n{detail}" if detail else given)
+from millstream_writer.sink import SinkFrame, SinkLane, UnkeptLane, WriteResult
+from millstream_writer.sinks.udsink.outcomes import failures_of
 
 
 class _UdfLane(UnkeptLane):

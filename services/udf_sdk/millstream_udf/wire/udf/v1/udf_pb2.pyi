@@ -77,6 +77,7 @@ class DescribeResponse(_message.Message):
     LANGUAGE_FIELD_NUMBER: _builtins.int
     SDK_VERSION_FIELD_NUMBER: _builtins.int
     CONCURRENCY_FIELD_NUMBER: _builtins.int
+    KEEPS_POSITIONS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """The highest version of this protocol that the server supports. This file is version 1."""
     language: _builtins.str
@@ -85,6 +86,8 @@ class DescribeResponse(_message.Message):
     """Version of the SDK; empty if there is none."""
     concurrency: _builtins.int
     """How many records of one stream the server processes at a time; 0 if unknown."""
+    keeps_positions: _builtins.bool
+    """The sink keeps positions: see SinkOpen."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___Kind.ValueType]: ...
     def __init__(
@@ -95,10 +98,11 @@ class DescribeResponse(_message.Message):
         language: _builtins.str = ...,
         sdk_version: _builtins.str = ...,
         concurrency: _builtins.int = ...,
+        keeps_positions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrency", b"concurrency", "kinds", b"kinds", "language", b"language", "protocol_version", b"protocol_version", "sdk_version", b"sdk_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrency", b"concurrency", "keeps_positions", b"keeps_positions", "kinds", b"kinds", "language", b"language", "protocol_version", b"protocol_version", "sdk_version", b"sdk_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -117,6 +121,7 @@ class Hello(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
     CALLS_SOCKET_FIELD_NUMBER: _builtins.int
+    KEEPS_POSITIONS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     kind: Global___Kind.ValueType
     pipeline: _builtins.str
@@ -128,6 +133,8 @@ class Hello(_message.Message):
     """Map and sink: the client can reach the directory of the server's socket, and offers to send calls over a second
     socket there, "<path of the socket>.calls". A server without one leaves calls_token empty.
     """
+    keeps_positions: _builtins.bool
+    """Sink: the client sends SinkOpen and SinkFlush. True for every server that keeps positions, and for no other."""
     def __init__(
         self,
         *,
@@ -138,10 +145,11 @@ class Hello(_message.Message):
         lane: _builtins.str = ...,
         replica: _builtins.int = ...,
         calls_socket: _builtins.bool = ...,
+        keeps_positions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "kind", b"kind", "lane", b"lane", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -156,6 +164,8 @@ class Welcome(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     CALLS_MAX_FIELD_NUMBER: _builtins.int
     CALLS_TOKEN_FIELD_NUMBER: _builtins.int
+    KEEPS_POSITIONS_FIELD_NUMBER: _builtins.int
+    CHECKS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     calls_max: _builtins.int
     """How many unanswered calls the client may have; at least 1."""
@@ -165,16 +175,22 @@ class Welcome(_message.Message):
     followed by the bytes of the gRPC message. The client half-closes that connection instead of the stream. The server
     closes it when everything is answered, and ends the stream with its status.
     """
+    keeps_positions: _builtins.bool
+    """A sink that keeps positions confirms it. A server that does not know Hello.keeps_positions leaves it false."""
+    checks: _builtins.bool
+    """Such a sink may refuse records: the client sends each frame as `check` before anything of it is written."""
     def __init__(
         self,
         *,
         protocol_version: _builtins.int = ...,
         calls_max: _builtins.int = ...,
         calls_token: _builtins.bytes = ...,
+        keeps_positions: _builtins.bool = ...,
+        checks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -566,21 +582,35 @@ class SinkRequest(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    FLUSH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def call(self) -> Global___SinkCall: ...
+    @_builtins.property
+    def open(self) -> Global___SinkOpen:
+        """The others are only for a sink that keeps positions."""
+
+    @_builtins.property
+    def check(self) -> Global___SinkCall: ...
+    @_builtins.property
+    def flush(self) -> Global___SinkFlush: ...
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         call: Global___SinkCall | None = ...,
+        open: Global___SinkOpen | None = ...,
+        check: Global___SinkCall | None = ...,
+        flush: Global___SinkFlush | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "check", b"check", "flush", b"flush", "hello", b"hello", "message", b"message", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "check", b"check", "flush", b"flush", "hello", b"hello", "message", b"message", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "call"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "call", "open", "check", "flush"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -633,21 +663,33 @@ class SealedSinkRequest(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    FLUSH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def call(self) -> Global___SealedSinkCall: ...
+    @_builtins.property
+    def open(self) -> Global___SinkOpen: ...
+    @_builtins.property
+    def check(self) -> Global___SealedSinkCall: ...
+    @_builtins.property
+    def flush(self) -> Global___SinkFlush: ...
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         call: Global___SealedSinkCall | None = ...,
+        open: Global___SinkOpen | None = ...,
+        check: Global___SealedSinkCall | None = ...,
+        flush: Global___SinkFlush | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "check", b"check", "flush", b"flush", "hello", b"hello", "message", b"message", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "check", b"check", "flush", b"flush", "hello", b"hello", "message", b"message", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "call"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "call", "open", "check", "flush"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -693,21 +735,29 @@ class SinkResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    OPENED_FIELD_NUMBER: _builtins.int
+    FLUSHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
     def answer(self) -> Global___SinkAnswer: ...
+    @_builtins.property
+    def opened(self) -> Global___SinkOpened: ...
+    @_builtins.property
+    def flushed(self) -> Global___SinkFlushed: ...
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         answer: Global___SinkAnswer | None = ...,
+        opened: Global___SinkOpened | None = ...,
+        flushed: Global___SinkFlushed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "flushed", b"flushed", "message", b"message", "opened", b"opened", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "flushed", b"flushed", "message", b"message", "opened", b"opened", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "answer"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "answer", "opened", "flushed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -740,6 +790,117 @@ class SinkAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SinkAnswer: _TypeAlias = SinkAnswer  # noqa: Y015
+
+@_typing.final
+class SinkOpen(_message.Message):
+    """A sink that keeps positions stores, in the same transaction as the records, how far a lane is. The client sends one
+    message at a time and waits for its answer: SinkOpen, then for each transaction any number of `call` and one
+    SinkFlush. `check` writes nothing, and may come at any time after SinkOpen. After an error, in whatever answer,
+    nothing of the transaction remains, and the client sends SinkOpen again, on the same stream or on another.
+
+    SinkOpen discards what was not flushed, stores `epoch` in the target for the lane, and returns the lane's position.
+    If the target already has this epoch or a higher one, it changes nothing and answers `fenced`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    lane: _builtins.str
+    """Identifies the lane among all that write to the target."""
+    epoch: _builtins.int
+    """Never used before for this lane, and higher than every earlier one."""
+    def __init__(
+        self,
+        *,
+        lane: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lane", b"lane"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SinkOpen: _TypeAlias = SinkOpen  # noqa: Y015
+
+@_typing.final
+class SinkOpened(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    FENCED_FIELD_NUMBER: _builtins.int
+    position: _builtins.bytes
+    """As the last SinkFlush gave it; empty if there was none."""
+    error: _builtins.str
+    """The function failed: message and stack trace."""
+    fenced: _builtins.str
+    """A newer owner has opened the lane; the text says what was found."""
+    def __init__(
+        self,
+        *,
+        position: _builtins.bytes = ...,
+        error: _builtins.str = ...,
+        fenced: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "fenced", b"fenced", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SinkOpened: _TypeAlias = SinkOpened  # noqa: Y015
+
+@_typing.final
+class SinkFlush(_message.Message):
+    """Commits in one transaction the records of every `call` since the last flush, and the position. If the target's epoch
+    of the lane is not that of SinkOpen, it commits nothing and answers `fenced`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    position: _builtins.bytes
+    """Opaque; some hundred bytes of text, more if records were refused."""
+    def __init__(
+        self,
+        *,
+        position: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SinkFlush: _TypeAlias = SinkFlush  # noqa: Y015
+
+@_typing.final
+class SinkFlushed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    FENCED_FIELD_NUMBER: _builtins.int
+    position: _builtins.bytes
+    """The position that the target now has: the one of SinkFlush."""
+    error: _builtins.str
+    fenced: _builtins.str
+    def __init__(
+        self,
+        *,
+        position: _builtins.bytes = ...,
+        error: _builtins.str = ...,
+        fenced: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "fenced", b"fenced", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SinkFlushed: _TypeAlias = SinkFlushed  # noqa: Y015
 
 @_typing.final
 class SourceRequest(_message.Message):

@@ -1,0 +1,157 @@
+"""The stream of a sink that keeps positions: one message, one answer.
+
+Above it: `client.py`. Below it: `wire.py`. When it ends, the transaction that was being written is lost with it, so no
+call is repeated here: the lane opens another stream, asks the target how far it is, and writes what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from millstream import codes
+from millstream.errors import UdfError
+from millstream.frame import Frame
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.answers import SinkAnswer
+from millstream.udf.calls import Wire, WireEndedError
+from millstream.udf.checks import check_parts
+from millstream.udf.native.messages import calls_allowed, hello_of, sink_answer_of
+from millstream.udf.native.service import SERVICE
+from millstream.udf.native.wire import open_wire
+from millstream.udf.protocol import SinkFencedError, SinkFunctionError, StreamLostError, StreamName
+from millstream_udf.fields import field
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+_CALL, _CHECK = 2, 4
+"""Numbers of the fields in a request."""
+_FRAME = 2
+"""And of the frame's in a call."""
+_ANSWER = (2,)
+"""Number of the answer's field in a response."""
+
+
+class NativePositionSinkStream:
+    """See `PositionSinkStream`. Made by `open_position_sink_stream`."""
+
+    def __init__(self, wire: Wire, where: str) -> None:
+        self._wire = wire
+        self._where = where
+        self._calls = 0
+        self.checks = False
+
+    async def begin(self, name: StreamName) -> None:
+        """Hello and welcome."""
+        hello = hello_of(FunctionKind.SINK, name, keeps_positions=True)
+        response = await self._ask(udf_pb2.SinkRequest(hello=hello).SerializeToString(), "welcome")
+        calls_allowed(response.welcome, self._where)
+        if not response.welcome.keeps_positions:
+            raise UdfError(
+                codes.FUNCTION_POSITIONS,
+                f"{self._where}: the function kept positions when the pipeline started, and now it does not: it was "
+                "changed. Start the pipeline again",
+            )
+        self.checks = response.welcome.checks
+
+    async def open(self, lane: str, epoch: int) -> bytes:
+        """Take the lane over."""
+        request = udf_pb2.SinkRequest(open=udf_pb2.SinkOpen(lane=lane, epoch=epoch))
+        opened = (await self._ask(request.SerializeToString(), "opened")).opened
+        _raise(opened)
+        return opened.position
+
+    async def check(
+        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
+    ) -> SinkAnswer:
+        """What of these records it refuses."""
+        call = self._call(id_prefix, first_index, attempt, traceparent)
+        answer = (await self._ask(_request(_CHECK, call, frame), "answer")).answer
+        return self._fitting(answer, call.call_id, frame.records)
+
+    async def write(
+        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
+    ) -> None:
+        """Add records to the transaction."""
+        call = self._call(id_prefix, first_index, attempt, traceparent)
+        answer = (await self._ask(_request(_CALL, call, frame), "answer")).answer
+        if self._fitting(answer, call.call_id, frame.records).outcomes:
+            raise self._broken("it refused records in `call`; a sink that keeps positions refuses them in `check`")
+
+    async def flush(self, position: bytes) -> None:
+        """Commit the transaction and the position together."""
+        request = udf_pb2.SinkRequest(flush=udf_pb2.SinkFlush(position=position))
+        flushed = (await self._ask(request.SerializeToString(), "flushed")).flushed
+        _raise(flushed)
+        if flushed.position != position:
+            raise self._broken(
+                f"it was to store the position {_shown(position)}, and answered that it has {_shown(flushed.position)}"
+            )
+
+    def _call(self, id_prefix: str, first_index: int, attempt: int, traceparent: str) -> udf_pb2.SealedSinkCall:
+        self._calls += 1
+        return udf_pb2.SealedSinkCall(
+            call_id=self._calls,
+            id_prefix=id_prefix,
+            first_index=first_index,
+            attempt=attempt,
+            traceparent=traceparent,
+        )
+
+    def _fitting(self, answer: udf_pb2.SinkAnswer, call_id: int, records: int) -> SinkAnswer:
+        if answer.call_id != call_id:
+            raise self._broken(f"it answered call {answer.call_id} instead of call {call_id}")
+        try:
+            fit = sink_answer_of(answer, records)
+        except ValueError as error:
+            raise self._broken(f"its answer to call {call_id} ({records} records) does not fit: {error}") from error
+        if fit.error:
+            raise SinkFunctionError(fit.error)
+        return fit
+
+    async def _ask(self, message: bytes, expected: str) -> udf_pb2.SinkResponse:
+        try:
+            await self._wire.send(message)
+            data = await self._wire.receive()
+        except WireEndedError as ended:
+            raise StreamLostError(str(ended)) from ended
+        try:
+            check_parts(data, _ANSWER)
+            response = udf_pb2.SinkResponse.FromString(data)
+        except (DecodeError, ValueError) as error:
+            raise self._broken(f"it sent {len(data)} bytes that are not a message of the protocol: {error}") from error
+        if response.WhichOneof("message") != expected:
+            raise self._broken(f"it sent `{response.WhichOneof('message')}`, where `{expected}` was due")
+        return response
+
+    def _broken(self, what: str) -> UdfError:
+        return UdfError(codes.FUNCTION_PROTOCOL, f"{self._where}: the function breaks its protocol: {what}")
+
+
+def _raise(answer: udf_pb2.SinkOpened | udf_pb2.SinkFlushed) -> None:
+    if answer.fenced:
+        raise SinkFencedError(answer.fenced)
+    if answer.error:
+        raise SinkFunctionError(answer.error)
+
+
+def _request(number: int, call: udf_pb2.SealedSinkCall, frame: Frame) -> bytes:
+    return b"".join(field(number, call.SerializeToString(), *field(_FRAME, *frame.parts())))
+
+
+def _shown(position: bytes) -> str:
+    text = ascii(position.decode(errors="replace"))
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+@asynccontextmanager
+async def open_position_sink_stream(
+    channel: grpc.aio.Channel, name: StreamName
+) -> AsyncIterator[NativePositionSinkStream]:
+    """A stream that the function has welcomed; waits for the function."""
+    async with open_wire(channel, f"{SERVICE}/Sink", name.where) as wire:
+        stream = NativePositionSinkStream(wire, name.where)
+        await stream.begin(name)
+        yield stream

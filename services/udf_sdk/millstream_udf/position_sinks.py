@@ -1,0 +1,188 @@
+"""A sink that keeps positions, as one lane uses it.
+
+    open(lane) ─► position ─┬─► check(record)      may refuse it; writes nothing
+                            └─► write(record) ... flush(position)      one transaction, again and again
+
+An instance of the user's class serves one opening of one lane. After any failure it is closed and discarded, and the
+lane is opened again with another instance and a higher epoch. So what it had not flushed cannot get into a later
+transaction.
+
+Above it: the server and the test kit. Below it: a user's class. It does not know gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millstream_udf.answering import context_of, error_text
+from millstream_udf.context import Context, set_current
+from millstream_udf.definition import Definition, Takes
+from millstream_udf.failures import FAILURES, BadOutput, Outcomes
+from millstream_udf.inputs import Inputs
+from millstream_udf.misfits import Misfit
+from millstream_udf.values import DeadLetter, Drop, Fallback, Fenced, Retry, SinkLane
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+_OF_A_RECORD = (DeadLetter, Drop, Fallback, Retry)
+
+
+class PositionSink:
+    """One lane. All methods are called one after the other, in the function's thread."""
+
+    def __init__(self, definition: Definition, hello: udf_pb2.Hello) -> None:
+        self._definition = definition
+        self._hello = hello
+        self._sink: Any = None
+        """The open instance; None before it is opened and after a failure."""
+        # A call whose stream has ended is cancelled, and the instance is closed only after that call has ended.
+        self._turn = asyncio.Lock()
+
+    async def answer(self, request: udf_pb2.SealedSinkRequest) -> udf_pb2.SinkResponse:
+        """To one message. Never raises an `Exception`: a call that fails says so in its answer."""
+        async with self._turn:
+            match request.WhichOneof("message"):
+                case "open":
+                    return udf_pb2.SinkResponse(opened=await self._open(request.open))
+                case "check":
+                    return udf_pb2.SinkResponse(answer=await self._check(request.check))
+                case "flush":
+                    return udf_pb2.SinkResponse(flushed=await self._flush(request.flush))
+            return udf_pb2.SinkResponse(answer=await self._write(request.call))
+
+    async def close(self) -> None:
+        """The stream has ended."""
+        async with self._turn:
+            await self._discard()
+
+    async def _open(self, request: udf_pb2.SinkOpen) -> udf_pb2.SinkOpened:
+        """Discards the instance that is open, and opens another."""
+        await self._discard()
+        context = self._enter()
+        try:
+            self._sink = self._definition.target()
+            position = await _awaited(self._sink.open(SinkLane(request.lane, request.epoch, context)))
+            return udf_pb2.SinkOpened(position=b"" if position is None else _checked(position))
+        except Fenced as error:
+            await self._discard()
+            return udf_pb2.SinkOpened(fenced=str(error) or "the target has a newer epoch of the lane")
+        except FAILURES as error:
+            await self._discard()
+            return udf_pb2.SinkOpened(error=error_text(error))
+
+    async def _check(self, call: udf_pb2.SealedSinkCall) -> udf_pb2.SinkAnswer:
+        """The outcomes of the records that are refused."""
+        self._enter(call)
+        answer = udf_pb2.SinkAnswer(call_id=call.call_id)
+        if self._sink is None:
+            answer.error = _NOT_OPEN
+            return answer
+        outcomes = Outcomes(sink=True)
+        try:
+            items, misfits = self._items(call)
+        except FAILURES as error:
+            answer.error = error_text(error)
+            return answer
+        check = getattr(self._sink, "check", None)
+        for index, item in enumerate(items):
+            try:
+                if index in misfits:
+                    raise misfits[index]
+                if check is not None and (result := await _awaited(check(item))) is not None:
+                    raise BadOutput(f"check returns nothing, not {type(result).__name__}; to refuse a record, raise")
+            except FAILURES as error:
+                outcomes.add(index, error)
+        answer.outcomes.extend(outcomes.items)
+        return answer
+
+    async def _write(self, call: udf_pb2.SealedSinkCall) -> udf_pb2.SinkAnswer:
+        """Add records to the transaction."""
+        self._enter(call)
+        answer = udf_pb2.SinkAnswer(call_id=call.call_id)
+        if self._sink is None:
+            answer.error = _NOT_OPEN
+            return answer
+        try:
+            items, misfits = self._items(call)
+            if misfits:
+                raise next(iter(misfits.values()))
+            for item in (items,) if self._definition.options.batch else items:
+                _check_nothing("write", await _awaited(self._sink.write(item)))
+        except _OF_A_RECORD as error:
+            name = type(error).__name__
+            answer.error = error_text(
+                BadOutput(f"write raised {name}: {error}. Raise {name} in check(record), which runs before write")
+            )
+        except FAILURES as error:
+            answer.error = error_text(error)
+        if answer.error:
+            await self._discard()
+        return answer
+
+    async def _flush(self, request: udf_pb2.SinkFlush) -> udf_pb2.SinkFlushed:
+        """Commit the transaction, with the position."""
+        self._enter()
+        if self._sink is None:
+            return udf_pb2.SinkFlushed(error=_NOT_OPEN)
+        try:
+            _check_nothing("flush", await _awaited(self._sink.flush(request.position)))
+            return udf_pb2.SinkFlushed(position=request.position)
+        except Fenced as error:
+            await self._discard()
+            return udf_pb2.SinkFlushed(fenced=str(error) or "the target has another epoch of the lane")
+        except FAILURES as error:
+            await self._discard()
+            return udf_pb2.SinkFlushed(error=error_text(error))
+
+    async def _discard(self) -> None:
+        """Close the instance, with what it did not flush."""
+        sink, self._sink = self._sink, None
+        if (close := getattr(sink, "close", None)) is None:
+            return
+        try:
+            await _awaited(close())
+        except FAILURES as error:
+            # What it did not flush is discarded anyway, and the next opening fences what may be left.
+            traceback.print_exception(error)
+
+    def _enter(self, call: udf_pb2.SealedSinkCall | None = None) -> Context:
+        attempt, traceparent = (0, "") if call is None else (call.attempt, call.traceparent)
+        context = context_of(self._hello, attempt=attempt, traceparent=traceparent)
+        set_current(context)
+        return context
+
+    def _items(self, call: udf_pb2.SealedSinkCall) -> tuple[Sequence[Any], Mapping[int, Misfit]]:
+        """Values or records, as the class takes them, and those whose values do not fit its type."""
+        inputs = Inputs(call.frame, call.id_prefix, call.first_index)
+        takes_values = self._definition.takes in (Takes.VALUE, Takes.VALUES)
+        if (decode := self._definition.decode) is None:
+            return (inputs.values if takes_values else inputs.records), {}
+        values, misfits = decode.many(inputs.values)
+        return (values if takes_values else inputs.records_with(values)), misfits
+
+
+_NOT_OPEN = "the lane is not open: after a failure the client has to open it again"
+
+
+async def _awaited(result: Any) -> Any:
+    """Methods may be async."""
+    return await result if inspect.isawaitable(result) else result
+
+
+def _check_nothing(method: str, result: Any) -> None:
+    if result is not None:
+        raise BadOutput(f"{method} returns nothing, not {type(result).__name__}; raise an exception to fail")
+
+
+def _checked(position: Any) -> bytes:
+    if isinstance(position, str):
+        return position.encode()
+    if isinstance(position, bytes | bytearray | memoryview):
+        return bytes(position)
+    raise BadOutput(
+        f"open returns the position of the last flush that the target has, as bytes or str, or None if it has none, "
+        f"not {type(position).__name__}"
+    )

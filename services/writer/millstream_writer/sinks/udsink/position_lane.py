@@ -1,0 +1,266 @@
+"""A user-defined sink that keeps positions: its function stores how far the lane is in the transaction of the records.
+
+    write ─► check: which records does the function refuse? ─► what is after the position ─► write ... flush(position)
+
+The function is opened with a number that it stores in its target beside the position. Each opening has a higher one
+than all before: the epoch of the lane's mark, and in it the number of the opening. So a transaction of an older
+opening, in this process or another, commits nothing any more. When the function dies or fails, the lane is opened
+again: the position says whether the last transaction counts.
+
+The position is opaque to the function. It also has the records that were refused since the lane's mark: a function
+may refuse other records when it is asked again, but what was decided of a record that the position has passed stays.
+
+Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple, NoReturn, TypeVar
+from uuid import uuid4
+
+from millstream import codes
+from millstream.durable import step
+from millstream.errors import DamageError, RetryLaterError, UdfError
+from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.pauses import Pauses
+from millstream.record import Position
+from millstream.udf.answers import Outcome, Result
+from millstream.udf.protocol import (
+    PositionSinkStream,
+    SinkFencedError,
+    SinkFunctionError,
+    StreamLostError,
+    UdfClient,
+)
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, WriteResult, exact_position
+from millstream_writer.sinks.kept import Converted, Kept, KeptLane, check_kept, fenced
+from millstream_writer.sinks.reaching import first_try
+from millstream_writer.sinks.udsink.outcomes import failure_of
+from millstream_writer.sinks.udsink.positions import StoredPosition, position_of, text_of
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+TARGET = "the target of the function"
+OPENINGS_BITS = 20
+"""Of an epoch: for the openings of a lane by one owner. With all of them it has at most 63 bits."""
+_RECORDS_MAX = 2**31
+"""Of a transaction: what is written at once is limited by its bytes."""
+
+
+class _Row(NamedTuple):
+    """A record that is to be written."""
+
+    item: SinkFrame
+    row: int
+
+
+class UdfPositionLane(KeptLane[_Row]):
+    """The stream to the function, which is opened when it is needed, and again when it ends."""
+
+    def __init__(self, client: UdfClient, owner: SinkOwner) -> None:
+        super().__init__(owner, _RECORDS_MAX)
+        self._client = client
+        self._name = f"{owner.pipeline}/{owner.name}"
+        self._identity = uuid4().hex
+        self._openings = 0
+        self._stored = False
+        """The function has confirmed that it stored a position."""
+        self._stream: PositionSinkStream | None = None
+        self._stack = AsyncExitStack()
+        """What ends the stream."""
+        self._is_open = False
+        """The function has opened the lane on that stream, and nothing has failed since."""
+        self._decided: dict[Position, SinkFailure] = {}
+        """Records that the function refused, by the position after them."""
+
+    async def open(self) -> None:
+        await self._over_breaks(super().open)
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        return await self._over_breaks(partial(super().write, frames, end))
+
+    async def flush(self) -> None:
+        await self._over_breaks(super().flush)
+
+    async def reach(self) -> Position:
+        return await self._over_breaks(super().reach)
+
+    async def close(self) -> None:
+        """What is in progress may still have its effect."""
+        self._stream, self._is_open = None, False
+        await self._stack.aclose()
+
+    async def _over_breaks(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """A function that dies is started again, and that is not an attempt at the records."""
+        pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
+        while True:
+            try:
+                return await call()
+            except StreamLostError as lost:
+                _log.log(
+                    # If the process has ended, its supervisor reports it; an end for a change is not a fault.
+                    logging.INFO if pauses.none_yet else logging.WARNING,
+                    "%s: the stream to the function ended (%s); the lane is opened again in %.1f s",
+                    self._owner.where,
+                    lost,
+                    pauses.next_s,
+                )
+                await pauses.wait()
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[None]:
+        try:
+            if not self._is_open:
+                await self._take_over()
+            yield
+        except SinkFencedError as error:
+            await self.close()
+            raise fenced(self._owner, TARGET) from error
+        except SinkFunctionError as error:
+            # The stream goes on; what was not flushed is discarded, and the lane is opened again.
+            self._is_open = False
+            what = f"{self._owner.where}: the function failed, and nothing of this is in its target: {error}"
+            raise RetryLaterError(codes.TARGET_AWAY, what) from error
+        except BaseException:
+            # A call may have no answer yet.
+            await self.close()
+            raise
+
+    async def _take_over(self) -> None:
+        """Fence every earlier opening, and read the target's position."""
+        owner = self._owner
+        if self._stream is None:
+            self._stream = await self._stack.enter_async_context(self._client.open_position_sink(owner.stream_name))
+        self._openings += 1
+        epoch = (owner.epoch << OPENINGS_BITS) + self._openings
+        with step("udsink.open", owner.lane.vertex):
+            data = await self._stream.open(self._name, epoch)
+        try:
+            stored = position_of(data)
+        except ValueError as error:
+            raise UdfError(
+                codes.FUNCTION_PROTOCOL,
+                f"{owner.where}: the function breaks its protocol: it opened lane {self._name} at a position that "
+                f"Millstream never gave it ({error}). It has to return what the last flush stored, unchanged, and "
+                "nothing if there was none",
+            ) from error
+        if stored is not None:
+            await self._check(stored)
+            self._durable = max(self._durable, stored.kept.position)
+            if not owner.fallback and not owner.whole:
+                self._decided.update(stored.refused)
+        elif self._stored:
+            self._lost("has no position")
+        self._is_open = True
+
+    async def _check(self, stored: StoredPosition) -> None:
+        remedy = f"remove what the function stores of lane {self._name}"
+        await check_kept(self._owner, stored.kept, TARGET, remedy, ours=stored.kept.owner == self._identity)
+        if self._stored and stored.kept.position < self._durable:
+            self._lost(f"is at sequence {stored.kept.position.sequence}, record {stored.kept.position.record_index},")
+
+    def _lost(self, what: str) -> NoReturn:
+        raise DamageError(
+            codes.SINK_BEHIND,
+            f"{self._owner.where}: {TARGET} {what} of lane {self._name}, but the function had confirmed sequence "
+            f"{self._durable.sequence}, record {self._durable.record_index}. Nothing was written now. Check that "
+            "flush stores the position and commits before it returns, and that open returns the stored position",
+        )
+
+    def _convert(self, item: SinkFrame) -> Converted[_Row]:
+        rows = range(item.frame.records)
+        return Converted(rows, [_Row(item, row) for row in rows], ())
+
+    async def _made_of(self, item: SinkFrame) -> Converted[_Row]:
+        """The function decides about records after the position. What it decided about others stays."""
+        ends = [exact_position(item, index + 1) for index in item.indexes()]
+        failures: list[SinkFailure] = []
+        new: list[int] = []
+        for row, end in enumerate(ends):
+            if end > self._durable or self._owner.fallback:
+                new.append(row)
+            elif (failure := self._decided.get(end)) is not None:
+                failures.append(replace(failure, index=row))
+        failures += await self._check_records(item, new, ends)
+        if not failures:
+            return self._convert(item)
+        refused = {failure.index for failure in failures}
+        rows = [row for row in range(len(ends)) if row not in refused]
+        return Converted(rows, [_Row(item, row) for row in rows], failures)
+
+    async def _check_records(self, item: SinkFrame, rows: Sequence[int], ends: Sequence[Position]) -> list[SinkFailure]:
+        stream = self._stream
+        assert stream is not None, "it is used in a session"
+        if not stream.checks or not rows:
+            return []
+        part = item.take(rows)
+        answer = await stream.check(
+            part.frame,
+            id_prefix=part.id_prefix,
+            first_index=part.first_index,
+            attempt=part.attempt,
+            traceparent=part.frame.traceparent,
+        )
+        for row in rows:
+            # It may have refused them when they were tried before.
+            self._decided.pop(ends[row], None)
+        failures = [self._refusal(outcome, rows[outcome.index]) for outcome in answer.outcomes]
+        self._decided.update({ends[failure.index]: failure for failure in failures})
+        return sorted(failures, key=lambda failure: failure.index)
+
+    def _refusal(self, outcome: Outcome, row: int) -> SinkFailure:
+        if outcome.result is Result.RETRY:
+            what = (
+                f"{self._owner.where}: the function asks to see a record again: {outcome.reason or 'no reason given'}"
+            )
+            raise RetryLaterError(codes.TARGET_AWAY, what)
+        # It has looked at the record alone, so another attempt would not help.
+        return replace(failure_of(outcome), index=row, retryable=False)
+
+    async def _commit(self, made: Sequence[_Row], end: Position, frame: str) -> None:
+        """One transaction of the function: these records, and the position after them."""
+        stream, owner = self._stream, self._owner
+        assert stream is not None, "it is used in a session"
+        for _, rows in groupby(made, key=lambda one: id(one.item)):
+            first, *others = rows
+            part = first.item.take([first.row, *(other.row for other in others)])
+            await stream.write(
+                part.frame,
+                id_prefix=part.id_prefix,
+                first_index=part.first_index,
+                attempt=part.attempt,
+                traceparent=part.frame.traceparent,
+            )
+        kept = Kept(owner.ledger_id, owner.epoch, self._identity, end, frame)
+        with step("udsink.flush", owner.lane.vertex):
+            await stream.flush(text_of(StoredPosition(kept, self._passed(end))))
+        self._stored = True
+
+    def _passed(self, end: Position) -> dict[Position, SinkFailure]:
+        """The refused records between the lane's mark and a position."""
+        if self._owner.whole or self._owner.fallback:
+            # The mark has what became of a delivery before it is made; and a fallback gets other records anyway.
+            return {}
+        mark = self._owner.start if self._owner.committed is None else self._owner.committed()
+        self._decided = {at: failure for at, failure in self._decided.items() if at > mark}
+        return {at: failure for at, failure in self._decided.items() if at <= end}
+
+
+@asynccontextmanager
+async def open_position_lane(client: UdfClient, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+    """The lane, every former owner fenced. A target that is away is waited for by the first write."""
+    lane = UdfPositionLane(client, owner)
+    try:
+        await first_try(lane.open(), _log)
+        yield lane
+    finally:
+        await lane.close()

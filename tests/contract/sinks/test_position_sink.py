@@ -1,0 +1,236 @@
+"""A user-defined sink that keeps positions: whatever dies, each record is in its target once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millstream import codes
+from millstream.account import Account
+from millstream.errors import UdfError
+from millstream.record import Position
+from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream.udf.sidecar import python_command
+from millstream_writer.delivery import Delivery, DeliveryLimits
+from millstream_writer.sink import SinkFrame, SinkLane
+from millstream_writer.sinks.opening import open_sink
+from tests.contract.sinks.file_target import file_spec, numbers_in, sink_owner, value_of
+from tests.contract.sinks.position_lanes import function, lane, opened
+from tests.contract.sinks.sink_targets import POSITION_SINK, position_sink_numbers, sqlite_rows
+from tests.support.errors import raises
+from tests.unit.writer.sink_frames import sink_frame
+
+FRAMES = range(1, 7)
+EVERYTHING = [*range(10, 70)]
+STEPS = ["open:before", "open:after", "check", "write:before", "write:after", "flush:before", "commit:before"]
+STEPS += ["flush:after"]
+
+
+def frame(sequence: int, name: str = "") -> SinkFrame:
+    """Ten numbers, from ten times `sequence` on."""
+    return sink_frame([value_of(n) for n in range(10 * sequence, 10 * sequence + 10)], sequence, name=name)
+
+
+async def write(opened: SinkLane, sequences: Sequence[int]) -> None:
+    """Each as a transaction of its own."""
+    for sequence in sequences:
+        result = await opened.write([frame(sequence)], Position(sequence))
+        assert not result.failures
+        assert opened.durable == Position(sequence)
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("time", ["", "#2", "#13"])
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_function_that_is_killed_at_a_step_writes_each_record_once(
+    tmp_path: Path, step: str, time: str
+) -> None:
+    target = tmp_path / "numbers.db"
+    each = step.startswith(("write", "check"))
+    if time == "#13" and not each:
+        time = "#5"
+    async with opened(target, 1, env={"SINK_DIES_AT": f"{step}{time}"}) as one:
+        await write(one, FRAMES)
+    # The first opening is the only one, unless the process dies.
+    assert Path(f"{target}.dead").exists() is not (step.startswith("open") and bool(time))
+    assert position_sink_numbers(target) == EVERYTHING
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_lane_continues_from_any_mark_at_or_before_the_position(tmp_path: Path) -> None:
+    target = tmp_path / "numbers.db"
+    async with opened(target, 1) as one:
+        await write(one, [1, 2, 3])
+        await one.write([frame(4).take(range(7))], Position(3, 7))
+    async with function(target) as client:
+        for epoch, mark in enumerate((Position(0), Position(1), Position(2, 5), Position(3), Position(3, 7)), 2):
+            async with lane(client, sink_owner(epoch, start=mark)) as next_one:
+                assert next_one.durable == Position(3, 7)
+                for sequence in range(mark.sequence + 1, 4):
+                    await next_one.write([frame(sequence)], Position(sequence))
+        async with lane(client, sink_owner(9)) as last:
+            for sequence in FRAMES:
+                await last.write([frame(sequence)], Position(sequence))
+    assert position_sink_numbers(target) == EVERYTHING
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("shared", [True, False], ids=["one process", "two processes"])
+async def test_of_two_owners_the_older_has_no_effect(tmp_path: Path, *, shared: bool) -> None:
+    target = tmp_path / "numbers.db"
+    async with function(target) as first, function(target) as second:
+        async with lane(first, sink_owner(1)) as old:
+            await write(old, [1, 2])
+            async with lane(first if shared else second, sink_owner(2, start=Position(1))) as new:
+                assert new.durable == Position(2)
+                with raises(codes.OUTPUT_TAKEN_OVER, "another owner"):
+                    await old.write([frame(3)], Position(3))
+                await write(new, [3, 4])
+                with raises(codes.OUTPUT_TAKEN_OVER, "another owner"):
+                    await old.write([frame(3)], Position(3))
+                await write(new, [5, 6])
+        with raises(codes.OUTPUT_TAKEN_OVER, "another owner"):
+            async with lane(first, sink_owner(1)):
+                pytest.fail("an older owner opened the lane")
+    assert position_sink_numbers(target) == EVERYTHING
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_target_of_another_past_stops_the_lane(tmp_path: Path) -> None:
+    target = tmp_path / "numbers.db"
+
+    async def another(sequence: int, name: str) -> str | None:
+        return f"frame other instead of {name} at {sequence}"
+
+    async with function(target) as client:
+        async with lane(client, sink_owner(1)) as one:
+            await one.write([frame(1, "a"), frame(2, "b")], Position(2))
+        cases = [
+            (replace(sink_owner(2), ledger_id="second"), codes.SINK_AHEAD, "another run .* what the function stores"),
+            (sink_owner(3, start=Position(3)), codes.SINK_BEHIND, "is at sequence 2 of lane out.in-out.0"),
+            (replace(sink_owner(4), held_instead=another), codes.SINK_AHEAD, "frame b at sequence 2"),
+        ]
+        for owner, code, message in cases:
+            with raises(code, message):
+                async with lane(client, owner):
+                    pytest.fail("the lane was opened")
+        sqlite_rows(target, "UPDATE positions SET position = X'7B7D'")
+        with raises(codes.FUNCTION_PROTOCOL, "a position that Millstream never gave it"):
+            async with lane(client, sink_owner(5)):
+                pytest.fail("the lane was opened")
+    assert position_sink_numbers(target) == [*range(10, 30)]
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("what", ["position = NULL", "position = replace(position, '\"at\":[2,0]', '\"at\":[1,0]')"])
+async def test_a_target_that_loses_what_it_confirmed_stops_the_lane(tmp_path: Path, what: str) -> None:
+    target = tmp_path / "numbers.db"
+    async with opened(target, 1, env={"SINK_DIES_AT": "write:after#25"}) as one:
+        await write(one, [1, 2])
+        sqlite_rows(target, f"UPDATE positions SET {what}")
+        with raises(codes.SINK_BEHIND, "the function had confirmed sequence 2, record 0"):
+            await one.write([frame(3)], Position(3))
+
+
+@pytest.mark.guarantee("I1", "I2")
+async def test_what_was_refused_stays_refused_whatever_the_function_says_later(tmp_path: Path) -> None:
+    """The target passes the refused records, the mark does not, and another version of the function takes them all."""
+    target = tmp_path / "numbers.db"
+    numbers = [1011, 1022, 1033, 1044, 1055, 1066]
+    refused = sink_frame([value_of(n) for n in numbers], 1)
+    another = tmp_path / "another.py"
+    source = POSITION_SINK.read_text().replace("def check(", "def looked_at(")
+    another.write_text(source)
+    told = []
+    for epoch, file in ((1, POSITION_SINK), (2, another)):
+        async with opened(target, epoch, command=python_command(f"{file}:Numbers")) as one:
+            result = await one.write([refused], Position(1))
+            await one.flush()
+            told.append([replace(failure, detail="") for failure in result.failures[0]])
+            assert one.durable == Position(1)
+    assert told[0] == told[1]
+    assert [(f.index, f.reason, f.drop, f.fallback, f.retryable) for f in told[0]] == [
+        (1, "function failed", False, False, False),
+        (2, "unwanted", True, False, False),
+        (3, "not mine", False, True, False),
+        (4, "hopeless", False, False, False),
+    ]
+    assert position_sink_numbers(target) == [1011, 1066]
+
+
+@pytest.mark.guarantee("I2")
+async def test_refused_records_go_where_the_policy_says_and_nothing_after_them_is_written_before(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "numbers.db"
+    given = [1010, 1022, 1033, 1044, 1055, 1066]
+    async with (
+        opened(target, 1) as primary,
+        open_sink(file_spec(tmp_path / "fallback", "jsonl"), sink_owner(1).as_fallback()) as fallback,
+    ):
+        stopping = delivery_of(primary, None, OnFailure.STOP)
+        with raises(codes.SINK_FUNCTION_FAILED, "1022|function failed"):
+            await stopping.write([sink_frame([value_of(n) for n in given], 1)], Position(1))
+        assert position_sink_numbers(target) == [1010]
+    async with (
+        opened(target, 2) as primary,
+        open_sink(file_spec(tmp_path / "fallback", "jsonl"), sink_owner(2).as_fallback()) as fallback,
+    ):
+        delivery = delivery_of(primary, fallback, OnFailure.FALLBACK)
+        await delivery.write([sink_frame([value_of(n) for n in given], 1)], Position(1))
+        await delivery.flush()
+        settled = delivery.take_settled()
+    assert settled is not None
+    assert settled.account == Account(inputs=6, processed=5, fallback=3, dropped={"unwanted": 1})
+    assert position_sink_numbers(target) == [1010, 1066]
+    assert numbers_in(tmp_path / "fallback") == [1022, 1044, 1055]
+
+
+def delivery_of(primary: SinkLane, fallback: SinkLane | None, on_failure: OnFailure) -> Delivery:
+    policy, limits = RetryPolicy(Backoff(0.001, steps=3), on_failure), DeliveryLimits(10**9, 10**12)
+    return Delivery(
+        primary, fallback, policy, limits, where="p/out/in-out.0", rng=random.Random(1), stop_error=UdfError
+    )
+
+
+async def test_a_position_remembers_refused_records_only_until_the_mark_has_passed_them(tmp_path: Path) -> None:
+    target, mark = tmp_path / "numbers.db", Position(0)
+    async with function(target) as client:
+        owner = replace(sink_owner(1), committed=lambda: mark)
+        async with lane(client, owner) as one:
+            for sequence in range(1, 6):
+                await one.write([sink_frame([value_of(1033)], sequence)], Position(sequence))
+                await one.flush()
+                mark = Position(sequence - 1)
+                (text,) = sqlite_rows(target, "SELECT position FROM positions")[0]
+                at = [item[0] for item in json.loads(text)["refused"]]
+                assert at == ([0] if sequence == 1 else [sequence - 2, sequence - 1])
+
+
+async def test_a_function_that_fails_is_tried_again_and_nothing_is_written_twice(tmp_path: Path) -> None:
+    """The database is locked: the function raises, and its instance is discarded."""
+    target = tmp_path / "numbers.db"
+    quick = tmp_path / "quick.py"
+    quick.write_text(POSITION_SINK.read_text().replace("timeout=20", "timeout=0.01"))
+    async with opened(target, 1, command=python_command(f"{quick}:Numbers")) as one:
+        delivery = delivery_of(one, None, OnFailure.RETRY)
+        await delivery.write([frame(1)], Position(1))
+        with closing(sqlite3.connect(target, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            writing = asyncio.create_task(delivery.write([frame(2)], Position(2)))
+            while "database is locked" not in delivery.statistics().waiting:  # noqa: ASYNC110  # there is no event
+                await asyncio.sleep(0.01)
+            other.execute("COMMIT")
+        async with asyncio.timeout(30):
+            await writing
+        for sequence in range(3, 7):
+            await delivery.write([frame(sequence)], Position(sequence))
+    assert position_sink_numbers(target) == EVERYTHING
