@@ -256,6 +256,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "jetstream": "millstream_writer.sinks.jetstream.connector:JETSTREAM",
         "mqtt": "millstream_writer.sinks.mqtt.connector:MQTT",
         "nats": "millstream_writer.sinks.nats.connector:NATS",
+        "pubsub": "millstream_writer.sinks.pubsub.connector:PUBSUB",
         "rabbitmq": "millstream_writer.sinks.rabbitmq.connector:RABBITMQ",
         "redisStreams": "millstream_writer.sinks.redis_streams.connector:REDIS_STREAMS",
     },

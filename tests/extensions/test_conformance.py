@@ -340,6 +340,27 @@ class TestSqsSource(SourceConformance):
 
 
 @pytest.mark.sweep
+class TestPubsubSink(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, pubsub: PubsubServer) -> None:
+        self.server = pubsub
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.queue = self.server.queue()
+        return {"pubsub": self.server.sink(self.queue)}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        # A subscription without an order; repeated messages have the same id.
+        found = {message.attributes["Millstream-Id"]: message for message in self.server.taken(self.queue)}
+        return sorted(json.loads(message.data)["n"] for message in found.values())
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "key").write_text('{"private_key": "wr0ng"}')
+        settings = {**self.server.sink(self.server.queue()), "credentials": {"file": "key"}}
+        return {"pubsub": {**settings, "endpoint": self.server.tls_endpoint}}, "wr0ng"
+
+
+@pytest.mark.sweep
 class TestPubsubSource(SourceConformance):
     @pytest.fixture(autouse=True)
     def _server(self, pubsub: PubsubServer) -> None:

@@ -33,11 +33,23 @@ import (
 func main() {
 	// Tests wait for what is handed out again.
 	pstest.SetMinAckDeadline(time.Second)
-	server := pstest.NewServerWithAddress(os.Args[1])
+	server := pstest.NewServerWithAddress(os.Args[1], pstest.ServerReactorOption{FuncName: "Publish", Reactor: schema{}})
 	if len(os.Args) == 6 {
 		go serveAccount(&server.GServer, os.Args[2], os.Args[3], os.Args[4], os.Args[5])
 	}
 	select {}
+}
+
+// schema refuses a request for a single message, as the service does where a topic has a schema that one does not fit.
+type schema struct{}
+
+func (schema) React(request any) (bool, any, error) {
+	for _, message := range request.(*pb.PublishRequest).Messages {
+		if message.Attributes["schema"] == "misfit" {
+			return true, &pb.PublishResponse{}, status.Error(codes.InvalidArgument, "a message does not fit the schema")
+		}
+	}
+	return false, nil, nil
 }
 
 func serveAccount(service *pstest.GServer, address, certificate, key, account string) {

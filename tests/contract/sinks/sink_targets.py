@@ -30,6 +30,7 @@ from tests.support.mqtt_broker import MqttServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.object_server import Bucket, ObjectServer
 from tests.support.postgres_server import Database, PostgresServer
+from tests.support.pubsub_server import PubsubServer, Queue
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer
 from tests.support.sqs_server import SqsServer
@@ -60,6 +61,7 @@ KINDS = [
     "delta",
     "iceberg",
     *(("sqs", "sqs fifo") if sizes.ALL else ("sqs",)),
+    *(("pubsub none", "pubsub key") if sizes.ALL else ("pubsub none",)),
     "mqtt",
 ]
 
@@ -76,6 +78,7 @@ _GUARANTEES = {
     "jetstream positions": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "jetstream ids": Guarantee.AT_LEAST_ONCE,
     "sqs": Guarantee.AT_LEAST_ONCE,
+    "pubsub": Guarantee.AT_LEAST_ONCE,
     "mqtt": Guarantee.AT_LEAST_ONCE,
     "rabbit": Guarantee.AT_LEAST_ONCE,
     "delta": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
@@ -97,6 +100,9 @@ class SinkTarget:
     redis: RedisServer | None = None
     rabbit: RabbitServer | None = None
     sqs: SqsServer | None = None
+    pubsub: PubsubServer | None = None
+    subscribed: Queue | None = None
+    """Of Pub/Sub."""
     mqtt: MqttServer | None = None
     nats: OutsideNats | None = None
     bucket: Bucket | None = None
@@ -133,6 +139,10 @@ class SinkTarget:
             found = [json.loads(message["Body"])["n"] for message in self.sqs.taken(self.topic)]
             # Only a FIFO queue has an order, and it leaves repeated messages out.
             return found if self.topic.endswith(".fifo") else sorted(found)
+        if self.pubsub is not None:
+            assert self.subscribed is not None
+            # Messages with different keys have no order.
+            return sorted(json.loads(message.data)["n"] for message in self.pubsub.taken(self.subscribed))
         if self.mqtt is not None:
             return [json.loads(message.payload)["n"] for message in self.mqtt.kept(self.topic)]
         if self.nats is not None:
@@ -262,6 +272,7 @@ async def open_target(
     objects: ObjectServer | None = None,
     rabbit: RabbitServer | None = None,
     sqs: SqsServer | None = None,
+    pubsub: PubsubServer | None = None,
     mqtt: MqttServer | None = None,
 ) -> AsyncIterator[SinkTarget]:
     """The servers: for kinds that begin with their names."""
@@ -309,6 +320,11 @@ async def open_target(
             queue = sqs.queue(fifo=option == "fifo")
             spec = FallbackSink.model_validate({"sqs": sqs.settings(queue)})
             yield SinkTarget(kind, directory, spec, sqs=sqs, topic=queue)
+        elif name == "pubsub":
+            assert pubsub is not None
+            subscribed = pubsub.queue()
+            spec = FallbackSink.model_validate({"pubsub": {**pubsub.sink(subscribed), "orderingKeySource": option}})
+            yield SinkTarget(kind, directory, spec, pubsub=pubsub, subscribed=subscribed)
         elif name == "mqtt":
             assert mqtt is not None
             topic = mqtt.topic()
