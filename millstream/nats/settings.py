@@ -129,7 +129,7 @@ class NatsServer(SpecModel):
     """Encrypts the connection, and says which certificates are accepted. Default: those of the authorities of the
     system if `url` says `tls://`, else no encryption."""
     timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
-    """How long a vertex waits for the server when it starts, and for each answer. Duration, default 10s."""
+    """How long a connection or an answer may take. Then it is tried again. Duration, default 10s."""
 
     @property
     def encrypted(self) -> bool:

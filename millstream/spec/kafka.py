@@ -86,8 +86,8 @@ class KafkaCluster(SpecModel):
     sasl: KafkaSasl | None = None
     """Credentials. Default: none."""
     timeout_s: PositiveDuration = field(default=60.0, alias="timeout")
-    """How long a vertex waits for the cluster when it starts. After that it ends and is restarted. Later it waits
-    without limit. Duration, default 1m."""
+    """How long a vertex waits for the cluster when it starts before it warns and connects again. Duration, default
+    1m."""
     config: dict[Annotated[Text, After(_checked_setting)], Text] = field(default_factory=dict)
     """Additional settings of librdkafka, with librdkafka's names and text values."""
 

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from millstream import codes
 from millstream.blocking import ClientThread, open_thread
-from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError, UserError
+from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.limits import KAFKA_CALL_S, KAFKA_REPORTED_EVERY_S
 from millstream.spec.kafka import PATTERN, KafkaCluster
 from millstream.spec.references import resolve
@@ -142,7 +142,7 @@ def reach(
     """An answer of the cluster to `ask`, which gets its time limit; waits for brokers that are away. `serve` has the
     client hand over what it heard.
 
-    Raises `UserError` for what waiting does not help, and `InfrastructureError` after `cluster.timeout_s`.
+    Raises `UserError` for what waiting does not help, and `RetryLaterError` after `cluster.timeout_s`.
     """
     deadline_s = time.monotonic() + cluster.timeout_s
     heard.forget()
@@ -159,7 +159,7 @@ def reach(
             heard.check()
             if left_s <= 0:
                 why = heard.last.str() if heard.last is not None else error.str()
-                raise InfrastructureError(
+                raise RetryLaterError(
                     codes.TARGET_AWAY,
                     f"{where}: Kafka at {', '.join(cluster.brokers)} did not answer within {cluster.timeout_s:g} s: "
                     f"{why}. Check that the brokers are running and that `brokers` is right; nothing was lost",

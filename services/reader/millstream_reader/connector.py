@@ -59,6 +59,6 @@ class SourceConnector(SourceKind[S]):
     def open(self, settings: S, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         """The lane at `owner.position`, open from entering to leaving.
 
-        Raises what `SourceLane.read` raises, for what shows at once, and `DamageError` for a position that is not one
-        of its own.
+        Raises `RetryLaterError` for a system that is away, which is tried again until it is there; what
+        `SourceLane.read` raises, for what shows at once; and `DamageError` for a position that is not one of its own.
         """

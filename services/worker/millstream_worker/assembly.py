@@ -86,7 +86,7 @@ async def open_vertex(
         }
         outside = await stack.enter_async_context(environment(config))
         readiness.reached(outside)
-        shared = await stack.enter_async_context(Shared.open(config, clock, outside))
+        shared = await stack.enter_async_context(Shared.open(config, clock, outside, readiness))
         for one in numbers:
             one.shared = shared
         await stack.enter_async_context(shared.damage_judged())

@@ -7,17 +7,19 @@ Above it: the assembly. Below it: the kinds of vertex, found by `millstream.spec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from typing import Protocol
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Protocol, TypeVar
 
 from millstream import codes
 from millstream.clock import START_OF_TIME_US
-from millstream.errors import FencedError, MillstreamError, UserError
+from millstream.errors import FencedError, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.marks import fenced
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.limits import BYTES_IN_FLIGHT_MAX, FRAMES_IN_FLIGHT_MAX, OT_PUBLISH_INTERVAL_S
+from millstream.pauses import Pauses
 from millstream.record import BufferId, LaneId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.graph import Graph
@@ -45,6 +47,11 @@ from millstream_worker.kind import RunnableKind
 from millstream_worker.shared import Shared
 from millstream_writer.committer import Committer
 from millstream_writer.routing import Router
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_AWAY_FIRST_S, _AWAY_LAST_S = 0.1, 5.0
 
 
 class VertexLane(Protocol):
@@ -118,6 +125,21 @@ class StepOpening:
                 codes.IMPOSSIBLE, f"{self.where}: a {self.shared.kind} that may fail on a record has no retry policy"
             )
         return policy
+
+    async def reached(self, connect: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """What `connect` opens; it stays open as long as the replica. A system outside that is away is waited for, as
+        it is while records are on their way."""
+        readiness, pauses = self.shared.readiness, Pauses(_AWAY_FIRST_S, _AWAY_LAST_S)
+        while True:
+            try:
+                found = await self.stack.enter_async_context(connect())
+            except RetryLaterError as error:
+                _log.warning("%s", error)
+                readiness.waits_for_outside(str(error))
+                await pauses.wait()
+            else:
+                readiness.reached_outside()
+                return found
 
     async def mapper(self, role: str, kind: FunctionKind) -> Mapper:
         """Calls the program of that role, and applies the vertex's retry policy to its answers."""

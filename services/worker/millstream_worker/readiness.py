@@ -8,6 +8,8 @@ Below it: the environment.
 
 from __future__ import annotations
 
+import asyncio
+
 from millstream_worker.environment import Environment
 
 _STARTING = "starting: the broker or a program of the vertex is not ready yet"
@@ -21,11 +23,23 @@ class Readiness:
     def __init__(self) -> None:
         self._outside: Environment | None = None
         self._phase: str | None = _STARTING
+        self.waits = asyncio.Event()
+        """Set while the lanes cannot be opened because a system outside is away: nothing is in flight."""
 
     def reached(self, outside: Environment) -> None:
         """The environment are open; the lanes are not."""
         self._outside = outside
         self._phase = _OPENING
+
+    def waits_for_outside(self, why: str) -> None:
+        """A lane cannot be opened now, because a system outside is away."""
+        self._phase = f"starting: {why}"
+        self.waits.set()
+
+    def reached_outside(self) -> None:
+        """It is there."""
+        self._phase = _OPENING
+        self.waits.clear()
 
     def opened(self) -> None:
         """The lanes are open."""

@@ -26,6 +26,7 @@ from millstream_vertex.ownership import Ownership
 from millstream_vertex.settings import buffer_limits, ledger_limits, route
 from millstream_vertex.trimming import Trimmer
 from millstream_worker.environment import Environment, VertexConfig
+from millstream_worker.readiness import Readiness
 from millstream_writer.backpressure import Backpressure
 from millstream_writer.routing import Router
 
@@ -33,10 +34,11 @@ from millstream_writer.routing import Router
 class Shared:
     """Of one replica."""
 
-    def __init__(self, config: VertexConfig, clock: Clock, outside: Environment) -> None:
+    def __init__(self, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness) -> None:
         self.config = config
         self.clock = clock
         self.outside = outside
+        self.readiness = readiness
         self.graph: Graph = config.resolved.graph.stages
         """What runs and is stored: a chain is one vertex."""
         self.whole: Graph = config.resolved.graph
@@ -65,8 +67,10 @@ class Shared:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: VertexConfig, clock: Clock, outside: Environment) -> AsyncIterator[Shared]:
-        shared = cls(config, clock, outside)
+    async def open(
+        cls, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness
+    ) -> AsyncIterator[Shared]:
+        shared = cls(config, clock, outside, readiness)
         try:
             await shared.listen(config.vertex, shared.ownership)
             for buffer, fill in shared.backpressure.fills.items():

@@ -151,7 +151,7 @@ class Worker:
             try:
                 async with asyncio.TaskGroup() as group:
                     living = group.create_task(self._live(name, replica), name=f"life of {name}")
-                    leaving = group.create_task(_leave_held_up(replica, living), name=f"leaving {name}")
+                    leaving = group.create_task(_leave(replica, living), name=f"leaving {name}")
                     await asyncio.wait((living,))
                     leaving.cancel()
             except Exception as error:  # noqa: BLE001  # a failure is reported in the log, whatever it is
@@ -209,11 +209,15 @@ class Worker:
             task.cancel()
 
 
-async def _leave_held_up(replica: _Replica, living: asyncio.Task[bool]) -> None:
-    """When a replica has to stop whose function waits for a person, it ends as it is: what is in flight is not
-    going to be finished, and is processed at the next start."""
+async def _leave(replica: _Replica, living: asyncio.Task[bool]) -> None:
+    """End a replica that has to stop and waits for a person, or for a system outside: what is in flight is not going
+    to be finished, and is processed at the next start."""
     await replica.stopped.wait()
-    await replica.held_up.wait()
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(event.wait()) for event in (replica.held_up, replica.readiness.waits)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for one in waiting:
+            one.cancel()
     living.cancel()
 
 

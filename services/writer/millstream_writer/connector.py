@@ -104,9 +104,10 @@ class SinkConnector(SinkKind[S]):
         """The lane's target, open from entering to leaving. Opening fences owners with a lower epoch, where the target
         can.
 
-        Raises `UserError` for what the user has to change, `InfrastructureError` where the target cannot be reached,
-        `FencedError` where the target knows a higher epoch, and `DamageError` where it is ahead of `owner.start` by
-        what the lane's buffer does not hold.
+        Raises `UserError` for what the user has to change, `RetryLaterError` for a target that is away, which is tried
+        again until it is there (a lane may also wait with that for its first records), `FencedError` where the target
+        knows a higher epoch, and `DamageError` where it is ahead of `owner.start` by what the lane's buffer does not
+        hold.
         """
 
     def envelope_form(self, settings: S) -> EnvelopeForm:

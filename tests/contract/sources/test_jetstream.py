@@ -208,7 +208,7 @@ async def test_a_server_that_is_killed_is_waited_for(nats: OutsideNats) -> None:
         ),
         ({"stream": "other"}, codes.TARGET_UNFIT, "there is no stream other"),
         ({"stream": "work"}, codes.TARGET_UNFIT, "retention workqueue"),
-        ({"url": "nats://127.0.0.1:1", "timeout": "200ms"}, codes.TARGET_AWAY, "nothing was lost"),
+        ({"url": "nats://127.0.0.1:1", "timeout": "200ms"}, codes.TARGET_AWAY, "could not be reached"),
     ],
 )
 async def test_what_does_not_fit_is_said(

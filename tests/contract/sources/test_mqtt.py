@@ -268,7 +268,7 @@ def test_what_is_not_a_filter_is_said(topic: str) -> None:
     ("change", "code", "said"),
     [
         ({"password": "wrong"}, codes.TARGET_REFUSES, f"refuses user {USER}"),
-        ({"url": "mqtt://127.0.0.1:1", "timeout": "100ms"}, codes.TARGET_AWAY, "nothing was lost"),
+        ({"url": "mqtt://127.0.0.1:1"}, codes.TARGET_AWAY, "cannot be used now"),
     ],
 )
 async def test_what_does_not_fit_is_said(mqtt: MqttServer, change: dict[str, str], code: Code, said: str) -> None:

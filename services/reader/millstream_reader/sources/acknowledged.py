@@ -176,7 +176,7 @@ class AcknowledgedLane:
     def replayable(self) -> bool:
         return False
 
-    async def open(self, timeout_s: float) -> None:
+    async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
         owner = self._owner
         body = unpack_position(owner.position, self._kind, owner.partitions, owner.lane)
@@ -185,7 +185,7 @@ class AcknowledgedLane:
             raise unreadable_position(f"lane {owner.lane}", owner.position, f"a {self._kind} source")
         self._given = given
         if not self._idle:
-            await self._reaching.first(self._connect, timeout_s)
+            await self._connect()
 
     async def close(self) -> None:
         """What is committed is acknowledged, as far as it can be in time."""
@@ -336,13 +336,13 @@ class AcknowledgedLane:
 
 @asynccontextmanager
 async def open_acknowledged(
-    kind: str, queue: str, owner: SourceOwner, subscription: Subscription, *, messages_max: int, timeout_s: float
+    kind: str, queue: str, owner: SourceOwner, subscription: Subscription, *, messages_max: int
 ) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`. `queue`: its name, for messages, and by which one of several lanes reads it."""
     lane = AcknowledgedLane(kind, queue, owner, subscription, Bounds(messages_max))
     async with AsyncExitStack() as life:
         life.push_async_callback(lane.close)
-        await lane.open(timeout_s)
+        await lane.open()
         tasks = await life.enter_async_context(open_tasks())
         tending = tasks.create_task(lane.tend(), name=f"acknowledge {owner.lane}")
         try:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 from millstream.clock import Clock
-from millstream.errors import InfrastructureError, RetryLaterError
+from millstream.errors import RetryLaterError
 from millstream.pauses import Pauses
 
 _AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
@@ -24,23 +23,6 @@ class Reaching:
         self._log = log
         self._pauses = Pauses(_AGAIN_FIRST_S, _AGAIN_LAST_S)
         self._not_before_s = 0.0
-
-    async def first(self, connect: Callable[[], Awaitable[object]], limit_s: float) -> None:
-        """Connect, as a lane does that opens.
-
-        Raises `InfrastructureError` when the server is still away after `limit_s` seconds, other errors at once.
-        """
-        deadline_s = self._clock.monotonic_s() + limit_s
-        while True:
-            try:
-                await connect()
-                return
-            except RetryLaterError as error:
-                if self._clock.monotonic_s() >= deadline_s:
-                    raise InfrastructureError(error.code, f"{error}; nothing was lost") from error
-                if self._pauses.none_yet:
-                    self._log.warning("%s", error)
-                await self._pauses.wait()
 
     async def may_try(self, timeout_s: float) -> bool:
         """Whether a try is due. If not, it has waited for one, `timeout_s` seconds or less."""

@@ -122,7 +122,7 @@ class ReceivingLane:
     def replayable(self) -> bool:
         return self._stream.replayable
 
-    async def open(self, timeout_s: float) -> None:
+    async def open(self) -> None:
         """Errors: those of `SourceConnector.open`."""
         owner = self._owner
         body = unpack_position(owner.position, self._kind, owner.partitions, owner.lane)
@@ -133,7 +133,7 @@ class ReceivingLane:
             self._given, self._place = given, place
         self._inbox.place = self._place
         if not self._idle:
-            await self._reaching.first(lambda: self._stream.connect(self._place), timeout_s)
+            await self._stream.connect(self._place)
 
     async def close(self) -> None:
         await self._stream.close()
@@ -230,13 +230,13 @@ class ReceivingLane:
 
 @asynccontextmanager
 async def open_receiving(
-    kind: str, named: str, owner: SourceOwner, stream: Stream, *, timeout_s: float, idle: bool = False
+    kind: str, named: str, owner: SourceOwner, stream: Stream, *, idle: bool = False
 ) -> AsyncIterator[SourceLane]:
     """The lane at `owner.position`. `named`: the stream, for messages. `idle`: another lane reads it."""
     lane = ReceivingLane(kind, named, owner, stream, idle=idle)
     async with AsyncExitStack() as life:
         life.push_async_callback(lane.close)
-        await lane.open(timeout_s)
+        await lane.open()
         tasks = await life.enter_async_context(open_tasks())
         lane.begin(tasks)
         try:

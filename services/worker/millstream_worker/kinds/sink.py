@@ -155,15 +155,15 @@ async def _opened(
     programs = shared.outside.programs_of(lane.vertex)
     envelope = shared.whole.writes_envelopes(lane.input, settings)
     owner = replace(owner, envelope=envelope, client=programs.client("sink"))
-    primary = await opening.stack.enter_async_context(open_sink(settings, owner))
+    primary = await opening.reached(lambda: open_sink(settings, owner))
     _check_demand(settings, primary, opening)
     fallback = None
-    if settings.fallback is not None:
+    if (instead := settings.fallback) is not None:
         aside = owner.as_fallback(
-            envelope=shared.whole.writes_envelopes(lane.input, settings.fallback),
+            envelope=shared.whole.writes_envelopes(lane.input, instead),
             client=programs.client("fallback"),
         )
-        fallback = await opening.stack.enter_async_context(open_sink(settings.fallback, aside))
+        fallback = await opening.reached(lambda: open_sink(instead, aside))
     delivery = Delivery(
         *(primary, fallback, opening.retry_policy, limits),
         where=opening.where,

@@ -84,8 +84,8 @@ class SourceVertex(RunnableKind[Source]):
         shared, lane, core = opening.shared, opening.lane, opening.core
         outlet = await opening.outlet()
         seen = await opening.seen_ids()
-        source = await opening.stack.enter_async_context(
-            open_source(
+        source = await opening.reached(
+            lambda: open_source(
                 settings,
                 lane,
                 shared.vertex.partitions,

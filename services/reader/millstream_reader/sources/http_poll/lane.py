@@ -115,7 +115,7 @@ class HttpPollLane:
         self._tasks = tasks
         self._restore()
         if not self._idle:
-            await self._reaching.first(self._first, self._settings.timeout_s)
+            await self._first()
 
     def stop(self) -> None:
         """Ask for nothing more."""

@@ -28,7 +28,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from millstream import codes
-from millstream.errors import DamageError, InfrastructureError, RetryLaterError, UserError
+from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.frame import build_frame
 from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES, RECORD_BYTES_MAX
 from millstream.nats.client import Msg, Subscription, nats_errors
@@ -140,9 +140,6 @@ class JetStreamSourceLane:
             return
         self._subscription = await self._connection.listen(f"{self._inbox}.*", self._on_message)
         self._deaf = self._connection.on_loss(self._something.set)
-        await self._reaching.first(self._first_consumer, self._spec.timeout_s)
-
-    async def _first_consumer(self) -> None:
         with translated(self._connection, self._where):
             await self._new_consumer()
 
@@ -521,10 +518,7 @@ async def open_jetstream_source(spec: JetStreamSource, owner: SourceOwner) -> As
     """The lane at `owner.position`."""
     where = f"lane {owner.lane}"
     async with AsyncExitStack() as life:
-        try:
-            connection = await life.enter_async_context(linked(spec, owner.base_dir, where, f"millstream {owner.lane}"))
-        except RetryLaterError as error:
-            raise InfrastructureError(error.code, f"{error}; nothing was lost") from error
+        connection = await life.enter_async_context(linked(spec, owner.base_dir, where, f"millstream {owner.lane}"))
         lane = JetStreamSourceLane(spec, owner, connection)
         life.push_async_callback(lane.close)
         await lane.open()

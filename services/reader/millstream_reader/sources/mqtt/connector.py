@@ -95,9 +95,7 @@ class _Mqtt(SourceConnector[MqttSource]):
         from millstream_reader.sources.mqtt.topic import KIND, MqttSubscription
 
         subscription = MqttSubscription(settings, owner)
-        return open_acknowledged(
-            KIND, settings.topic, owner, subscription, messages_max=settings.prefetch, timeout_s=settings.timeout_s
-        )
+        return open_acknowledged(KIND, settings.topic, owner, subscription, messages_max=settings.prefetch)
 
 
 MQTT = _Mqtt()

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from zlib import crc32
 
-from millstream.errors import InfrastructureError, RetryLaterError
 from millstream.limits import REFUSALS_REPORTED_EVERY_S
 from millstream.nats.client import Msg, Subscription, nats_errors
 from millstream.nats.connection import BrokerConnection
@@ -146,13 +145,8 @@ async def open_nats_source(settings: NatsSource, owner: SourceOwner) -> AsyncIte
     mine = tuple(name for name in settings.subjects if crc32(name.encode()) % owner.partitions == owner.lane.partition)
     subjects = settings.subjects if settings.queue is not None else mine
     async with AsyncExitStack() as life:
-        try:
-            connection = await life.enter_async_context(
-                linked(settings, owner.base_dir, where, f"millstream {owner.lane}")
-            )
-        except RetryLaterError as error:
-            raise InfrastructureError(error.code, f"{error}; nothing was lost") from error
+        connection = await life.enter_async_context(linked(settings, owner.base_dir, where, f"millstream {owner.lane}"))
         stream = NatsStream(settings, subjects, owner, connection)
         named = ", ".join(subjects)
-        opening = open_receiving(KIND, named, owner, stream, timeout_s=settings.timeout_s, idle=not subjects)
+        opening = open_receiving(KIND, named, owner, stream, idle=not subjects)
         yield await life.enter_async_context(opening)

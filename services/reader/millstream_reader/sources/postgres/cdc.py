@@ -137,11 +137,11 @@ class PostgresCdcLane:
         return True
 
     async def open(self) -> None:
-        """Errors: those of `SourceConnector.open`; a server that is away is waited for, as long as `timeout` says."""
+        """Errors: those of `SourceConnector.open`."""
         if self._is_idle:
             return
         self._restore()
-        await self._reaching.first(self._connected, self._spec.timeout_s)
+        await self._connected()
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         if self._is_idle or self._draining or self._is_ended():

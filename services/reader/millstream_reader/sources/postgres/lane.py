@@ -97,9 +97,9 @@ class PostgresQueryLane:
         self._draining = True
 
     async def open(self) -> None:
-        """Errors: those of `SourceConnector.open`; a server that is away is waited for, as long as `timeout` says."""
+        """Errors: those of `SourceConnector.open`."""
         self._restore()
-        await self._reaching.first(self._connected, self._spec.timeout_s)
+        await self._connected()
 
     def close(self) -> None:
         """Ends the connection."""

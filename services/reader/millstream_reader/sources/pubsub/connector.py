@@ -92,7 +92,6 @@ class _Pubsub(SourceConnector[PubsubSource]):
             owner,
             subscription(settings, owner),
             messages_max=settings.prefetch,
-            timeout_s=settings.timeout_s,
         )
 
 

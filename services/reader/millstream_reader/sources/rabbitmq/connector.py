@@ -84,7 +84,6 @@ class _Rabbit(SourceConnector[RabbitSource]):
             owner,
             subscription,
             messages_max=settings.prefetch,
-            timeout_s=settings.timeout_s,
         )
 
 

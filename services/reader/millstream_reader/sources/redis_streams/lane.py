@@ -144,9 +144,9 @@ class RedisSourceLane:
         return True
 
     async def open(self) -> None:
-        """Errors: those of `SourceConnector.open`; a server that is away is waited for, as long as `timeout` says."""
+        """Errors: those of `SourceConnector.open`."""
         self._restore()
-        await self._reaching.first(self._connected, self._spec.timeout_s)
+        await self._connected()
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         waits = any(stream.waiting for stream in self._streams)

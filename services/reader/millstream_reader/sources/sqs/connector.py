@@ -77,7 +77,6 @@ class _Sqs(SourceConnector[SqsSource]):
             owner,
             subscription(settings, owner),
             messages_max=settings.prefetch,
-            timeout_s=settings.timeout_s,
         )
 
 

@@ -166,6 +166,6 @@ async def open_sse_source(settings: SseSource, owner: SourceOwner) -> AsyncItera
     async with linked(settings, owner.base_dir, f"lane {owner.lane}", HTTP) as link:
         stream = SseStream(settings, link, owner.clock)
         idle = owner.lane.partition != 0
-        opening = open_receiving(KIND, link.place, owner, stream, timeout_s=settings.timeout_s, idle=idle)
+        opening = open_receiving(KIND, link.place, owner, stream, idle=idle)
         async with opening as lane:
             yield lane

@@ -125,6 +125,6 @@ async def open_websocket_source(settings: WebSocketSource, owner: SourceOwner) -
     async with linked(settings, owner.base_dir, where, SCHEMES) as link:
         stream = WebSocketStream(settings, link, messages, owner.clock)
         idle = owner.lane.partition != 0
-        opening = open_receiving(KIND, link.place, owner, stream, timeout_s=settings.timeout_s, idle=idle)
+        opening = open_receiving(KIND, link.place, owner, stream, idle=idle)
         async with opening as lane:
             yield lane

@@ -1,0 +1,107 @@
+"""A run whose source and sink find their systems away when their vertices start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.contract.sinks.sink_targets import finished_objects
+from tests.mesh.running import Running, start
+from tests.support.object_server import Bucket, ObjectServer, open_objects_server
+from tests.support.redis_server import RedisServer, open_redis
+
+RECORDS = 500
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source: {redisStreams: SOURCE}
+  - name: out
+    sink: {file: SINK}
+  edges:
+  - {from: in, to: out, chain: false}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the pipeline reads from and writes to."""
+
+    redis: RedisServer
+    objects: ObjectServer
+    bucket: Bucket
+
+    def kill(self) -> None:
+        self.redis.kill()
+        self.objects.kill()
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.redis.start)
+        await asyncio.to_thread(self.objects.start)
+
+    def numbers(self) -> list[int]:
+        """Those that are in the bucket, in order."""
+        found = [self.bucket.get(key).splitlines() for key in finished_objects(self.bucket)]
+        return sorted(int(json.loads(line)["value"]) for lines in found for line in lines)
+
+
+@contextmanager
+def prepared(directory: Path) -> Iterator[Outside]:
+    """Both servers with what the pipeline in `directory` needs, killed."""
+    with open_redis() as redis, open_objects_server() as objects:
+        for number in range(RECORDS):
+            redis.command("XADD", "numbers", "*", "value", number)
+        bucket = objects.bucket()
+        source = {**redis.settings, "stream": "numbers", "stopAtEnd": True}
+        sink = {"path": bucket.url("out"), "store": objects.settings, "rolling": {"maxRecords": 100}}
+        text = PIPELINE.replace("SOURCE", json.dumps(source)).replace("SINK", json.dumps(sink))
+        (directory / "pipeline.yaml").write_text(text)
+        outside = Outside(redis, objects, bucket)
+        outside.kill()
+        yield outside
+
+
+async def until_both_wait(run: Running) -> None:
+    await run.until(lambda: all(f"{name} at" in run.err() for name in ("Redis", "S3")))
+
+
+@pytest.mark.guarantee("I1", "I9")
+async def test_systems_that_are_away_when_vertices_start_are_tried_until_they_are_there(tmp_path: Path) -> None:
+    with prepared(tmp_path) as outside:
+        async with start(tmp_path, "run", "pipeline.yaml") as run:
+            await until_both_wait(run)
+            first = await run.pid("out-0")
+            os.kill(first, signal.SIGKILL)
+            await run.until(lambda: run.pids().get("out-0", first) != first)
+            await outside.start()
+            ended = await run.ended()
+        assert ended.exit_code == 0, ended.err
+        assert ended.err.count("it is restarted") == 1, "only for the kill"
+        assert "account: BALANCED" in ended.out
+        assert outside.numbers() == [*range(RECORDS)]
+
+
+async def test_vertices_that_wait_for_their_systems_end_when_they_are_told_to(tmp_path: Path) -> None:
+    with prepared(tmp_path) as outside:
+        async with start(tmp_path, "run", "pipeline.yaml") as run:
+            await until_both_wait(run)
+            run.interrupt()
+            ended = await run.ended()
+        assert ended.exit_code == 0, ended.err
+        assert "not finished" not in ended.err
+        await outside.start()
+        async with start(tmp_path, "run", "pipeline.yaml") as run:
+            ended = await run.ended()
+        assert ended.exit_code == 0, ended.err
+        assert outside.numbers() == [*range(RECORDS)]
