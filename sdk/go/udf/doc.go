@@ -7,8 +7,8 @@
 //	func main() { udf.Main(udf.NewMap(shout)) }
 //
 // Millstream starts the program (`udf: {command: [./shout]}`) and calls it. There is one constructor for each kind of
-// function: [NewMap], [NewSourceTransform], [NewReduce], [NewSink], [NewSinkFunc] and [NewSource]. Package udftest runs
-// them without a pipeline.
+// function: [NewMap], [NewSourceTransform], [NewReduce], [NewSink], [NewPositionSink], [NewSinkFunc] and
+// [NewSource]. Package udftest runs them without a pipeline.
 //
 // An error is the outcome of the record it was returned for and of no other. The same goes for a panic. [Retry], [DeadLetter], [Drop]
 // and [Fallback] are errors that say what is to become of the record; after any other the vertex's retry strategy decides.

@@ -52,6 +52,7 @@ type Function struct {
 	reduce      ReduceFunc
 	write       SinkFunc
 	sink        func() Sink
+	positions   func() PositionSink
 	source      func() Source
 	concurrency int
 }

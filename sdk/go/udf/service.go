@@ -44,6 +44,7 @@ func (s *service) Describe(context.Context, *udfv1.DescribeRequest) (*udfv1.Desc
 		Language:        "go",
 		SdkVersion:      Version,
 		Concurrency:     uint32(s.function.concurrency),
+		KeepsPositions:  s.function.positions != nil,
 	}, nil
 }
 

@@ -22,6 +22,9 @@ func (s *service) Sink(stream sinkStream) error {
 	if err := s.check(hello, udfv1.Kind_KIND_SINK); err != nil {
 		return err
 	}
+	if s.function.positions != nil {
+		return s.positionSink(stream, hello)
+	}
 	var sink Sink
 	if s.function.sink != nil {
 		sink = s.function.sink()

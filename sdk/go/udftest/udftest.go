@@ -14,6 +14,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -120,16 +121,24 @@ func Map(t testing.TB, function *udf.Function, records ...udf.Record) Results {
 	return results
 }
 
-// Write runs a sink on records, as one call.
+// Write runs a sink on records, as one call. Of a sink that keeps positions it opens a lane, checks the records, writes
+// those that are not refused, and flushes them with the position "test".
 func Write(t testing.TB, function *udf.Function, records ...udf.Record) Results {
 	t.Helper()
 	if len(records) == 0 {
 		return Results{}
 	}
 	ctx, client, kind := serve(t, function)
+	described, err := client.Describe(ctx, &udfv1.DescribeRequest{})
+	must(t, err)
 	stream, err := client.Sink(ctx)
 	must(t, err)
-	must(t, stream.Send(&udfv1.SinkRequest{Message: &udfv1.SinkRequest_Hello{Hello: hello(kind)}}))
+	greeting := hello(kind)
+	greeting.KeepsPositions = described.GetKeepsPositions()
+	must(t, stream.Send(&udfv1.SinkRequest{Message: &udfv1.SinkRequest_Hello{Hello: greeting}}))
+	if greeting.KeepsPositions {
+		return writeWithPosition(t, stream, records)
+	}
 	call := &udfv1.SinkCall{CallId: 1, Frame: frameOf(records), IdPrefix: idPrefix}
 	must(t, stream.Send(&udfv1.SinkRequest{Message: &udfv1.SinkRequest_Call{Call: call}}))
 	must(t, stream.CloseSend())
@@ -142,6 +151,45 @@ func Write(t testing.TB, function *udf.Function, records ...udf.Record) Results 
 		t.Fatalf("the call as a whole failed: %s", failed)
 	}
 	return Results{Outcomes: outcomesOf(response.GetAnswer().GetOutcomes())}
+}
+
+// writeWithPosition is one transaction of a sink that keeps positions.
+func writeWithPosition(t testing.TB, stream udfv1.Udf_SinkClient, records []udf.Record) Results {
+	t.Helper()
+	_, err := stream.Recv()
+	must(t, err)
+	ask := func(request *udfv1.SinkRequest) *udfv1.SinkResponse {
+		must(t, stream.Send(request))
+		response, err := stream.Recv()
+		must(t, err)
+		for _, failed := range []string{
+			response.GetOpened().GetError(), response.GetOpened().GetFenced(), response.GetAnswer().GetError(),
+			response.GetFlushed().GetError(), response.GetFlushed().GetFenced(),
+		} {
+			if failed != "" {
+				t.Fatalf("the call as a whole failed: %s", failed)
+			}
+		}
+		return response
+	}
+	open := &udfv1.SinkOpen{Lane: "test/test.in-test.0", Epoch: uint64(time.Now().UnixNano())}
+	ask(&udfv1.SinkRequest{Message: &udfv1.SinkRequest_Open{Open: open}})
+	check := &udfv1.SinkCall{CallId: 1, Frame: frameOf(records), IdPrefix: idPrefix}
+	refused := ask(&udfv1.SinkRequest{Message: &udfv1.SinkRequest_Check{Check: check}}).GetAnswer().GetOutcomes()
+	var fitting []udf.Record
+	for i, record := range records {
+		if !slices.ContainsFunc(refused, func(outcome *udfv1.Outcome) bool { return int(outcome.GetIndex()) == i }) {
+			fitting = append(fitting, record)
+		}
+	}
+	if len(fitting) > 0 {
+		call := &udfv1.SinkCall{CallId: 2, Frame: frameOf(fitting), IdPrefix: idPrefix}
+		ask(&udfv1.SinkRequest{Message: &udfv1.SinkRequest_Call{Call: call}})
+	}
+	ask(&udfv1.SinkRequest{Message: &udfv1.SinkRequest_Flush{Flush: &udfv1.SinkFlush{Position: []byte("test")}}})
+	must(t, stream.CloseSend())
+	ended(t, func() error { _, err := stream.Recv(); return err })
+	return Results{Outcomes: outcomesOf(refused)}
 }
 
 // Input is a group for a reduce function, and its records.

@@ -265,6 +265,49 @@ func TestASinkIsFlushedBehindItsRecords(t *testing.T) {
 	expect(t, results.Outcomes, []udftest.Outcome{{Index: 1, Result: "fallback", Reason: "not wanted"}})
 }
 
+// account keeps positions, and says what it is asked for.
+type account struct{ journal }
+
+func (a *account) Open(_ context.Context, lane udf.SinkLane) ([]byte, error) {
+	return nil, a.say("open " + lane.Name)
+}
+func (a *account) Check(_ context.Context, record udf.Record) error {
+	if string(record.Value) == "bad" {
+		return udf.Drop{Reason: "not wanted"}
+	}
+	return nil
+}
+func (a *account) Flush(_ context.Context, position []byte) error {
+	return a.say("flush " + string(position))
+}
+
+func TestASinkThatKeepsPositionsIsOneTransaction(t *testing.T) {
+	var said []string
+	sink := udf.NewPositionSink(func() udf.PositionSink { return &account{journal{said: &said}} })
+	results := udftest.Write(t, sink, udftest.Values("a", "bad", "c")...)
+	expect(t, said, []string{
+		"open test/test.in-test.0", "test/in-test/0/1/0 a", "test/in-test/0/1/1 c", "flush test", "close",
+	})
+	expect(t, results.Outcomes, []udftest.Outcome{{Index: 1, Result: "drop", Reason: "not wanted"}})
+}
+
+func TestASinkThatKeepsPositionsRefusesRecordsInCheckAlone(t *testing.T) {
+	var said []string
+	sink := udf.NewPositionSink(func() udf.PositionSink { return &unchecked{account{journal{said: &said}}} })
+	var failure string
+	fatal := &fatals{TB: t, said: &failure}
+	fatal.run(func() { udftest.Write(fatal, sink, udftest.Values("a", "bad")...) })
+	if !strings.Contains(failure, "return it from Check") {
+		t.Errorf("it failed with %q", failure)
+	}
+	expect(t, said, []string{"open test/test.in-test.0", "test/in-test/0/1/0 a", "close"})
+}
+
+// unchecked finds out too late.
+type unchecked struct{ account }
+
+func (u *unchecked) Check(context.Context, udf.Record) error { return nil }
+
 func TestASinkFunc(t *testing.T) {
 	var mutex sync.Mutex
 	var written []string

@@ -1,0 +1,104 @@
+"""A sink in Go that keeps positions: `examples/udf-go/book`, killed from outside while it writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from millstream import codes
+from millstream.record import Position
+from tests.contract.sinks.file_target import sink_owner, value_of
+from tests.contract.sinks.position_lanes import function, lane
+from tests.support.errors import raises
+from tests.unit.writer.sink_frames import sink_frame
+from tools.style import REPOSITORY
+
+FRAMES = 200
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The program, built."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no Go toolchain on the PATH: a sink in Go that keeps positions is not run here")
+    program = tmp_path_factory.mktemp("book") / "book"
+    build = [go, "build", "-o", str(program), "./book"]
+    examples = REPOSITORY / "examples/udf-go"
+    built = subprocess.run(build, cwd=examples, capture_output=True, text=True, timeout=300, check=False)
+    assert built.returncode == 0, built.stderr
+    return [str(program)]
+
+
+def numbers_in(book: Path) -> list[int]:
+    if not book.exists():
+        return []
+    return [json.loads(line)["n"] for line in json.loads(book.read_text())["lines"]]
+
+
+def values(sequence: int) -> list[bytes]:
+    return [value_of(n) for n in range(sequence * 10, sequence * 10 + 10)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_function_that_is_killed_again_and_again_writes_each_record_once(
+    tmp_path: Path, command: list[str]
+) -> None:
+    book = tmp_path / "book"
+    async with function(book, command, {"BOOK": str(book)}) as client:
+
+        async def kill() -> None:
+            for written in range(25, FRAMES - 25, 25):
+                while len(numbers_in(book)) < written * 10:  # noqa: ASYNC110  # of another program there is no event
+                    await asyncio.sleep(0.001)
+                process = client.sidecar.statistics().pid
+                assert process is not None
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(kill())
+            async with lane(client, sink_owner(1)) as one:
+                for sequence in range(1, FRAMES + 1):
+                    await one.write([sink_frame(values(sequence), sequence)], Position(sequence))
+    assert numbers_in(book) == [*range(10, FRAMES * 10 + 10)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_of_two_owners_in_go_the_older_has_no_effect(tmp_path: Path, command: list[str]) -> None:
+    book = tmp_path / "book"
+    async with (
+        function(book, command, {"BOOK": str(book)}) as first,
+        function(book, command, {"BOOK": str(book)}) as second,
+        lane(first, sink_owner(1)) as old,
+    ):
+        await old.write([sink_frame(values(1), 1)], Position(1))
+        async with lane(second, sink_owner(2)) as new:
+            assert new.durable == Position(1)
+            with raises(codes.OUTPUT_TAKEN_OVER):
+                await old.write([sink_frame(values(2), 2)], Position(2))
+            await new.write([sink_frame(values(2), 2)], Position(2))
+        with raises(codes.OUTPUT_TAKEN_OVER):
+            async with lane(first, sink_owner(1)):
+                pytest.fail("an older owner opened the lane")
+    assert numbers_in(book) == [*range(10, 30)]
+
+
+async def test_a_record_that_is_refused_in_go_is_not_written(tmp_path: Path, command: list[str]) -> None:
+    book = tmp_path / "book"
+    async with function(book, command, {"BOOK": str(book)}) as client, lane(client, sink_owner(1)) as one:
+        result = await one.write([sink_frame([value_of(1), b"two\nlines", value_of(2)], 1)], Position(1))
+        assert [(failure.index, failure.reason) for failure in result.failures[0]] == [
+            (1, "the value has several lines")
+        ]
+        assert numbers_in(book) == [1]
+        await one.flush()
+    assert numbers_in(book) == [1, 2]
