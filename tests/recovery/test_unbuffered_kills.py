@@ -19,6 +19,7 @@ import pytest
 
 from millstream.errors import FencedError
 from millstream.wire.ledger.v1 import mark_pb2
+from tests.contract.sinks.sink_targets import sqlite_rows
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import Running, start
 from tests.recovery.crash_pipelines import check_whims
@@ -28,6 +29,7 @@ from tests.support.pipelines import PipelineRun, open_pipeline
 from tests.support.postgres_server import open_postgres
 from tests.support.redis_server import open_redis
 
+POSITION_VALUES = Path(__file__).parent / "position_values.py"
 PART = 400
 """Records between two kills, and for each owner."""
 OWNERS = 6
@@ -51,6 +53,8 @@ def place_of(kind: str, directory: Path) -> Iterator[Place]:
             yield Place(
                 {"file": {"path": "out", "format": "jsonl", "rolling": {"maxAge": "100ms"}}}, lambda: files.rows("out")
             )
+        elif kind == "udsink":
+            yield position_sink(directory)
         elif kind == "postgres":
             server = stack.enter_context(open_postgres())
             database = asyncio.run(server.database())
@@ -87,6 +91,17 @@ def place_of(kind: str, directory: Path) -> Iterator[Place]:
             )
 
 
+def position_sink(directory: Path) -> Place:
+    """A user-defined sink that keeps positions."""
+    settings = {"python": f"{POSITION_VALUES}:Values", "env": [{"name": "VALUES", "value": str(directory / "values")}]}
+    return Place({"udsink": settings}, lambda: position_sink_rows(directory / "values"))
+
+
+def position_sink_rows(file: Path) -> list[dict[str, Any]]:
+    """What the database of `position_values.py` has, in the order in which it was written."""
+    return [json.loads(value) for (value,) in sqlite_rows(file, 'SELECT value FROM "values" ORDER BY place')]
+
+
 def missing(kind: str) -> str:
     return {"postgres": postgres_server.why_missing, "kafka": kafka_server.why_missing}.get(kind, str)()
 
@@ -113,7 +128,7 @@ def kill_function(run: Running) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "kind",
-    ["file", "postgres", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("kafka", "redis"))],
+    ["file", "postgres", "udsink", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("kafka", "redis"))],
 )
 def test_one_answer_counts_though_everything_is_killed(tmp_path: Path, kind: str) -> None:
     if missing(kind):
