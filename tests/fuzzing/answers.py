@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.frame import Frame
+from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf import checks
 from millstream.udf.answers import MapAnswer
@@ -19,6 +22,9 @@ from millstream_udf.values import Window
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.mapping import Mapper
 from millstream_writer.routing import Route, Router
+from millstream_writer.sink import SinkFailure
+from millstream_writer.sinks.kept import Kept
+from millstream_writer.sinks.udsink import positions
 from millstream_writer.sinks.udsink.outcomes import failures_of
 from tests.fuzzing.using import INPUTS, Target, use
 
@@ -111,6 +117,31 @@ def _sink_seeds() -> Sequence[bytes]:
     return [udf_pb2.SinkResponse(answer=one).SerializeToString() for one in answers]
 
 
+def sink_position(data: bytes) -> None:
+    try:
+        found = positions.position_of(data)
+    except ValueError:
+        return
+    if found is not None:
+        assert positions.position_of(positions.text_of(found)) == _shortened(found)
+
+
+def _shortened(stored: positions.StoredPosition) -> positions.StoredPosition:
+    """As the next position has it."""
+    refused = {at: replace(failure, detail=failure.detail[:300]) for at, failure in stored.refused.items()}
+    return stored._replace(refused=refused)
+
+
+def _position_seeds() -> Sequence[bytes]:
+    kept = Kept("run", 7, "owner", Position(3, 4), "frame")
+    refused = {
+        Position(2, 1): SinkFailure(0, "r", retryable=False, drop=True),
+        Position(2, 5): SinkFailure(0, "r", retryable=False, fallback=True, detail="d"),
+        Position(2, 7): SinkFailure(0, "r", retryable=False, code=codes.RECORD_MISFIT),
+    }
+    return [positions.text_of(positions.StoredPosition(kept, some)) for some in ({}, refused)]
+
+
 def source_batch(data: bytes) -> None:
     try:
         checks.check_parts(data, (2, 1, 5))
@@ -162,6 +193,7 @@ TARGETS = {
     "map-answer": Target(map_answer, _map_seeds),
     "parts": Target(parts, _map_seeds),
     "sink-answer": Target(sink_answer, _sink_seeds),
+    "sink-position": Target(sink_position, _position_seeds),
     "source-batch": Target(source_batch, _source_seeds),
     "reduce-answer": Target(reduce_answer, _reduce_seeds),
 }

@@ -178,3 +178,24 @@ async def test_a_function_in_a_sandbox_is_imported_in_it(tmp_path: Path) -> None
     assert lines[1] == "    Traceback (most recent call last):"
     assert lines[2] == f'      File "{code / "f.py"}", line 1, in <module>'
     assert lines[-1] == "1 problem"
+
+
+async def test_a_sink_that_has_to_keep_positions_and_does_not_is_found(tmp_path: Path) -> None:
+    (tmp_path / "sinks.py").write_text(
+        "class Kept:\n"
+        "    def open(self, lane): ...\n"
+        "    def write(self, value): ...\n"
+        "    def flush(self, position): ...\n\n"
+        "def plain(value): ...\n"
+    )
+    sinks = "".join(
+        f"    - name: {name.lower()}\n      sink: {{udsink: {{python: 'sinks.py:{name}'}}, guarantee: exactlyOnce}}\n"
+        for name in ("Kept", "plain")
+    )
+    edges = "  edges: [{from: in, to: kept}, {from: in, to: plain}]\n"
+    (tmp_path / "pipeline.yaml").write_text(HEAD + SOURCE + sinks + edges)
+    exit_code, told = await checked(tmp_path)
+    assert exit_code == 2
+    (problem,) = told["problems"]
+    assert (problem["code"], problem["path"]) == ("MS-2225", "spec.vertices[2].sink.guarantee")
+    assert "`plain` does not keep positions" in problem["what"]

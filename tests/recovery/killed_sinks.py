@@ -66,7 +66,7 @@ async def function_of(spec: FallbackSink) -> AsyncIterator[UdfClient | None]:
     if spec.program is None:
         yield None
         return
-    env = {item.name: item.value or "" for item in spec.program.env}
+    env = {item.name: str(item.value) for item in spec.program.env}
     process = SidecarSpec(python_command(spec.program.python or ""), role="sink", pipeline="p", vertex="out", env=env)
     async with open_local_function(process, log=lambda _, line: None) as client:
         yield client

@@ -23,9 +23,11 @@ from millstream.lines import LastLines, text_of
 from millstream.processes import open_process
 from millstream.processors import processors
 from millstream.sandbox import confined
+from millstream.spec.connectors import GuaranteeId
 from millstream.spec.problems import Finding, Path, path_text
 from millstream.spec.protocols import NATIVE
 from millstream.spec.resolved import Resolved
+from millstream.spec.sinks import Sink
 from millstream.udf.environment import inherited
 from millstream.udf.program_lines import readable
 from millstream.udf.protocol import protocol_of
@@ -59,6 +61,8 @@ class _Place:
     """The kind of function that the vertex needs."""
     written: str
     """The function, as written in the pipeline file."""
+    demand: Path | None = None
+    """Where the pipeline file has a `guarantee` that needs a function that keeps positions."""
 
 
 async def check_functions(resolved: Resolved, known: Collection[str] = ()) -> Verdict:
@@ -108,7 +112,14 @@ def _places(resolved: Resolved, known: Collection[str], verdict: Verdict) -> Ite
                     (path, f"the function is not imported: `{written}` is not a Python program that uses our SDK")
                 )
                 continue
-            yield _Place(spec, path, program.function_kind.value, written)
+            yield _Place(spec, path, program.function_kind.value, written, _demand(vertex.settings, placed.role, path))
+
+
+def _demand(settings: object, role: str, path: Path) -> Path | None:
+    """Where a guarantee is required that only the function can give. `path`: of its sink."""
+    if role != "sink" or not isinstance(settings, Sink) or settings.guarantee != "exactlyOnce":
+        return None
+    return (*path[:-1], "guarantee") if settings.promise().id is GuaranteeId.BY_FUNCTION else None
 
 
 def _in_spark(resolved: Resolved, vertex: str, role: str, program: Any) -> SidecarSpec | None:
@@ -213,6 +224,10 @@ def _judge_kind(place: _Place, report: Mapping[str, Any], verdict: Verdict) -> N
     if place.kind in report["kinds"]:
         told = {name: str(report[name]) for name in ("function", "takes", "gives")}
         verdict.functions.append({"vertex": place.spec.vertex, "role": place.spec.role, **told})
+        if place.demand is not None and not report.get("keeps_positions"):
+            what = f"`guarantee: exactlyOnce` is not possible here: `{report['function']}` does not keep positions"
+            expected = "a class with open, write and flush (docs/connectors/udsink.md); or no `guarantee`"
+            verdict.problems.append(Finding(codes.GUARANTEE_NOT_HELD, place.demand, what, expected))
         return
     served = " or ".join(report["kinds"])
     if not report["decorated"]:
