@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.support.mariadb_server import MariaServer
     from tests.support.mqtt_broker import MqttServer
     from tests.support.object_server import ObjectServer
+    from tests.support.opensearch_server import OpenSearchServer
     from tests.support.postgres_server import PostgresServer
     from tests.support.pubsub_server import PubsubServer
     from tests.support.rabbit_server import RabbitServer
@@ -122,6 +123,17 @@ def pubsub() -> Iterator[PubsubServer]:
     if why := why_missing():
         pytest.skip(why)
     with open_pubsub() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def opensearch() -> Iterator[OpenSearchServer]:
+    """An OpenSearch node, the same one for every test that asks for it. A test that kills it starts it again."""
+    from tests.support.opensearch_server import open_opensearch, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_opensearch() as server:
         yield server
 
 

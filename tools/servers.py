@@ -23,7 +23,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = REPOSITORY / ".cache" / "servers"
 FETCH_TIMEOUT_S = 900
 
-_KAFKA = Path(__file__).parent / "kafka"
 _PUBSUB = Path(__file__).parent / "pubsub"
 
 
@@ -47,10 +46,21 @@ def check_hashes(listed: Path, directory: Path) -> None:
 
 def fetch_kafka(directory: Path) -> None:
     """The jars of a broker, from Maven's repository."""
+    _fetch_jars("kafka", directory)
+
+
+def fetch_opensearch(directory: Path) -> None:
+    """The jars of a server, from Maven's repository; 44 MB."""
+    _fetch_jars("opensearch", directory)
+
+
+def _fetch_jars(name: str, directory: Path) -> None:
+    """What the project file of a server names."""
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
             raise NotAvailableError(f"{program} is not installed")
-    command = ["mvn", "--quiet", "--batch-mode", "--file", str(_KAFKA / "pom.xml"), "dependency:copy-dependencies"]
+    listed = Path(__file__).parent / name
+    command = ["mvn", "--quiet", "--batch-mode", "--file", str(listed / "pom.xml"), "dependency:copy-dependencies"]
     try:
         done = subprocess.run(
             [*command, f"-DoutputDirectory={directory}"],
@@ -64,7 +74,7 @@ def fetch_kafka(directory: Path) -> None:
     if done.returncode != 0:
         lines = (done.stdout or done.stderr).strip().splitlines()
         raise NotAvailableError(f"Maven failed: {lines[0] if lines else f'exit code {done.returncode}'}")
-    check_hashes(_KAFKA / "jars.sha256", directory)
+    check_hashes(listed / "jars.sha256", directory)
 
 
 def fetch_postgres(directory: Path) -> None:
@@ -171,6 +181,7 @@ FETCHED: dict[str, Callable[[Path], None]] = {
     "seaweedfs": fetch_seaweedfs,
     "moto": fetch_moto,
     "pubsub": fetch_pubsub,
+    "opensearch": fetch_opensearch,
 }
 """By name, what fetches a server into an empty directory. It raises `NotAvailableError` where that is not possible."""
 

@@ -255,6 +255,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "iceberg": "millstream_writer.sinks.iceberg.connector:ICEBERG",
         "jetstream": "millstream_writer.sinks.jetstream.connector:JETSTREAM",
         "mqtt": "millstream_writer.sinks.mqtt.connector:MQTT",
+        "opensearch": "millstream_writer.sinks.opensearch.connector:OPENSEARCH",
         "nats": "millstream_writer.sinks.nats.connector:NATS",
         "pubsub": "millstream_writer.sinks.pubsub.connector:PUBSUB",
         "rabbitmq": "millstream_writer.sinks.rabbitmq.connector:RABBITMQ",

@@ -19,6 +19,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
 from tests.support.mqtt_broker import MqttServer
+from tests.support.opensearch_server import OpenSearchServer
 from tests.support.pubsub_server import PubsubServer
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer, open_redis
@@ -298,6 +299,33 @@ class TestMqttSource(SourceConformance):
         (place / "password").write_text("wr0ng")
         settings = {**self.server.settings, "password": {"file": "password"}, "topic": "t/x", "session": "x"}
         return {"mqtt": settings}, "wr0ng"
+
+
+class TestOpenSearchSink(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, opensearch: OpenSearchServer) -> None:
+        self.server = opensearch
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.index = self.server.index()
+        return {"opensearch": {**self.server.settings, "index": self.index}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        return self.server.numbers(self.index)
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.kill()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+
+class TestOpenSearchUpserts(TestOpenSearchSink):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.index = self.server.index()
+        own = {"index": self.index, "lanesIndex": f"{self.index}-lanes"}
+        return {"opensearch": {**self.server.settings, **own, "mode": "upsert", "id": "n"}}
 
 
 @pytest.mark.sweep

@@ -49,6 +49,7 @@ UNREACHED = {
     "delta_sink": "tests/recovery/test_table_kills.py, with a table of its own",
     "iceberg_sink": "tests/recovery/test_table_kills.py, with a table of its own",
     "object_sink": "tests/recovery/test_object_kills.py, with a server of its own",
+    "opensearch_sink": "tests/recovery/test_opensearch_kills.py, with a server",
     "redis_sink": "tests/recovery/test_redis_kills.py, with a server of its own",
     "postgres_sink": "tests/recovery/test_postgres_kills.py, with a server of its own",
     "sql_sink": "needs a database: tests/contract/sinks/test_sql.py and test_sql_mariadb.py",

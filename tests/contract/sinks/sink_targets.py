@@ -29,6 +29,7 @@ from tests.support.kafka_server import KafkaServer
 from tests.support.mqtt_broker import MqttServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.object_server import Bucket, ObjectServer
+from tests.support.opensearch_server import OpenSearchServer
 from tests.support.postgres_server import Database, PostgresServer
 from tests.support.pubsub_server import PubsubServer, Queue
 from tests.support.rabbit_server import RabbitServer
@@ -63,6 +64,8 @@ KINDS = [
     *(("sqs", "sqs fifo") if sizes.ALL else ("sqs",)),
     *(("pubsub none", "pubsub key") if sizes.ALL else ("pubsub none",)),
     "mqtt",
+    "opensearch insert",
+    "opensearch upsert",
 ]
 
 _GUARANTEES = {
@@ -83,6 +86,7 @@ _GUARANTEES = {
     "rabbit": Guarantee.AT_LEAST_ONCE,
     "delta": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "iceberg": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "opensearch": Guarantee.EXACTLY_ONCE_IDEMPOTENT,
 }
 
 
@@ -104,10 +108,12 @@ class SinkTarget:
     subscribed: Queue | None = None
     """Of Pub/Sub."""
     mqtt: MqttServer | None = None
+    opensearch: OpenSearchServer | None = None
     nats: OutsideNats | None = None
     bucket: Bucket | None = None
     topic: str = ""
-    """Of Kafka; the stream or prefix of Redis; the queue of RabbitMQ or SQS; the topic of MQTT."""
+    """Of Kafka; the stream or prefix of Redis; the queue of RabbitMQ or SQS; the topic of MQTT; the index of
+    OpenSearch."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -145,6 +151,8 @@ class SinkTarget:
             return sorted(json.loads(message.data)["n"] for message in self.pubsub.taken(self.subscribed))
         if self.mqtt is not None:
             return [json.loads(message.payload)["n"] for message in self.mqtt.kept(self.topic)]
+        if self.opensearch is not None:
+            return self.opensearch.numbers(self.topic)
         if self.nats is not None:
             return [json.loads(value)["n"] for value in self.nats.values_at_once("orders", "orders.new")]
         if self.kind == "udsink positions":
@@ -230,6 +238,12 @@ def redis_spec(server: RedisServer, mode: str, target: str, /, **more: object) -
     return FallbackSink.model_validate({"redisStreams": {**server.settings, **options}})
 
 
+def opensearch_spec(server: OpenSearchServer, index: str, /, **more: object) -> FallbackSink:
+    """A sink that writes into the index."""
+    options = {"index": index, "lanesIndex": f"{index}-lanes", **more}
+    return FallbackSink.model_validate({"opensearch": {**server.settings, **options}})
+
+
 def object_spec(bucket: Bucket, form: str, /, **more: object) -> FallbackSink:
     """A sink that writes below `out`."""
     columns = [] if form == "jsonl" else COLUMNS
@@ -274,6 +288,7 @@ async def open_target(
     sqs: SqsServer | None = None,
     pubsub: PubsubServer | None = None,
     mqtt: MqttServer | None = None,
+    opensearch: OpenSearchServer | None = None,
 ) -> AsyncIterator[SinkTarget]:
     """The servers: for kinds that begin with their names."""
     name, _, option = kind.partition(" ")
@@ -317,20 +332,19 @@ async def open_target(
             yield SinkTarget(kind, directory, spec, rabbit=rabbit, topic=queue)
         elif name == "sqs":
             assert sqs is not None
-            queue = sqs.queue(fifo=option == "fifo")
-            spec = FallbackSink.model_validate({"sqs": sqs.settings(queue)})
-            yield SinkTarget(kind, directory, spec, sqs=sqs, topic=queue)
+            yield _sqs_target(kind, directory, sqs)
         elif name == "pubsub":
             assert pubsub is not None
-            subscribed = pubsub.queue()
-            spec = FallbackSink.model_validate({"pubsub": {**pubsub.sink(subscribed), "orderingKeySource": option}})
-            yield SinkTarget(kind, directory, spec, pubsub=pubsub, subscribed=subscribed)
+            yield _pubsub_target(kind, directory, pubsub)
         elif name == "mqtt":
             assert mqtt is not None
             topic = mqtt.topic()
             mqtt.keep(topic)
             spec = FallbackSink.model_validate({"mqtt": {**mqtt.settings, "topic": topic}})
             yield SinkTarget(kind, directory, spec, mqtt=mqtt, topic=topic)
+        elif name == "opensearch":
+            assert opensearch is not None
+            yield _opensearch_target(kind, directory, opensearch)
         elif name == "kafka":
             assert kafka is not None
             topic = kafka.create(f"records-{uuid4()}")
@@ -343,3 +357,22 @@ async def open_target(
             client = await stack.enter_async_context(open_local_function(process, log=lambda _, line: None))
             spec = FallbackSink.model_validate({"udsink": {"python": function}})
             yield SinkTarget(kind, directory, spec, udf_client=client)
+
+
+def _sqs_target(kind: str, directory: Path, server: SqsServer) -> SinkTarget:
+    queue = server.queue(fifo=kind.endswith("fifo"))
+    spec = FallbackSink.model_validate({"sqs": server.settings(queue)})
+    return SinkTarget(kind, directory, spec, sqs=server, topic=queue)
+
+
+def _pubsub_target(kind: str, directory: Path, server: PubsubServer) -> SinkTarget:
+    subscribed = server.queue()
+    keys = kind.partition(" ")[2]
+    spec = FallbackSink.model_validate({"pubsub": {**server.sink(subscribed), "orderingKeySource": keys}})
+    return SinkTarget(kind, directory, spec, pubsub=server, subscribed=subscribed)
+
+
+def _opensearch_target(kind: str, directory: Path, server: OpenSearchServer) -> SinkTarget:
+    index = server.index()
+    spec = opensearch_spec(server, index, mode=kind.partition(" ")[2])
+    return SinkTarget(kind, directory, spec, opensearch=server, topic=index)

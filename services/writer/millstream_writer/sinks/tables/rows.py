@@ -48,7 +48,7 @@ class RowFormat(ABC, Generic[T]):
         objects = [parsed[row] for row in rows] if self._with_json else []
         columns = [_cells(column, item, rows, objects) for column in self.columns]
         if self._delete_when is not None:
-            deletes = _deletes(self._delete_when, item, rows, objects)
+            deletes = deletes_of(self._delete_when, item, rows, objects)
         else:
             deletes = [self.deletes_all] * len(rows)
         if self.identified and any(None in columns[key] for key in self.keys):
@@ -104,11 +104,12 @@ def _cells(
     column: TableColumn, item: SinkFrame, rows: Sequence[int], objects: Sequence[dict[str, Any]]
 ) -> Sequence[Any]:
     if column.part is None:
-        return _members(objects, column.field.split(".") if column.field is not None else [column.name])
+        return members_of(objects, column.field.split(".") if column.field is not None else [column.name])
     return _part(column.part, item, rows)
 
 
-def _members(objects: Sequence[dict[str, Any]], path: Sequence[str]) -> Sequence[Any]:
+def members_of(objects: Sequence[dict[str, Any]], path: Sequence[str]) -> Sequence[Any]:
+    """The member of each object that a path of names leads to; None where there is none."""
     values: Sequence[Any] = [item.get(path[0]) for item in objects]
     for name in path[1:]:
         values = [value.get(name) if isinstance(value, dict) else None for value in values]
@@ -146,13 +147,14 @@ _COMPARED: dict[type, Callable[[Any], str]] = {
 }
 
 
-def _deletes(
+def deletes_of(
     when: DeleteWhen, item: SinkFrame, rows: Sequence[int], objects: Sequence[dict[str, Any]]
 ) -> Sequence[bool]:
+    """Which of the records delete. `objects`: their values, where a member decides."""
     if when.header is not None:
         headers = item.frame.headers()
         wanted = json.dumps(when.equals) if not isinstance(when.equals, str) else when.equals
         return [headers[row].get(when.header) == wanted.encode() for row in rows]
     assert when.field is not None, "one of the two is there"
     wanted_text = _COMPARED[type(when.equals)](when.equals)
-    return [_COMPARED[type(value)](value) == wanted_text for value in _members(objects, when.field.split("."))]
+    return [_COMPARED[type(value)](value) == wanted_text for value in members_of(objects, when.field.split("."))]

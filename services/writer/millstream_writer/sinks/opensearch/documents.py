@@ -1,0 +1,198 @@
+"""Records as lines of a bulk request, and what an answer says of each. Pure.
+
+    insert    create, with an id of run and record: a document that exists is this one
+    upsert    index or delete, with the id that the record names and a version: a newer one stays
+
+A version is made of the number of the lane's owner and the record's place, so that it grows with every record of a lane
+and with every owner: whatever an older owner or an older request still writes, loses against a newer one.
+
+Above it: the lane. Below it: frames.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from millstream.json_text import all_json
+from millstream.limits import FRAME_RECORDS_MAX, RESULT_FRAME_RECORDS_MAX
+from millstream_writer.sink import SinkFailure, SinkFrame
+from millstream_writer.sinks.carried import keys_text, message_id
+from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON, one_line, parse_json
+from millstream_writer.sinks.opensearch.connector import OpenSearchSink
+from millstream_writer.sinks.tables.rows import deletes_of, members_of
+
+ID_BYTES_MAX = 512
+NO_ID = "record has no document id"
+ID_TOO_LONG = "document id is too long"
+TOO_LARGE = "record is too large for OpenSearch"
+BUSY = "OpenSearch is busy"
+CONFLICT = 409
+"""The status of what was not written because the document is there, or is newer."""
+
+_RECORD_BITS = 15
+_FRAME_BITS = 28
+FRAMES_MAX = 1 << _FRAME_BITS
+"""Frames after which an owner needs a new number."""
+OWNERS_MAX = 1 << (63 - _FRAME_BITS - _RECORD_BITS)
+"""Numbers of owners; a version has 63 bits."""
+assert max(FRAME_RECORDS_MAX, RESULT_FRAME_RECORDS_MAX) <= 1 << _RECORD_BITS
+
+_BLANK = b" \t\n\r"
+_WAITING = frozenset((429, 500, 502, 503, 504))
+_BLOCKED = "cluster_block_exception"
+_ALL_RECORDS = frozenset(("index_not_found_exception", "security_exception"))
+"""Errors that are not about a record."""
+
+
+class Put(NamedTuple):
+    """What a record becomes."""
+
+    row: int
+    lines: bytes
+    """Of the request, with their line breaks."""
+    id: str = ""
+    """Of the document, where it may be there in a newer version."""
+
+
+class Owned(NamedTuple):
+    """Which versions a lane writes."""
+
+    number: int
+    """Of the owner, from 1 on."""
+    first: int
+    """Sequence from which its frames are counted."""
+
+    def version(self, sequence: int, index: int) -> int:
+        """Of the record at an index of the frame at a sequence."""
+        assert 0 <= sequence - self.first < FRAMES_MAX, "the lane has taken a new number"
+        assert index < 1 << _RECORD_BITS, "frames are cut to fewer"
+        return (((self.number << _FRAME_BITS) + sequence - self.first) << _RECORD_BITS) + index
+
+    def is_newer(self, version: int) -> bool:
+        """Whether a version was written by a later owner."""
+        return version >> (_FRAME_BITS + _RECORD_BITS) > self.number
+
+
+class Misfit(NamedTuple):
+    """What an answer says of a record that was not written."""
+
+    reason: str
+    detail: str
+    retryable: bool
+    everything: bool = False
+    """It is not about this record: the index is missing, or the user lacks a permission."""
+
+
+def convert(
+    item: SinkFrame, settings: OpenSearchSink, run: str, owned: Owned | None
+) -> tuple[list[Put], list[SinkFailure]]:
+    """What a frame's records become, and the records that cannot be documents. `owned`: for `upsert`."""
+    rows, failures = _objects(item.frame.values())
+    if owned is None:
+        ids = item.record_ids()
+        values = item.frame.values()
+        heads = [_head("create", {"_id": message_id(run, ids[row], ID_BYTES_MAX)}) for row in rows]
+        puts = [Put(row, head + one_line(values[row]) + b"\n") for row, head in zip(rows, heads, strict=True)]
+        return puts, failures
+    return _upserts(item, settings, owned, rows, failures)
+
+
+def batches(puts: Sequence[Put], bytes_max: int) -> list[list[Put]]:
+    """As many as go into each request, in order."""
+    made: list[list[Put]] = []
+    size = 0
+    for put in puts:
+        if not made or size + len(put.lines) > bytes_max:
+            made.append([])
+            size = 0
+        made[-1].append(put)
+        size += len(put.lines)
+    return made
+
+
+def judged(answer: Mapping[str, Any]) -> Misfit | None:
+    """What one item of an answer means; None where the target has what the record says, or something newer."""
+    ((operation, found),) = answer.items()
+    status, error = int(found["status"]), found.get("error")
+    if status < 300 or status == CONFLICT or (status == 404 and operation == "delete" and error is None):
+        return None
+    kind = str(error.get("type", "")) if isinstance(error, Mapping) else ""
+    detail = _detail(error) if isinstance(error, Mapping) else str(error)
+    if kind == _BLOCKED or kind in _ALL_RECORDS or status in (401, 403):
+        return Misfit(kind, detail, retryable=kind == _BLOCKED, everything=True)
+    if status in _WAITING:
+        return Misfit(BUSY, detail, retryable=True)
+    return Misfit(f"OpenSearch refuses it with {kind or f'status {status}'}", detail, retryable=False)
+
+
+def _upserts(
+    item: SinkFrame, settings: OpenSearchSink, owned: Owned, rows: Sequence[int], failures: list[SinkFailure]
+) -> tuple[list[Put], list[SinkFailure]]:
+    values, indexes = item.frame.values(), item.indexes()
+    when = settings.delete_when
+    with_members = settings.id is not None or (when is not None and when.field is not None)
+    objects: list[Any] = [parse_json(values[row]) for row in rows] if with_members else []
+    ids = members_of(objects, settings.id.split(".")) if settings.id is not None else _keys(item, rows)
+    deletes = deletes_of(when, item, rows, objects) if when is not None else [False] * len(rows)
+    puts = []
+    for row, name, is_deleted in zip(rows, ids, deletes, strict=True):
+        if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
+            detail = f"`{settings.id}` is not a text or a whole number" if settings.id is not None else "it has no key"
+            failures.append(SinkFailure(row, NO_ID, retryable=False, detail=detail))
+            continue
+        if len(str(name).encode(errors="replace")) > ID_BYTES_MAX:
+            detail = f"it has more than {ID_BYTES_MAX} bytes"
+            failures.append(SinkFailure(row, ID_TOO_LONG, retryable=False, detail=detail))
+            continue
+        version = owned.version(item.sequence, indexes[row])
+        # The same version again is the same write again.
+        meta = {"_id": str(name), "version": version, "version_type": "external_gte"}
+        if is_deleted:
+            puts.append(Put(row, _head("delete", meta), str(name)))
+        else:
+            puts.append(Put(row, _head("index", meta) + one_line(values[row]) + b"\n", str(name)))
+    return puts, sorted(failures, key=lambda failure: failure.index)
+
+
+def _head(operation: str, meta: Mapping[str, Any]) -> bytes:
+    return json.dumps({operation: meta}, separators=(",", ":")).encode() + b"\n"
+
+
+def _keys(item: SinkFrame, rows: Sequence[int]) -> list[str | None]:
+    keys = item.frame.keys()
+    return [_key_text(keys[row]) for row in rows]
+
+
+def _key_text(keys: Sequence[bytes]) -> str | None:
+    if not keys:
+        return None
+    return keys[0].decode(errors="replace") if len(keys) == 1 else keys_text(keys)
+
+
+def _objects(values: Sequence[bytes]) -> tuple[Sequence[int], list[SinkFailure]]:
+    """Which of the values are JSON objects, and failures for the others."""
+    if all_json(values) and all(value.lstrip(_BLANK).startswith(b"{") for value in values):
+        return range(len(values)), []
+    rows: list[int] = []
+    failures: list[SinkFailure] = []
+    for row, value in enumerate(values):
+        try:
+            is_object = isinstance(parse_json(value), dict)
+        except ValueError as error:
+            failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
+            continue
+        if is_object:
+            rows.append(row)
+        else:
+            failures.append(SinkFailure(row, NOT_AN_OBJECT, retryable=False))
+    return rows, failures
+
+
+def _detail(error: Mapping[str, Any]) -> str:
+    cause = error.get("caused_by")
+    said = str(error.get("reason", ""))
+    if isinstance(cause, Mapping) and cause.get("reason"):
+        said += f" ({cause['reason']})"
+    return said[:1000]

@@ -1,0 +1,231 @@
+"""The OpenSearch sink: records as documents, by bulk requests.
+
+    insert: write ─► bulk of `create`, ids of run and record ─► created, or there already: written
+    upsert: open ─► a new number for this owner ─► write ─► bulk of `index` and `delete`, with versions
+                                                             └─ written, or something newer is there: written
+
+No order of kills, lost answers and late requests gives another result, because a document is created once, and a
+version never goes back. Items that the server has no capacity for are tried again; it refuses others permanently.
+
+Above it: the delivery. Below it: the lines (`documents`), and aiohttp.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from millstream import codes
+from millstream.durable import step
+from millstream.errors import DamageError, MillstreamError, UserError
+from millstream.plurals import counted
+from millstream.record import Position
+from millstream.web.link import WebLink, linked, translated
+from millstream.web.settings import HTTP
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
+from millstream_writer.sinks.kept import fenced
+from millstream_writer.sinks.opensearch.connector import OpenSearchSink
+from millstream_writer.sinks.opensearch.documents import (
+    CONFLICT,
+    FRAMES_MAX,
+    OWNERS_MAX,
+    TOO_LARGE,
+    Misfit,
+    Owned,
+    Put,
+    batches,
+    convert,
+    judged,
+)
+
+_NDJSON = "application/x-ndjson"
+_ONLY = "?filter_path=items.*.status,items.*.error"
+_CONFLICTS_MAX = 20
+
+
+class OpenSearchSinkLane(UnkeptLane):
+    """The session of one lane. One request at a time."""
+
+    def __init__(self, settings: OpenSearchSink, owner: SinkOwner, link: WebLink) -> None:
+        self._settings = settings
+        self._owner = owner
+        self._link = link
+        self._base = link.url.rstrip("/")
+        self._bulk = f"{self._base}/{quote(settings.index, safe='')}/_bulk{_ONLY}"
+        self._owned: Owned | None = None
+        """Of `upsert`, once it is known."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACTLY_ONCE_IDEMPOTENT
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        failures: list[list[SinkFailure]] = []
+        for item in frames:
+            puts, found = convert(item, self._settings, self._owner.ledger_id, await self._versions(item.sequence))
+            for batch in batches(puts, self._settings.max_bytes):
+                found += await self._send(batch)
+            failures.append(sorted(found, key=lambda failure: failure.index))
+        return WriteResult(failures if any(failures) else ())
+
+    async def _send(self, batch: Sequence[Put]) -> list[SinkFailure]:
+        body = b"".join(put.lines for put in batch)
+        headers = {"Content-Type": _NDJSON}
+        size = len(body)
+        if self._settings.compression == "gzip":
+            body = gzip.compress(body, 1)
+            headers["Content-Encoding"] = "gzip"
+        with translated(self._link), step("opensearch_sink.bulk", self._owner.lane.vertex):
+            async with self._link.session.post(
+                self._bulk, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                if response.status == 413:
+                    return self._too_large(batch, size)
+                if response.status != 200:
+                    raise self._refused(response.status, response.headers, await response.read())
+                items = json.loads(await response.read())["items"]
+        failures = []
+        newer = []
+        for put, item in zip(batch, items, strict=True):
+            if put.id and any(found["status"] == CONFLICT for found in item.values()):
+                newer.append(put.id)
+            misfit = judged(item)
+            if misfit is None:
+                continue
+            if misfit.everything:
+                raise self._unusable(misfit)
+            failures.append(
+                SinkFailure(put.row, misfit.reason, retryable=misfit.retryable, detail=misfit.detail, shows_value=True)
+            )
+        if newer:
+            await self._check_newer(newer)
+        return failures
+
+    async def _check_newer(self, ids: Sequence[str]) -> None:
+        """Raises unless the documents are newer by records of this owner, or the lane has another owner by now.
+
+        An owner's own versions are never in the way of the first attempt, so this is rare.
+        """
+        owned, owner, settings = self._owned, self._owner, self._settings
+        assert owned is not None, "there are no conflicts without versions"
+        place = f"{self._base}/{quote(settings.index, safe='')}/_mget?filter_path=docs._version"
+        with translated(self._link):
+            async with self._link.session.post(place, json={"ids": ids}, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise self._refused(response.status, response.headers, await response.read())
+                found = json.loads(await response.read()).get("docs", ())
+        if not any(owned.is_newer(int(one.get("_version", 0))) for one in found):
+            return
+        number, _ = await self._former(self._lane_document())
+        if number > owned.number:
+            raise fenced(owner, settings.index)
+        raise DamageError(
+            codes.SINK_AHEAD,
+            f"{owner.where}: a document of {settings.index} has a version that lane {owner.name} has not reached: "
+            f"another lane or pipeline writes the same ids, or {settings.lanes_index} was deleted. The record was not "
+            f"written. Let records with the same id reach one lane, by their key; or write to a new index",
+        )
+
+    def _too_large(self, batch: Sequence[Put], size: int) -> list[SinkFailure]:
+        if len(batch) > 1:
+            raise self._link.unfit(f"accepts no request of {size} bytes; lower `maxBytes`")
+        detail = f"the server accepts no request of {size} bytes"
+        return [SinkFailure(batch[0].row, TOO_LARGE, retryable=False, detail=detail)]
+
+    def _refused(self, status: int, headers: Mapping[str, str], body: bytes) -> MillstreamError:
+        """Of a request as a whole."""
+        error = _error_of(body)
+        if status == 404 and error is not None:
+            return self._unusable(Misfit(str(error.get("type", "")), str(error.get("reason", "")), retryable=False))
+        return self._link.refused(status, headers)
+
+    def _unusable(self, misfit: Misfit) -> MillstreamError:
+        """Of every record: none of them is at fault."""
+        if misfit.retryable:
+            return self._link.away(f"does not write to {self._settings.index} now: {misfit.detail}")
+        if misfit.reason == "index_not_found_exception":
+            what = f"lacks an index, and does not create it: {misfit.detail}"
+            return self._link.unfit(f"{what}. Create it, or let `action.auto_create_index` include it")
+        what = f"{self._owner.where}: {self._link.place} does not let the user write to {self._settings.index}"
+        return UserError(codes.TARGET_REFUSES, f"{what}: {misfit.reason}: {misfit.detail}")
+
+    # The number of the owner
+
+    async def _versions(self, sequence: int) -> Owned | None:
+        if self._settings.mode != "upsert":
+            return None
+        if self._owned is None or sequence - self._owned.first >= FRAMES_MAX:
+            self._owned = Owned(await self._take_over(), sequence)
+        return self._owned
+
+    async def _take_over(self) -> int:
+        """A number above those of all earlier owners of the lane. A lost answer costs a number."""
+        owner, settings, place = self._owner, self._settings, self._lane_document()
+        for _ in range(_CONFLICTS_MAX):
+            number, condition = await self._former(place)
+            if number + 1 >= OWNERS_MAX:
+                what = f"{owner.where}: lane {owner.name} has had {counted(number, 'owner')}, more than versions count"
+                raise DamageError(codes.TARGET_POSITION_LOST, f"{what}. Write to another index")
+            body = {"run": owner.ledger_id, "epoch": owner.epoch, "number": number + 1}
+            with translated(self._link), step("opensearch_sink.take_over", owner.lane.vertex):
+                async with self._link.session.put(
+                    f"{place}?{condition}&refresh=true", json=body, allow_redirects=False
+                ) as response:
+                    if response.status in (200, 201):
+                        return number + 1
+                    if response.status != 409:
+                        raise self._refused(response.status, response.headers, await response.read())
+        raise self._link.away(f"changes the document of lane {owner.name} in {settings.lanes_index} all the time")
+
+    def _lane_document(self) -> str:
+        """Where the number of the lane's owner is."""
+        name = quote(f"{self._owner.pipeline}/{self._owner.name}", safe="")
+        return f"{self._base}/{quote(self._settings.lanes_index, safe='')}/_doc/{name}"
+
+    async def _former(self, place: str) -> tuple[int, str]:
+        """The number of the owner before, and the condition under which the next one replaces it."""
+        owner = self._owner
+        with translated(self._link):
+            async with self._link.session.get(place, allow_redirects=False) as response:
+                if response.status == 404:
+                    return 0, "op_type=create"
+                body = await response.read()
+                if response.status != 200:
+                    raise self._refused(response.status, response.headers, body)
+        found = json.loads(body)
+        kept: Mapping[str, Any] = found["_source"]
+        if kept["run"] == owner.ledger_id and kept["epoch"] > owner.epoch:
+            raise fenced(owner, self._settings.index)
+        return int(kept["number"]), f"if_seq_no={found['_seq_no']}&if_primary_term={found['_primary_term']}"
+
+
+def _error_of(body: bytes) -> Mapping[str, Any] | None:
+    """What an answer says is wrong, where it says so in the way of OpenSearch."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return None
+    error = found.get("error") if isinstance(found, dict) else None
+    return error if isinstance(error, dict) else None
+
+
+@asynccontextmanager
+async def open_opensearch_sink(settings: OpenSearchSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+    """A session for one lane. A server that is away is waited for by the first write."""
+    async with linked(settings, owner.base_dir, f"{owner.where}: the opensearch sink", HTTP) as link:
+        yield OpenSearchSinkLane(settings, owner, link)
+
+
+async def look(settings: OpenSearchSink, base_dir: Path) -> None:
+    """Raises errors of ours where the cluster is not reached, or refuses."""
+    async with linked(settings, base_dir, "validate --online: the opensearch sink", HTTP) as link:
+        with translated(link):
+            async with link.session.get(f"{link.url.rstrip('/')}/", allow_redirects=False) as response:
+                if response.status != 200:
+                    raise link.refused(response.status, response.headers)

@@ -1,0 +1,82 @@
+"""Pipelines into OpenSearch, and all that they need, killed at random; and the sink at every durable step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.sinks.sink_targets import opensearch_spec
+from tests.mesh.running import start
+from tests.recovery.killed_sinks import EXPECTED, kill_at
+from tests.support.opensearch_server import OpenSearchServer
+
+RECORDS = 6_000
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source: {generator: {records: RECORDS, rpu: 750, keyCount: 20}}
+  - name: out
+    partitions: 2
+    sink:
+      opensearch: SETTINGS
+      guarantee: exactlyOnce
+  edges:
+  - {from: in, to: out}
+"""
+POINTS = [
+    f"opensearch_sink.{step}:{side}#{time}"
+    for step, time in (("take_over", 1), ("bulk", 5))
+    for side in ("before", "after")
+]
+
+
+@pytest.mark.guarantee("I1", "I2", "I9")
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+async def test_each_record_counts_once_though_everything_is_killed(
+    opensearch: OpenSearchServer, tmp_path: Path, mode: str
+) -> None:
+    index = opensearch.index()
+    settings = {**opensearch.settings, "index": index, "lanesIndex": f"{index}-lanes", "mode": mode}
+    text = PIPELINE.replace("RECORDS", str(RECORDS)).replace("SETTINGS", json.dumps(settings))
+    (tmp_path / "pipeline.yaml").write_text(text)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        for victim in ("out-0", "opensearch", "broker"):
+            seen = run.records("out")
+            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
+            if victim == "opensearch":
+                opensearch.kill()
+                await asyncio.to_thread(opensearch.start)
+            else:
+                with suppress(ProcessLookupError, KeyError):
+                    os.kill(run.pids()[victim], signal.SIGKILL)
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    documents: list[dict[str, Any]] = [*opensearch.documents(index).values()]
+    numbers = sorted(document["number"] for document in documents)
+    if mode == "insert":
+        assert numbers == [*range(RECORDS)]
+    else:
+        # The newest record of each key.
+        assert numbers == [*range(RECORDS - 20, RECORDS)]
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("point", POINTS)
+async def test_killed_at_a_step_each_record_is_there_once(opensearch: OpenSearchServer, point: str) -> None:
+    index = opensearch.index()
+    spec = opensearch_spec(opensearch, index, mode="upsert", id="n")
+    await kill_at(spec.as_written(given_only=True), point)
+    assert opensearch.numbers(index) == EXPECTED
