@@ -41,11 +41,9 @@ def local_problems(loaded: Loaded | Partial) -> list[Problem]:
             used = Place((*path, vertex.key, *placed.path, end.kind), path, loaded.base_dir, vertex.replicas, taken)
             for what, remedy in lacks(end.connector):
                 findings.append(Finding(codes.EXTRA_NEEDED, used.path, f"`{end.kind}` {what}", remedy))
-            if end.format is not None:
-                for what, remedy in end.format.lacks():
-                    findings.append(
-                        Finding(codes.EXTRA_NEEDED, (*used.path[:-1], "format"), f"`format` {what}", remedy)
-                    )
+            for name, form in end.formats():
+                for what, remedy in form.lacks():
+                    findings.append(Finding(codes.EXTRA_NEEDED, (*used.path[:-1], name), f"`{name}` {what}", remedy))
             findings += end.connector.local_findings(end.settings, used)
     problems = [loaded.problem(finding) for finding in findings]
     return sorted(problems, key=lambda problem: (problem.line, problem.column, problem.path))

@@ -114,8 +114,15 @@ class Connector(Generic[S]):
     encoded = False
     """Whether values may be bytes in an encoding of others, so that `format` can name it."""
 
+    keys_encoded = False
+    """Whether keys may be such bytes, too, so that `keyFormat` can name their encoding."""
+
     def unencoded(self, settings: S) -> str | None:
         """Which of the settings keeps them from being so, and what it would have to be."""
+        return None
+
+    def keys_unencoded(self, settings: S) -> str | None:
+        """As `unencoded`, for keys."""
         return None
 
     def local_findings(self, settings: S, place: Place) -> Iterator[Finding]:
@@ -205,6 +212,10 @@ class SinkKind(Connector[S]):
         one."""
         return None
 
+    def key_subject(self, settings: S) -> str | None:
+        """As `subject`, of the keys' schema."""
+        return None
+
     def use_problems(self, settings: S, use: SinkUse) -> Iterator[ShapeProblem]:
         """Problems with settings, each valid by itself, for this use of the sink."""
         yield from ()
@@ -265,18 +276,31 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
 
 
 def format_problems(
-    registry: Registry[SourceKind[SpecModel]] | Registry[SinkKind[SpecModel]], kind: str, settings: SpecModel
+    registry: Registry[SourceKind[SpecModel]] | Registry[SinkKind[SpecModel]],
+    kind: str,
+    settings: SpecModel,
+    formats: Iterator[tuple[str, object]],
 ) -> Iterator[ShapeProblem]:
-    """What is wrong with a `format` beside the settings of that kind."""
+    """What is wrong with `format` and `keyFormat` beside the settings of that kind."""
     connector = registry.load(kind)
-    if not connector.encoded:
-        able = ", ".join(name for name in registry.names if registry.load(name).encoded)
-        what = f"values of a {kind} {registry.noun} have no `format`"
-        expected = f"a {registry.noun} of {able}; or no `format`"
-        yield ShapeProblem(codes.FIELDS_CONFLICT, ("format",), what, expected)
-    elif (needed := connector.unencoded(settings)) is not None:
-        what = f"values of this {kind} {registry.noun} have no `format`"
-        yield ShapeProblem(codes.FIELDS_CONFLICT, ("format",), what, f"{needed}; or no `format`")
+    for name, _ in formats:
+        noun = "values" if name == "format" else "keys"
+        if not _is_encoded(connector, name):
+            able = ", ".join(other for other in registry.names if _is_encoded(registry.load(other), name))
+            what = f"{noun} of a {kind} {registry.noun} have no `{name}`"
+            expected = f"a {registry.noun} of {able}; or no `{name}`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, expected)
+        elif (needed := _unencoded(connector, settings, name)) is not None:
+            what = f"{noun} of this {kind} {registry.noun} have no `{name}`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"{needed}; or no `{name}`")
+
+
+def _is_encoded(connector: Connector[SpecModel], name: str) -> bool:
+    return connector.encoded if name == "format" else connector.keys_encoded
+
+
+def _unencoded(connector: Connector[SpecModel], settings: SpecModel, name: str) -> str | None:
+    return connector.unencoded(settings) if name == "format" else connector.keys_unencoded(settings)
 
 
 def lacks(connector: Connector[S]) -> Iterator[tuple[str, str]]:

@@ -19,8 +19,8 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
         for placed in vertex.ends:
             end = placed.end
             yield from end.connector.notes(end.settings, (*settings, *placed.path, end.kind))
-            if end.format is not None:
-                yield from end.format.notes((*settings, *placed.path, "format"))
+            for name, form in end.formats():
+                yield from form.notes((*settings, *placed.path, name))
         yield from _in_the_clear(vertex, settings)
         yield from vertex.definition.notes(vertex.settings, settings)
         written = spec["vertices"][index][vertex.key]

@@ -45,6 +45,14 @@ class FallbackSink(Choice):
     """How values are encoded, in a sink of messages such as `kafka`. They have to be JSON before. Default: values stay
     as they are."""
 
+    key_format: SinkFormat | None = None
+    """How keys are encoded, in `kafka`. A key fits the schema as a text, or else as the JSON that it is. The default of
+    `subject` is `<topic>-key`. Default: keys stay as they are."""
+
+    def formats(self) -> Iterator[tuple[str, SinkFormat]]:
+        """The encodings outside, by the names of their fields."""
+        yield from ((name, one) for name, one in (("format", self.format), ("keyFormat", self.key_format)) if one)
+
     @property
     def connector(self) -> SinkKind[SpecModel]:
         """The connector of its kind."""
@@ -57,9 +65,9 @@ class FallbackSink(Choice):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """A format only where it can be, with a subject."""
+        yield from format_problems(SINKS, self.kind, self.settings, self.formats())
         if self.format is None:
             return
-        yield from format_problems(SINKS, self.kind, self.settings)
         if self.connector.encoded and self.format.subject is None and self.connector.subject(self.settings) is None:
             what = f"a {self.kind} sink has no subject by itself"
             expected = "`subject`, by which the registry has the schema"

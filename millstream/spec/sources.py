@@ -24,6 +24,9 @@ class Source(Choice):
     format: Format | None = None
     """How values are encoded, for sources of messages such as `kafka`. They are decoded to JSON before `eventTime` and
     `keys` are read. Default: values are not decoded."""
+    key_format: Format | None = None
+    """How keys are encoded, for `kafka`. A key is decoded to JSON: a text to itself, everything else to its JSON text.
+    Default: keys are not decoded."""
     event_time: EventTime | None = None
     """Where the event time is found. Default: the time that the source itself provides (the generator's time, the HTTP
     header), else the time of reading."""
@@ -43,10 +46,16 @@ class Source(Choice):
         if self.event_time is not None and self.event_time.header is not None and not self.connector.has_headers:
             what = f"records of a {self.kind} source have no headers"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("eventTime", "header"), what, "`eventTime.field`")
-        if self.format is not None:
-            yield from format_problems(SOURCES, self.kind, self.settings)
+        yield from format_problems(SOURCES, self.kind, self.settings, self.formats())
+        if self.key_format is not None and self.keys:
+            what = "`keyFormat` has no effect, because `keys` takes the keys from the value"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("keyFormat",), what, "one of them")
         holding = "a source that guarantees it, such as `file`; or no `guarantee`"
         yield from self.promise().demand_problems(self.guarantee, ("guarantee",), holding)
+
+    def formats(self) -> Iterator[tuple[str, Format]]:
+        """The encodings outside, by the names of their fields."""
+        yield from ((name, one) for name, one in (("format", self.format), ("keyFormat", self.key_format)) if one)
 
     @property
     def connector(self) -> SourceKind[SpecModel]:

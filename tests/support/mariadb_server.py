@@ -31,7 +31,7 @@ _FETCHED = Path(__file__).parents[2] / ".cache" / "servers" / "mariadb"
 _NOBODY = "nobody"
 _INIT = f"""
 CREATE USER {USER}@'127.0.0.1';
-GRANT ALL ON *.* TO {USER}@'127.0.0.1';
+GRANT ALL ON *.* TO {USER}@'127.0.0.1' WITH GRANT OPTION;
 CREATE USER {LOCKED}@'127.0.0.1' IDENTIFIED BY '{PASSWORD}';
 """
 _SETTINGS = {

@@ -36,6 +36,8 @@ START_TIMEOUT_S = 90.0
 _SETTLED_S = 10.0
 USER, PASSWORD = "shop", "a long secret"
 """May do everything in the virtual host `shop`, and nothing in `/`."""
+WRITER = "writer"
+"""Has the same password, and may do everything in the virtual host `/`."""
 VIRTUAL_HOST = "shop"
 _LIMITS = "disk_free_limit.absolute = 1MB\nvm_memory_high_watermark.absolute = 1GB\n"
 """By default it accepts no message where the disk or the memory of the machine is small."""
@@ -45,10 +47,12 @@ _DEFINITIONS = {
     "users": [
         {"name": "guest", "password": "guest", "tags": "administrator"},
         {"name": USER, "password": PASSWORD, "tags": ""},
+        {"name": WRITER, "password": PASSWORD, "tags": ""},
     ],
     "permissions": [
         {"user": "guest", "vhost": "/", **_RIGHTS},
         {"user": USER, "vhost": VIRTUAL_HOST, **_RIGHTS},
+        {"user": WRITER, "vhost": "/", **_RIGHTS},
     ],
 }
 

@@ -47,6 +47,8 @@ class SourceOwner:
     """Names the lane to that program."""
     seen: SeenIds | None = None
     """The ids that the lane remembers, where the source gives ids."""
+    raw_keys: bool = False
+    """Whether keys stay the bytes that they are, because `keyFormat` decodes them."""
 
 
 class SourceConnector(SourceKind[S]):

@@ -21,9 +21,9 @@ from millstream.spec.values import SpecModel
 
 if TYPE_CHECKING:
     from millstream.clock import Clock
-    from millstream.formats.encoding import Encoder
     from millstream.udf.protocol import StreamName, UdfClient
     from millstream_writer.sink import SinkLane
+    from millstream_writer.sinks.encoding import Encoders
 
 HeldInstead = Callable[[int, str], Awaitable[str | None]]
 """What the lane's buffer holds at a sequence instead of the frame of a name, in words; None when it is that frame."""
@@ -68,8 +68,8 @@ class SinkOwner:
     """The sink gets the envelope of each record as its value."""
     whole: bool = False
     """The lane is at the end of a chain: it has to be a `WholeLane`, if it keeps a position."""
-    encoder: Encoder | None = None
-    """Of the values, where the sink has a `format`."""
+    encoders: Encoders | None = None
+    """Of values and keys, where the sink has a `format` or `keyFormat`."""
     client: UdfClient | None = None
     """The running program of a sink whose settings are a `Program`."""
     committed: Callable[[], Position] | None = None

@@ -136,6 +136,63 @@ async def test_confluents_deserializers_read_what_a_kafka_sink_has_written(
     assert written[-1] == b""
 
 
+KEYS: dict[str, tuple[Any, str, list[bytes], list[Any]]] = {
+    "text": ({"type": "string"}, "AVRO", [b"a", b'"a"', "Zoë".encode(), b"5", b""], ["a", '"a"', "Zoë", "5", ""]),
+    "number": ({"type": "long"}, "AVRO", [b"5", b"-9223372036854775808"], [5, -(2**63)]),
+    "record": (ORDER, "AVRO", [b'{"a": 1, "b": "x"}'], [{"a": 1, "b": "x"}]),
+    "json": (JSON_ORDER, "JSON", [b'{"a": 1, "b": "x"}'], [{"a": 1, "b": "x"}]),
+    "protobuf": (ORDERS_SOURCE, "PROTOBUF", [b'{"id": "5"}'], [{"id": "5"}]),
+}
+
+
+@pytest.mark.parametrize("transactions", [True, False])
+@pytest.mark.parametrize("kind", KEYS)
+async def test_confluents_deserializers_read_the_keys_that_a_kafka_sink_has_written(
+    kafka: KafkaServer, registry: RegistryServer, kind: str, transactions: bool
+) -> None:
+    topic = kafka.create(f"formats-{uuid4()}")
+    schema, type_, keys, read = KEYS[kind]
+    compiled = {"serialized": serialized(ORDERS)} if type_ == "PROTOBUF" else {}
+    registry.register(f"{topic}-key", schema, type_, **compiled)
+    encoding = type_.lower()
+    written = {"encoding": encoding, "registry": {"url": registry.url}}
+    settings = {"brokers": [kafka.brokers], "topic": topic, "transactions": transactions}
+    given = sink_frame([b"v"] * (len(keys) + 1), 1, keys=[*([key] for key in keys), []])
+    spec = FallbackSink.model_validate({"kafka": settings, "keyFormat": written})
+    async with open_sink(spec, sink_owner(1)) as lane:
+        assert await lane.write([given], Position(1)) == WriteResult()
+        await lane.flush()
+    messages = await asyncio.to_thread(kafka.read, topic)
+    assert [message.value() for message in messages] == [b"v"] * len(given.frame.values())
+    assert messages[-1].key() is None
+
+    def decoded() -> list[Any]:
+        context = SerializationContext(topic, MessageField.KEY)
+        with SchemaRegistryClient({"url": registry.url}) as client:
+            deserialize = deserializer(encoding, client)
+            return [deserialize(message.key(), context) for message in messages[:-1]]
+
+    assert await asyncio.to_thread(decoded) == read
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_key_that_does_not_fit_is_refused_and_others_are_written(
+    kafka: KafkaServer, registry: RegistryServer
+) -> None:
+    topic = kafka.create(f"formats-{uuid4()}")
+    registry.register(f"{topic}-key", {"type": "long"})
+    written = {"encoding": "avro", "registry": {"url": registry.url}}
+    settings = {"brokers": [kafka.brokers], "topic": topic}
+    spec = FallbackSink.model_validate({"kafka": settings, "keyFormat": written})
+    keys = [[b"1"], [b"one"], [b"1", b"2"], [b"2"]]
+    async with open_sink(spec, sink_owner(1)) as lane:
+        result = await lane.write([sink_frame([b"a", b"b", b"c", b"d"], 1, keys=keys)], Position(1))
+    assert [(index, topic in detail) for index, detail in refused(result)] == [(1, True), (2, True)]
+    assert {failure.reason for failures in result.failures for failure in failures} == {"key does not fit the schema"}
+    # Nothing behind a refused record, before that one has been dealt with.
+    assert await asyncio.to_thread(kafka.values, topic) == [b"a"]
+
+
 @pytest.mark.guarantee("I1")
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_value_that_does_not_fit_is_refused_and_others_are_written(
@@ -312,3 +369,13 @@ async def test_what_cannot_be_meant_is_refused(sink: dict[str, Any], written: di
     spec = {**sink, "format": {"encoding": "avro", "registry": {"url": "http://h"}, **written}}
     with pytest.raises(ValidationError, match=what):
         FallbackSink.model_validate(spec)
+
+
+async def test_keys_have_a_format_where_they_are_keys_of_messages() -> None:
+    written = {"encoding": "avro", "registry": {"url": "http://h"}, "subject": "s"}
+    for sink, what in (
+        ({"jetstream": {"url": "nats://h", "subject": "s"}}, "keys of a jetstream sink have no `keyFormat`"),
+        ({"kafka": {"brokers": ["h:1"], "topic": "t", "setKey": False}}, "keys of this kafka sink have no `keyFormat`"),
+    ):
+        with pytest.raises(ValidationError, match=what):
+            FallbackSink.model_validate({**sink, "keyFormat": written})

@@ -113,6 +113,58 @@ async def test_a_kafka_topic_in_avro_is_read_as_json_from_any_position(
         assert done + values(rest) == values(records)
 
 
+@pytest.mark.parametrize("valued", [False, True])
+async def test_keys_of_a_kafka_topic_are_decoded_with_a_format_of_their_own(
+    kafka: KafkaServer, registry: RegistryServer, valued: bool
+) -> None:
+    topic = kafka.create(f"formats-{uuid4()}")
+    text, number = registry.register("text", {"type": "string"}), registry.register("number", {"type": "long"})
+    value = framed(7, FOO) if valued else b"plain"
+    given: list[tuple[bytes | None, tuple[str, ...]]] = [
+        (framed(text, avro("string", "Zoë")), ("Zoë",)),
+        (framed(text, avro("string", '"quoted"')), ('"quoted"',)),
+        # Not text as it is.
+        (framed(number, avro("long", -(2**63))), (str(-(2**63)),)),
+        (framed(7, FOO), ('{"a":27,"b":"foo"}',)),
+        (None, ()),
+        (b"", ("",)),
+    ]
+    for key, _ in given:
+        kafka.produce(topic, [value], key=key)
+    for key in (b"0000000001066162", b"\0\0\0\x01\x94x", b"\xff"):
+        kafka.produce(topic, [value], key=key)
+    form = {"encoding": "avro", "registry": {"url": registry.url}}
+    written = {
+        "kafka": {"brokers": [kafka.brokers], "topic": topic, "stopAtEnd": True},
+        "keyFormat": form,
+        **({"format": form} if valued else {}),
+    }
+    async with open_lane(written) as lane:
+        records, invalid, batches = await read_to_end(lane, records_max=2)
+    assert [record.keys for record in records] == [keys for _, keys in given]
+    assert set(values(records)) == {b'{"a":27,"b":"foo"}' if valued else b"plain"}
+    assert [item.value for item in invalid] == [value] * 3
+    assert all(item.reason.startswith("the key: ") for item in invalid), invalid
+    for batch in batches:
+        async with open_lane(written, batch.position) as lane:
+            rest, _, _ = await read_to_end(lane)
+        assert [one.keys for one in rest] == [one.keys for one in records][len(records) - len(rest) :]
+
+
+async def test_keys_that_cannot_be_decoded_yet_are_waited_for(kafka: KafkaServer, registry: RegistryServer) -> None:
+    topic = kafka.create(f"formats-{uuid4()}")
+    kafka.produce(topic, [b"v"], key=framed(7, FOO))
+    registry.away = True
+    form = {"encoding": "avro", "registry": {"url": registry.url}}
+    written = {"kafka": {"brokers": [kafka.brokers], "topic": topic, "stopAtEnd": True}, "keyFormat": form}
+    async with open_lane(written) as lane:
+        while not registry.asked:
+            assert (await lane.read(100, 1 << 20, 0.05)).frame is None
+        registry.away = False
+        records = await read_until(lane, lambda records: len(records) == 1, [])
+    assert records[0].keys == ('{"a":27,"b":"foo"}',)
+
+
 async def test_values_that_cannot_be_decoded_are_set_aside_with_the_reason(
     nats: OutsideNats, registry: RegistryServer
 ) -> None:
@@ -333,3 +385,7 @@ async def test_what_cannot_be_meant_is_refused(written: dict[str, Any], code: Co
     fine = {"encoding": "json", "registry": {"url": "http://h"}}
     with pytest.raises(ValidationError, match="have no `format`"):
         Source.model_validate({"generator": {"records": 1}, "format": fine})
+    with pytest.raises(ValidationError, match="keys of a rabbitmq source have no `keyFormat`"):
+        Source.model_validate({"rabbitmq": {"url": "amqp://h", "queue": "q"}, "keyFormat": fine})
+    with pytest.raises(ValidationError, match="`keyFormat` has no effect"):
+        Source.model_validate({"kafka": {"brokers": ["h:1"], "topic": "t"}, "keyFormat": fine, "keys": ["a"]})

@@ -1,6 +1,6 @@
-"""`format` of a source: the values of another lane, decoded to JSON.
+"""`format` and `keyFormat` of a source: the values and keys of another lane, decoded to JSON.
 
-    lane ─► batch, held ─► schemas of its values ─► JSON, or invalid with the reason
+    lane ─► batch, held ─► schemas of its values and keys ─► JSON, or invalid with the reason
                    └─ registry away: empty batches, at the position before it
 
 Above it: the lane that reads event times and keys off the JSON. Below it: the lane of any source whose values are
@@ -9,30 +9,37 @@ bytes, and the decoder.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from millstream.clock import Clock
 from millstream.errors import MillstreamError
 from millstream.formats.decoding import Decoder, open_decoder
 from millstream.frame import Frame
-from millstream.spec.formats import Format
+from millstream.spec.sources import Source
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.reaching import Reaching
 from millstream_udf import columns
 
 _log = logging.getLogger(__name__)
 
+_Keys = tuple[bytes, ...]
+
 
 class DecodingLane:
     """The records of another lane, decoded. See `SourceLane`."""
 
-    def __init__(self, lane: SourceLane, decoder: Decoder, position: bytes, clock: Clock) -> None:
+    def __init__(
+        self, lane: SourceLane, values: Decoder | None, keys: Decoder | None, position: bytes, clock: Clock
+    ) -> None:
         self._lane = lane
-        self._decoder = decoder
+        self._values = values
+        self._keys = keys
         self._position = position
         """Behind what was given."""
         self._held: SourceBatch | None = None
@@ -72,30 +79,58 @@ class DecodingLane:
 
     async def _decoded(self, batch: SourceBatch, frame: Frame) -> SourceBatch:
         encoded = frame.values()
-        values: list[bytes] = []
+        values = list(encoded) if self._values is None else await self._values.decode(encoded)
+        keys = await self._decoded_keys(frame)
         kept: list[int] = []
         invalid: list[InvalidRecord] = []
-        for row, made in enumerate(await self._decoder.decode(encoded)):
+        for row, made in enumerate(values):
+            key = keys[row] if keys is not None else ()
             if isinstance(made, ValueError):
                 invalid.append(InvalidRecord(encoded[row], str(made)))
+            elif isinstance(key, ValueError):
+                invalid.append(InvalidRecord(encoded[row], f"the key: {key}"))
             else:
-                values.append(made)
                 kept.append(row)
         if not kept:
             return replace(batch, frame=None, invalid=(*batch.invalid, *invalid), made_up=b"")
         taken = frame if not invalid else frame.take(kept)
+        if self._values is not None:
+            taken = replace(taken, values_column=columns.pack_bytes([cast("bytes", values[row]) for row in kept]))
+        if keys is not None:
+            taken = replace(taken, keys_column=columns.pack_lists([cast("_Keys", keys[row]) for row in kept]))
         return replace(
-            batch,
-            frame=replace(taken, values_column=columns.pack_bytes(values)),
-            invalid=(*batch.invalid, *invalid),
-            made_up=batch.rows_made_up(kept),
+            batch, frame=taken, invalid=(*batch.invalid, *invalid), made_up=batch.rows_made_up(kept)
         )
+
+    async def _decoded_keys(self, frame: Frame) -> list[_Keys | ValueError] | None:
+        """Of each record; None where no record has one."""
+        if self._keys is None or not frame.keys_column:
+            return None
+        given = frame.keys()
+        made = iter(await self._keys.decode([parts[0] for parts in given if parts]))
+        return [_text_of(next(made)) if parts else () for parts in given]
+
+
+def _text_of(decoded: bytes | ValueError) -> _Keys | ValueError:
+    """The key of a record: a JSON text is the text itself, anything else stays JSON."""
+    if isinstance(decoded, ValueError):
+        return decoded
+    if not decoded.startswith(b'"'):
+        return (decoded,)
+    try:
+        return (json.loads(decoded).encode(),)
+    except UnicodeEncodeError as error:
+        return ValueError(f"it is not text: {error}")
 
 
 @asynccontextmanager
 async def decoding(
-    lane: SourceLane, settings: Format, position: bytes, *, base_dir: Path, clock: Clock, where: str
+    lane: SourceLane, source: Source, position: bytes, *, base_dir: Path, clock: Clock, where: str
 ) -> AsyncIterator[SourceLane]:
-    """The lane with its values decoded. Errors: those of `open_decoder`."""
-    async with open_decoder(settings, base_dir, clock, where) as decoder:
-        yield DecodingLane(lane, decoder, position, clock)
+    """The lane with its values and keys decoded. Errors: those of `open_decoder`."""
+    async with AsyncExitStack() as stack:
+        values, keys = [
+            await stack.enter_async_context(open_decoder(form, base_dir, clock, where)) if form is not None else None
+            for form in (source.format, source.key_format)
+        ]
+        yield DecodingLane(lane, values, keys, position, clock)

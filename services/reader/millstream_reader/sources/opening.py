@@ -48,7 +48,7 @@ async def open_source(
             codes.EXTENSION,
             f"lane {lane}: the source {source.kind} cannot be opened: its object is not a SourceConnector",
         )
-    missing = [*lacks(connector), *(source.format.lacks() if source.format is not None else ())]
+    missing = [*lacks(connector), *(lack for _, form in source.formats() for lack in form.lacks())]
     for what, remedy in missing:
         raise UserError(codes.EXTRA_NEEDED, f"lane {lane}: the {source.kind} source {what}: {remedy}")
     extraction = extraction_of(source)
@@ -62,14 +62,15 @@ async def open_source(
         client=udf_client,
         stream_name=stream_name,
         seen=seen,
+        raw_keys=source.key_format is not None,
     )
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(connector.open(settings, owner))
-        if source.format is not None:
+        if any(source.formats()):
             # Only then, because it brings a client for HTTP.
             from millstream_reader.sources.decoding import decoding
 
-            decoded = decoding(opened, source.format, position, base_dir=base_dir, clock=clock, where=f"lane {lane}")
+            decoded = decoding(opened, source, position, base_dir=base_dir, clock=clock, where=f"lane {lane}")
             opened = await stack.enter_async_context(decoded)
         yield ExtractingLane(opened, extraction) if extraction.reads_anything and not connector.extracts else opened
 

@@ -16,6 +16,7 @@ from millstream import codes
 from millstream.errors import MillstreamError
 from millstream.limits import ONLINE_CHECK_TIMEOUT_S
 from millstream.spec.connectors import Place, lacks
+from millstream.spec.formats import Format, SinkFormat
 from millstream.spec.loading import Loaded, Partial
 from millstream.spec.problems import Finding, Path
 from millstream.spec.sinks import FallbackSink
@@ -34,18 +35,24 @@ async def online_findings(loaded: Loaded | Partial) -> tuple[int, list[Finding]]
                 place = Place(here, path, loaded.base_dir, vertex.replicas, taken)
                 end = placed.end
                 asked.append(_ask(f"`{end.kind}`", place, end.connector.online_findings(end.settings, place)))
-                if end.format is not None and not list(end.format.lacks()):
-                    beside = replace(place, path=(*here[:-1], "format"))
-                    registries.append(_ask("the schema registry of `format`", beside, _look(end, loaded.base_dir)))
+                for name, form in end.formats():
+                    if not list(form.lacks()):
+                        beside = replace(place, path=(*here[:-1], name))
+                        looking = _look(end, name, form, loaded.base_dir)
+                        registries.append(_ask(f"the schema registry of `{name}`", beside, looking))
     return len(asked), [finding for findings in await asyncio.gather(*asked, *registries) for finding in findings]
 
 
-async def _look(end: Source | FallbackSink, base_dir: FilePath) -> Sequence[Finding]:
+async def _look(
+    end: Source | FallbackSink, name: str, form: Format | SinkFormat, base_dir: FilePath
+) -> Sequence[Finding]:
     from millstream.formats.looking import look
 
-    assert end.format is not None, "it has one"
-    subject = end.connector.subject(end.settings) if isinstance(end, FallbackSink) else None
-    await look(end.format, subject or "", base_dir, f"the {end.kind} {end.noun.removeprefix('a ')}")
+    subject = None
+    if isinstance(end, FallbackSink):
+        named = end.connector.subject if name == "format" else end.connector.key_subject
+        subject = named(end.settings)
+    await look(form, subject or "", base_dir, f"the {end.kind} {end.noun.removeprefix('a ')}")
     return ()
 
 

@@ -107,7 +107,7 @@ class SourceVertex(RunnableKind[Source]):
             pipeline=shared.pipeline,
             naming=shared.naming,
             run=(await shared.ledger(lane.vertex)).ledger_id,
-            grows=settings.format is not None,
+            grows=any(settings.formats()),
             bound=future_bound(shared.whole, lane.vertex, shared.clock, opening.where),
         )
 

@@ -1,6 +1,6 @@
-"""`format` of sinks: values as another program wants them.
+"""`format` and `keyFormat` of sinks: values and keys as another program wants them.
 
-    record ─► value fits the schema? ─► the sink, with the value encoded
+    record ─► value and key fit their schemas? ─► the sink, with both encoded
                           └─ no: refused with the reason, whatever the sink says
 
 Above it: the delivery. Below it: the encoder, and the lane of any sink that writes values as they are. A lane that
@@ -10,9 +10,10 @@ dealt with, because the schema may be another when the lane is opened again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 from millstream.record import Position
 from millstream_udf import columns
@@ -22,25 +23,74 @@ if TYPE_CHECKING:
     # It brings a client for HTTP.
     from millstream.formats.encoding import Encoder
 
+_Keys = tuple[bytes, ...]
 MISFIT = "value does not fit the schema"
+KEY_MISFIT = "key does not fit the schema"
 
 
-async def encoded(encoder: Encoder, item: SinkFrame) -> tuple[SinkFrame | None, Sequence[int], list[SinkFailure]]:
-    """The records whose values can be encoded, with their rows in `item`, and the others. Raises as
+@dataclass(frozen=True, slots=True)
+class Encoders:
+    """Of a lane, for what its settings name."""
+
+    values: Encoder | None = None
+    keys: Encoder | None = None
+
+
+def key_of(parts: tuple[bytes, ...]) -> bytes | None:
+    """One key for the keys of a record: readers of a single key find it as it is, and several stay apart."""
+    if not parts:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    return json.dumps([part.decode() for part in parts], separators=(",", ":"), ensure_ascii=False).encode()
+
+
+async def encoded(encoders: Encoders, item: SinkFrame) -> tuple[SinkFrame | None, Sequence[int], list[SinkFailure]]:
+    """The records whose values and keys can be encoded, with their rows in `item`, and the others. Raises as
     `Encoder.encode`."""
-    values: list[bytes] = []
+    given = item.frame.values()
+    values = list(given) if encoders.values is None else await encoders.values.encode(given)
+    keys = await _encoded_keys(encoders.keys, item)
     rows: list[int] = []
     failures: list[SinkFailure] = []
-    for row, made in enumerate(await encoder.encode(item.frame.values())):
+    for row, made in enumerate(values):
+        key = keys[row] if keys is not None else ()
         if isinstance(made, ValueError):
             failures.append(SinkFailure(row, MISFIT, retryable=False, detail=str(made), shows_value=True))
+        elif isinstance(key, ValueError):
+            failures.append(SinkFailure(row, KEY_MISFIT, retryable=False, detail=str(key), shows_value=True))
         else:
-            values.append(made)
             rows.append(row)
     if not rows:
         return None, rows, failures
     fit = item.take(rows)
-    return replace(fit, frame=replace(fit.frame, values_column=columns.pack_bytes(values))), rows, failures
+    frame = fit.frame
+    if encoders.values is not None:
+        frame = replace(frame, values_column=columns.pack_bytes([cast("bytes", values[row]) for row in rows]))
+    if keys is not None:
+        frame = replace(frame, keys_column=columns.pack_lists([cast("_Keys", keys[row]) for row in rows]))
+    return replace(fit, frame=frame), rows, failures
+
+
+async def _encoded_keys(encoder: Encoder | None, item: SinkFrame) -> list[_Keys | ValueError] | None:
+    """Of each record, its one key; None where no record has one.
+
+    A key fits as a text, or else as the JSON that it is. In this order two keys never become the same: as JSON first,
+    the texts `a` and `"a"` would.
+    """
+    if encoder is None or not item.frame.keys_column:
+        return None
+    joined = list(map(key_of, item.frame.keys()))
+    given = [key for key in joined if key is not None]
+    as_texts = await encoder.encode([json.dumps(key.decode(), ensure_ascii=False).encode() for key in given])
+    others = [key for key, made in zip(given, as_texts, strict=True) if isinstance(made, ValueError)]
+    as_json = iter(await encoder.encode(others))
+    best = iter([next(as_json) if isinstance(made, ValueError) else made for made in as_texts])
+    found: list[_Keys | ValueError] = []
+    for key in joined:
+        made = next(best) if key is not None else None
+        found.append(() if made is None else made if isinstance(made, ValueError) else (made,))
+    return found
 
 
 def of_rows(rows: Sequence[int], failures: Sequence[SinkFailure]) -> list[SinkFailure]:
@@ -51,12 +101,12 @@ def of_rows(rows: Sequence[int], failures: Sequence[SinkFailure]) -> list[SinkFa
 class EncodingLane(UnkeptLane):
     """A lane whose target keeps no position, with values encoded."""
 
-    def __init__(self, lane: SinkLane, encoder: Encoder) -> None:
+    def __init__(self, lane: SinkLane, encoders: Encoders) -> None:
         self._lane = lane
-        self._encoder = encoder
+        self._encoders = encoders
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        found = [await encoded(self._encoder, item) for item in frames]
+        found = [await encoded(self._encoders, item) for item in frames]
         fit = [item for item, _, _ in found if item is not None]
         # An empty write says where the lane is.
         result = await self._lane.write(fit, end)

@@ -239,10 +239,10 @@ class KeptLane(PositionLane[T]):
         """One transaction: these records, and the position behind them."""
 
     async def _made_of(self, item: SinkFrame) -> Converted[T]:
-        """What becomes of a frame's records, their values encoded where there is a `format`."""
-        if self._owner.encoder is None:
+        """What becomes of a frame's records, their values and keys encoded where there is a format."""
+        if self._owner.encoders is None:
             return self._convert(item)
-        fit, rows, misfits = await encoded(self._owner.encoder, item)
+        fit, rows, misfits = await encoded(self._owner.encoders, item)
         if fit is None:
             return Converted((), (), misfits)
         found = self._convert(fit)

@@ -15,6 +15,7 @@ from millstream.spec.connectors import lacks
 from millstream.spec.sinks import FallbackSink
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
 from millstream_writer.sink import SinkLane
+from millstream_writer.sinks.encoding import Encoders, EncodingLane
 from millstream_writer.sinks.envelope import EnvelopeLane
 
 
@@ -26,20 +27,26 @@ async def open_sink(spec: FallbackSink, owner: SinkOwner) -> AsyncIterator[SinkL
         raise UserError(
             codes.EXTENSION, f"{owner.where}: the sink {spec.kind} cannot be opened: its object is not a SinkConnector"
         )
-    for what, remedy in (*lacks(connector), *(spec.format.lacks() if spec.format is not None else ())):
+    for what, remedy in (*lacks(connector), *(lack for _, form in spec.formats() for lack in form.lacks())):
         raise UserError(codes.EXTRA_NEEDED, f"{owner.where}: the {spec.kind} sink {what}: {remedy}")
     form = connector.envelope_form(settings) if owner.envelope else EnvelopeForm.NONE
     async with AsyncExitStack() as stack:
-        if spec.format is not None:
+        if any(spec.formats()):
             # Only then, because it brings a client for HTTP.
             from millstream.formats.encoding import open_encoder
 
-            subject = connector.subject(settings) or ""
-            encoder = await stack.enter_async_context(open_encoder(spec.format, subject, owner.base_dir, owner.where))
-            owner = replace(owner, encoder=encoder)
+            named = (
+                (spec.format, connector.subject(settings)),
+                (spec.key_format, connector.key_subject(settings)),
+            )
+            values, keys = [
+                await stack.enter_async_context(open_encoder(form, subject or "", owner.base_dir, owner.where))
+                if form is not None
+                else None
+                for form, subject in named
+            ]
+            owner = replace(owner, encoders=Encoders(values, keys))
         lane = await stack.enter_async_context(connector.open(settings, owner))
-        if owner.encoder is not None and lane.durable is None:
-            from millstream_writer.sinks.encoding import EncodingLane
-
-            lane = EncodingLane(lane, owner.encoder)
+        if owner.encoders is not None and lane.durable is None:
+            lane = EncodingLane(lane, owner.encoders)
         yield lane if form is EnvelopeForm.NONE else EnvelopeLane(lane, flat=form is EnvelopeForm.COLUMNS)

@@ -60,7 +60,7 @@ class _Kafka(SourceConnector[KafkaSource]):
     ends = "never, without `stopAtEnd`"
     packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}
     strangers = True
-    encoded = True
+    encoded = keys_encoded = True
 
     def bounded(self, settings: KafkaSource) -> bool | None:
         return settings.stop_at_end

@@ -97,8 +97,9 @@ class Taken:
         )
 
 
-def runs_of(messages: Sequence[Message]) -> Iterator[Run]:
-    """Messages without errors, in runs. A record that is larger than one may be has a run of its own."""
+def runs_of(messages: Sequence[Message], *, raw_keys: bool = False) -> Iterator[Run]:
+    """Messages without errors, in runs. A record that is larger than one may be has a run of its own. `raw_keys`: keys
+    may be any bytes; otherwise one that is not text becomes its hexadecimal digits."""
     if not messages:
         return
     topics = [topic or "" for topic in map(Message.topic, messages)]
@@ -108,7 +109,7 @@ def runs_of(messages: Sequence[Message]) -> Iterator[Run]:
         places = list(zip(topics, partitions, strict=True))
         borders[1:1] = [row for row, (one, next_one) in enumerate(pairwise(places), 1) if one != next_one]
     for start, stop in pairwise(borders):
-        yield from _of_one((topics[start], partitions[start]), messages[start:stop])
+        yield from _of_one((topics[start], partitions[start]), messages[start:stop], raw_keys)
 
 
 def is_too_large(run: Run) -> bool:
@@ -116,11 +117,11 @@ def is_too_large(run: Run) -> bool:
     return len(run.ends) == 1 and run.ends[0] > RECORD_BYTES_MAX
 
 
-def _of_one(split: Split, messages: Sequence[Message]) -> Iterator[Run]:
+def _of_one(split: Split, messages: Sequence[Message], raw_keys: bool) -> Iterator[Run]:
     """The records of one partition."""
     values = [value or b"" for value in map(Message.value, messages)]
     given = list(map(Message.key, messages))
-    keys = None if given.count(None) == len(given) else [_keys(key) for key in given]
+    keys = None if given.count(None) == len(given) else [_keys(key, raw_keys) for key in given]
     named = list(map(Message.headers, messages))
     headers = [_headers(of_one) for of_one in named] if any(named) else None
     sizes = [len(value) + _RECORD_OVERHEAD_BYTES for value in values]
@@ -141,11 +142,12 @@ def _of_one(split: Split, messages: Sequence[Message]) -> Iterator[Run]:
         yield Run(split, offsets[one], values[one], of_keys, of_headers, times[one], [size])
 
 
-def _keys(key: str | bytes | None) -> tuple[bytes, ...]:
-    """A key that is not text becomes its digits."""
+def _keys(key: str | bytes | None, raw: bool) -> tuple[bytes, ...]:
     if key is None:
         return ()
     key = key.encode() if isinstance(key, str) else key
+    if raw:
+        return (key,)
     try:
         key.decode()
     except UnicodeDecodeError:

@@ -33,7 +33,7 @@ class KafkaSink(KafkaCluster):
 
 class _Kafka(SinkConnector[KafkaSink]):
     whole = True
-    encoded = True
+    encoded = keys_encoded = True
     model = KafkaSink
     meaning = "To a topic of Kafka."
     promise = Guarantee(
@@ -56,6 +56,12 @@ class _Kafka(SinkConnector[KafkaSink]):
 
     def subject(self, settings: KafkaSink) -> str | None:
         return f"{settings.topic}-value"
+
+    def keys_unencoded(self, settings: KafkaSink) -> str | None:
+        return None if settings.set_key else "`setKey: true` of `kafka`"
+
+    def key_subject(self, settings: KafkaSink) -> str | None:
+        return f"{settings.topic}-key"
 
     def notes(self, settings: KafkaSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from clear_password(settings, path)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import repeat
 
 from millstream.frame import Frame
 from millstream_writer.sink import SinkFailure
+from millstream_writer.sinks.encoding import key_of
 from millstream_writer.sinks.kept import Converted
 
 MESSAGE_OVERHEAD_BYTES = 128
@@ -21,15 +21,6 @@ Message = tuple[bytes, bytes | None, int, Headers | None]
 """Value, key, timestamp in milliseconds, headers."""
 
 TOO_LARGE = "record too large for the topic"
-
-
-def key_of(parts: tuple[bytes, ...]) -> bytes | None:
-    """Kafka's key for the keys of a record: readers of a single key find it as it is, and several stay apart."""
-    if not parts:
-        return None
-    if len(parts) == 1:
-        return parts[0]
-    return json.dumps([part.decode() for part in parts], separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def messages_of(frame: Frame, *, set_key: bool) -> Iterator[Message]:

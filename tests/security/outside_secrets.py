@@ -1,0 +1,267 @@
+"""Pipelines that reach each kind of server with a secret: it is in a file, and the pipeline file refers to it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, quote_plus
+from uuid import uuid4
+
+import pytest
+from aiohttp import web
+
+from tests.support import mariadb_server, mqtt_broker, object_server, postgres_server, rabbit_server
+from tests.support.nats_outside import open_outside_nats
+from tests.support.registry_server import open_registry_server
+from tests.support.web_server import HANDLERS, TOKEN, open_web
+
+if TYPE_CHECKING:
+    from tests.support.kafka_server import KafkaServer
+    from tests.support.mariadb_server import MariaServer
+    from tests.support.mqtt_broker import MqttServer
+    from tests.support.object_server import ObjectServer
+    from tests.support.postgres_server import PostgresServer
+    from tests.support.rabbit_server import RabbitServer
+    from tests.support.redis_server import RedisServer
+    from tests.support.sqs_server import SqsServer
+
+SECRET = {"secret": {"name": "outside", "key": "password"}}
+"""The reference of the settings."""
+HOOK = "hook-0d1f s3cret"
+SCHEMA = json.dumps({"type": "record", "name": "N", "fields": [{"name": "number", "type": "long"}]})
+
+
+@dataclass
+class Outside:
+    """What a pipeline reaches with one secret."""
+
+    secret: str
+    sinks: Mapping[str, dict[str, Any]]
+    """By the name of the vertex."""
+    sources: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    users: tuple[str, ...] = ()
+    """With whom the secret may be encoded together."""
+    more: Mapping[str, str] = field(default_factory=dict)
+    """Further keys of the Kubernetes Secret `outside`."""
+    parts: tuple[str, ...] = ()
+    """What is secret in them."""
+
+    def write(self, directory: Path, secret: str | None = None) -> None:
+        """The pipeline file, and the mounted Secret. `secret`: another one than the right one."""
+        vertices: list[dict[str, Any]] = [
+            {"name": "in", "source": {"file": {"paths": ["in.jsonl"], "format": "jsonl", "follow": True}}},
+            *({"name": name, "sink": sink} for name, sink in self.sinks.items()),
+            *({"name": name, "source": source} for name, source in self.sources.items()),
+            *({"name": f"{name}-end", "sink": {"blackhole": {}}} for name in self.sources),
+        ]
+        edges = [{"from": "in", "to": name} for name in self.sinks]
+        edges += [{"from": name, "to": f"{name}-end"} for name in self.sources]
+        spec = {"vertices": vertices, "edges": edges}
+        head = {"apiVersion": "millstream.io/v1alpha1", "kind": "Pipeline", "metadata": {"name": "p"}}
+        (directory / "pipeline.yaml").write_text(json.dumps({**head, "spec": spec}, indent=1))
+        (directory / "in.jsonl").write_text("")
+        mounted = directory / "mounted" / "outside"
+        mounted.mkdir(parents=True, exist_ok=True)
+        for key, value in {"password": secret or self.secret, **self.more}.items():
+            (mounted / key).write_text(value)
+            (mounted / key).chmod(0o600)
+
+    def forms(self, *secrets: str) -> set[bytes]:
+        """How a secret may be written: as it is, in a URL, in JSON, and encoded for a header."""
+        found = set()
+        for secret in (self.secret, *self.parts, *secrets):
+            texts = (secret, *(f"{user}:{secret}" for user in self.users))
+            found |= {quote(secret), quote_plus(secret), json.dumps(secret)[1:-1], secret}
+            found |= {base64.b64encode(text.encode()).decode().rstrip("=") for text in texts}
+        return {form.encode() for form in found}
+
+
+Life = AsyncExitStack
+Maker = Callable[[pytest.FixtureRequest, Path, Life], Awaitable[Outside]]
+
+
+async def _kafka(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    server: KafkaServer = request.getfixturevalue("kafka")
+    from tests.support import kafka_server, registry_server
+
+    registry = await life.enter_async_context(open_registry_server())
+    registry.closed = True
+    topic = await asyncio.to_thread(server.create, str(uuid4()))
+    assert kafka_server.PASSWORD == registry_server.PASSWORD
+    sasl = {"mechanism": "PLAIN", "user": kafka_server.USER, "password": SECRET}
+    settings = {"brokers": [server.sasl_brokers], "topic": topic, "sasl": sasl, "timeout": "5s"}
+    encoded = {
+        "encoding": "avro",
+        "registry": {"url": registry.url, "user": registry_server.USER, "password": SECRET, "timeout": "1s"},
+    }
+    return Outside(
+        kafka_server.PASSWORD,
+        {"out": {"kafka": settings, "format": {**encoded, "schema": SCHEMA, "autoRegister": True}}},
+        {"back": {"kafka": {**settings, "start": "earliest"}, "format": encoded}},
+        users=(kafka_server.USER, registry_server.USER),
+    )
+
+
+async def _postgres(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    server: PostgresServer = request.getfixturevalue("postgres")
+    database = await server.database()
+    role = postgres_server.LOCKED
+    await database.execute(
+        postgres_server.ROLE,
+        "CREATE TABLE t (number bigint PRIMARY KEY)",
+        f"GRANT ALL ON SCHEMA public TO {role}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
+    )
+    settings = {**database.settings, "user": role, "password": SECRET, "timeout": "5s"}
+    return Outside(
+        postgres_server.PASSWORD,
+        {"out": {"postgres": {**settings, "table": "t", "columns": [{"name": "number"}]}}},
+        {"back": {"postgres": {**settings, "query": "SELECT number FROM t", "cursor": ["number"]}}},
+        users=(role,),
+    )
+
+
+async def _mariadb(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    server: MariaServer = request.getfixturevalue("mariadb")
+    database = server.database()
+    database.execute(
+        "CREATE TABLE t (number bigint PRIMARY KEY)",
+        f"GRANT ALL ON {database.name}.* TO {mariadb_server.LOCKED}@'127.0.0.1'",
+    )
+    settings = {"url": database.url, "user": mariadb_server.LOCKED, "password": SECRET, "timeout": "5s"}
+    return Outside(
+        mariadb_server.PASSWORD,
+        {"out": {"sql": {**settings, "table": "t", "columns": [{"name": "number", "type": "bigint"}]}}},
+        users=(mariadb_server.LOCKED,),
+    )
+
+
+async def _redis(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    server: RedisServer = request.getfixturevalue("redis")
+    settings = {"url": server.settings["url"], "password": SECRET, "stream": str(uuid4()), "timeout": "5s"}
+    return Outside(
+        server.password, {"out": {"redisStreams": settings}}, {"back": {"redisStreams": settings}}, users=("default",)
+    )
+
+
+async def _rabbit(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    server: RabbitServer = request.getfixturevalue("rabbit")
+    queue = await asyncio.to_thread(server.queue)
+    settings = {**server.settings, "user": rabbit_server.WRITER, "password": SECRET, "timeout": "5s"}
+    return Outside(
+        rabbit_server.PASSWORD,
+        {"out": {"rabbitmq": {**settings, "routingKey": queue}}},
+        {"back": {"rabbitmq": {**settings, "queue": queue}}},
+        users=(rabbit_server.WRITER,),
+    )
+
+
+async def _mqtt(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    server: MqttServer = request.getfixturevalue("mqtt")
+    settings = {**server.settings, "password": SECRET, "topic": server.topic(), "timeout": "5s"}
+    return Outside(
+        mqtt_broker.PASSWORD,
+        {"out": {"mqtt": settings}},
+        {"back": {"mqtt": {**settings, "session": str(uuid4())}}},
+        users=(mqtt_broker.USER,),
+    )
+
+
+async def _sqs(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    server: SqsServer = request.getfixturevalue("sqs")
+    queue = await asyncio.to_thread(server.queue)
+    settings = {**server.settings(queue), "secretKey": SECRET, "timeout": "5s"}
+    return Outside(server.key[1], {"out": {"sqs": settings}}, {"back": {"sqs": settings}}, users=(server.key[0],))
+
+
+async def _objects(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    server: ObjectServer = request.getfixturevalue("objects")
+    bucket = await asyncio.to_thread(server.bucket)
+    store = {**server.settings, "secretKey": SECRET, "timeout": "5s"}
+    columns = [{"name": "number", "type": "int"}]
+    return Outside(
+        object_server.SECRET,
+        {
+            "out": {"file": {"path": bucket.url("out"), "store": store, "rolling": {"maxAge": "200ms"}}},
+            "delta": {"delta": {"path": bucket.url("delta"), "store": store, "columns": columns}},
+        },
+        {"back": {"file": {"paths": [bucket.url("out/*")], "store": store, "follow": True}}},
+        users=(object_server.KEY,),
+    )
+
+
+async def _jetstream(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    server = await life.enter_async_context(open_outside_nats(directory / "nats"))
+    await server.create("orders")
+    access = server.server.access
+    assert access.password is not None
+    settings = {"url": access.url, "auth": {"basic": {"user": access.user, "password": SECRET}}, "timeout": "5s"}
+    return Outside(
+        access.password,
+        {
+            "out": {"jetstream": {**settings, "subject": "orders.new"}},
+            "plain": {"nats": {**settings, "subject": "news"}},
+        },
+        {
+            "back": {"jetstream": {**settings, "stream": "orders"}},
+            "live": {"nats": {**settings, "subject": "news"}},
+        },
+        users=(str(access.user),),
+    )
+
+
+async def _web(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    """The URL of the sink is a secret, too."""
+
+    async def taken(request: web.Request) -> web.Response:
+        known = request.headers.get("Authorization") == f"Bearer {TOKEN}"
+        return web.Response(status=200 if known else 401, text=f"not {request.headers.get('Authorization')}")
+
+    address = await life.enter_async_context(open_web(HANDLERS))
+    hooks = web.Application()
+    hooks.router.add_post("/{hook}", taken)
+    runner = web.AppRunner(hooks, shutdown_timeout=0.1)
+    await runner.setup()
+    life.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/{quote(HOOK)}"
+    shared = {"auth": {"token": SECRET}, "timeout": "5s"}
+    at = f"http://{address}/closed"
+    return Outside(
+        TOKEN,
+        {"out": {"http": {"url": {"secret": {"name": "outside", "key": "hook"}}, **shared}}},
+        {
+            "poll": {"httpPoll": {"url": f"{at}/items", "records": "items", "interval": "100ms", **shared}},
+            "events": {"sse": {"url": f"{at}/events?live", **shared}},
+            "socket": {"websocket": {"url": f"ws://{address}/closed/ticks", **shared}},
+        },
+        more={"hook": url},
+        parts=(HOOK,),
+    )
+
+
+KINDS: Mapping[str, Maker] = {
+    "kafka": _kafka,
+    "postgres": _postgres,
+    "mariadb": _mariadb,
+    "redis": _redis,
+    "rabbitmq": _rabbit,
+    "mqtt": _mqtt,
+    "sqs": _sqs,
+    "objects": _objects,
+    "jetstream": _jetstream,
+    "web": _web,
+}
+
+
+@asynccontextmanager
+async def open_outside(kind: str, request: pytest.FixtureRequest, directory: Path) -> AsyncIterator[Outside]:
+    """The servers of a kind; skips the test where one cannot be started."""
+    async with AsyncExitStack() as life:
+        yield await KINDS[kind](request, directory, life)
