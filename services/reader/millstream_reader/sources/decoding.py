@@ -98,9 +98,7 @@ class DecodingLane:
             taken = replace(taken, values_column=columns.pack_bytes([cast("bytes", values[row]) for row in kept]))
         if keys is not None:
             taken = replace(taken, keys_column=columns.pack_lists([cast("_Keys", keys[row]) for row in kept]))
-        return replace(
-            batch, frame=taken, invalid=(*batch.invalid, *invalid), made_up=batch.rows_made_up(kept)
-        )
+        return replace(batch, frame=taken, invalid=(*batch.invalid, *invalid), made_up=batch.rows_made_up(kept))
 
     async def _decoded_keys(self, frame: Frame) -> list[_Keys | ValueError] | None:
         """Of each record; None where no record has one."""
