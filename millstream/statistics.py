@@ -95,6 +95,8 @@ class LaneStatistics:
     """Errors the function gave, since this process started."""
     pending: int | None = None
     """Records waiting: in the buffer, or at a source that can tell."""
+    pending_bytes: int | None = None
+    """Bytes waiting at a source that reads a log and can tell."""
     reduce: ReduceStatistics | None = None
     """Of a reduce's lanes only."""
     listener: ListenerStatistics | None = None

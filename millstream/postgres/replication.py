@@ -46,6 +46,8 @@ class Replication(asyncio.Protocol):
         self._arrived = asyncio.Event()
         self._lost: Exception | None = None
         self._asked_to_answer = False
+        self.server_lsn = 0
+        """How far the server's log was at its last message."""
         self._transport.set_protocol(self)
 
     # What asyncio calls
@@ -99,9 +101,11 @@ class Replication(asyncio.Protocol):
             if kind != _DATA:
                 continue
             if body[0] == _SENT:
+                self.server_lsn = int.from_bytes(body[9:17], "big")
                 taken.append(body[_DATA_HEAD_BYTES:])
             elif body[0] == _ALIVE:
-                taken.append(Passed(int.from_bytes(body[1:9], "big")))
+                self.server_lsn = int.from_bytes(body[1:9], "big")
+                taken.append(Passed(self.server_lsn))
                 self._asked_to_answer |= bool(body[17])
         if not self._transport.is_closing():
             self._transport.resume_reading()

@@ -247,6 +247,13 @@ METRICS: tuple[Metric, ...] = (
         _lanes(lambda n: n.pending),
     ),
     Metric(
+        "millstream_source_pending_bytes",
+        _GAUGE,
+        (_LANE,),
+        "Bytes of the server's log that wait at a source that reads one (`cdc`); absent where that is unknown.",
+        _lanes(lambda n: n.pending_bytes),
+    ),
+    Metric(
         "isb_jetstream_buffer_soft_usage",
         _GAUGE,
         ("buffer",),

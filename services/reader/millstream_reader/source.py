@@ -77,6 +77,19 @@ class SourceLane(Protocol):
 
 
 @runtime_checkable
+class LogLane(Protocol):
+    """One that reads a log whose server says how long it is, in bytes."""
+
+    def pending_bytes(self) -> int | None:
+        """Bytes of the log that wait at the source; None as long as that is not known."""
+
+
+def pending_bytes(lane: SourceLane) -> int | None:
+    """Bytes that are known to wait at the source of a lane, of any kind."""
+    return lane.pending_bytes() if isinstance(lane, LogLane) else None
+
+
+@runtime_checkable
 class ListeningLane(Protocol):
     """One that others connect to."""
 

@@ -30,7 +30,7 @@ from millstream.statistics import LaneStatistics
 from millstream.watermark import future
 from millstream.watermark.source import SourceWatermark
 from millstream_reader.ids import FULL_TOLD_EVERY_S, Admitted, SeenIds, full
-from millstream_reader.source import InvalidRecord, ListeningLane, SourceBatch, SourceLane
+from millstream_reader.source import InvalidRecord, ListeningLane, SourceBatch, SourceLane, pending_bytes
 from millstream_reader.tracker import Tracked
 from millstream_udf import columns
 from millstream_vertex.lane import LaneCore
@@ -146,6 +146,7 @@ class SourceVertexLane:
 
     def statistics(self) -> LaneStatistics:
         statistics = self.core.statistics(pending=self._source.pending())
+        statistics = replace(statistics, pending_bytes=pending_bytes(self._source))
         if isinstance(self._source, ListeningLane):
             return replace(statistics, listener=self._source.listener())
         return statistics

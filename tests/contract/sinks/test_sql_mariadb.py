@@ -6,6 +6,8 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -19,13 +21,15 @@ from millstream_writer.sinks.opening import open_sink
 from millstream_writer.sinks.sql.lane import SqlSinkLane
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.table_lanes import again
+from tests.contract.sinks.validating import validate_sink
 from tests.contract.sources.lanes import open_lane, read_to_end
 from tests.support.errors import raises
-from tests.support.mariadb_server import LOCKED, MariaDatabase, MariaServer, why_missing
+from tests.support.mariadb_server import LOCKED, PASSWORD, MariaDatabase, MariaServer, why_missing
 from tests.unit.writer.sink_frames import sink_frame
 
 pytestmark = pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "it is there")
 
+ROLE = f"{LOCKED}@'127.0.0.1'"
 NUMBERS = "CREATE TABLE numbers (n INT PRIMARY KEY, text VARCHAR(10), at DATETIME(6)) CHARSET utf8mb4"
 
 
@@ -102,6 +106,43 @@ async def test_an_owner_that_hangs_in_a_transaction_is_ended_by_the_next(
                 await older.write(frame, Position(1))
             await newer.write(frame, Position(1))
     assert len(database.rows("SELECT n FROM numbers")) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "granted", "missing"),
+    [
+        ({}, "SELECT", "INSERT on numbers"),
+        ({}, "INSERT", ""),
+        ({"mode": "upsert", "keys": ["n"]}, "SELECT, INSERT", "UPDATE on numbers"),
+        ({"mode": "upsert", "keys": ["n"]}, "SELECT, INSERT, UPDATE", ""),
+        ({"mode": "delete", "keys": ["n"]}, "SELECT, INSERT, UPDATE", "DELETE on numbers"),
+        ({"positionTable": "read"}, "INSERT", "INSERT on read"),
+        ({"positionTable": "closed"}, "INSERT", "SELECT, INSERT, UPDATE, DELETE, CREATE on closed"),
+    ],
+)
+async def test_validate_online_names_the_right_that_is_missing(
+    database: MariaDatabase,
+    options: dict[str, Any],
+    granted: str,
+    missing: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("THE_PASSWORD", PASSWORD)
+    rights = {"numbers": granted}
+    for places, right in (("millstream_positions", "ALL"), ("read", "SELECT")):
+        # As the sink creates them.
+        async with open_sink(spec(database, "insert", positionTable=places), sink_owner(1)):
+            rights |= {places: right, f"{places}_refused": right}
+    database.execute(*(f"GRANT {right} ON {database.name}.{table} TO {ROLE}" for table, right in rights.items()))
+    settings: dict[str, Any] = {"url": database.url, "user": LOCKED, "password": {"env": "THE_PASSWORD"}}
+    settings |= {"table": "numbers", "columns": [{"name": "n"}, {"name": "text"}], **options}
+    exit_code = await asyncio.to_thread(validate_sink, "sql", settings, tmp_path)
+    printed = capsys.readouterr()
+    assert exit_code == (2 if missing else 0), printed.err
+    assert missing in printed.out + printed.err
+    assert list(database.rows("SELECT * FROM numbers")) == []
 
 
 @pytest.mark.guarantee("I1")

@@ -16,7 +16,7 @@ import pytest
 from millstream import codes
 from millstream.extract import microseconds_of
 from millstream.record import Record
-from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane, pending_bytes
 from millstream_reader.sources.postgres import catalog
 from millstream_reader.sources.postgres import cdc as cdc_module
 from millstream_runner.cli.main import main
@@ -310,6 +310,28 @@ async def until_held(database: Database, slot: str, limit: int) -> None:
 
 
 @pytest.mark.guarantee("I1", "I9")
+@pytest.mark.parametrize("more", [{}, {"eventTime": {"field": "commitTime"}}])
+async def test_the_lane_knows_how_many_bytes_of_the_log_wait(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(cdc_module, "POSTGRES_SLOT_LOOK_EVERY_S", 0.0)
+    database = await server.database()
+    await database.execute(
+        "CREATE TABLE numbers (n bigserial PRIMARY KEY, text text)", "CREATE PUBLICATION ours FOR TABLE numbers"
+    )
+    async with asyncio.timeout(60), open_lane({**spec(database), **more}) as lane:
+        await lane.read(1000, 1 << 20, 0.1)
+        # A lane that is not read, as one that waits for room in a buffer, knows it, too.
+        text = "x" * 100
+        await database.execute(f"INSERT INTO numbers (text) SELECT '{text}' FROM generate_series(1, 10000)")
+        while (pending_bytes(lane) or 0) < 1_000_000:  # noqa: ASYNC110  # another process has no event to wait for
+            await asyncio.sleep(0.01)
+        batches: list[SourceBatch] = []
+        await read_until(lane, lambda records: len(records) == 10_000, batches)
+        while pending_bytes(lane) != 0:
+            await lane.read(1000, 1 << 20, 0.05)
+
+
 async def test_a_server_that_is_killed_is_waited_for(tmp_path: Path) -> None:
     with open_postgres(wal_level="logical") as server:
         database = await server.database()

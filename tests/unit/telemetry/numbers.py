@@ -43,6 +43,7 @@ LANE = LaneStatistics(
     retries=12,
     udf_errors=13,
     pending=1_000,
+    pending_bytes=9_000,
 )
 ENDED_LANE = replace(
     LANE,
@@ -51,6 +52,7 @@ ENDED_LANE = replace(
     ended=True,
     idle=True,
     pending=None,
+    pending_bytes=None,
     dropped={},
     discarded=0,
     unrouted=0,

@@ -89,6 +89,7 @@ async def test_a_scrape_gives_the_statistics(free_port: int) -> None:
         ({**first, "reason": "forwarding-rules-not-met"}, 7),
     ]
     assert samples["vertex_pending_messages_raw"] == [(first, 1_000)]
+    assert samples["millstream_source_pending_bytes"] == [(first, 9_000)]
     assert samples["isb_jetstream_buffer_soft_usage"] == [({"buffer": "clean-out.0"}, 0.25)]
     assert samples["isb_jetstream_buffer_solid_usage"] == [({"buffer": "clean-out.0"}, 0.1)]
     assert samples["millstream_watermark_lag_seconds"] == [(first, 90)]

@@ -22,7 +22,7 @@ from millstream.errors import MillstreamError
 from millstream.formats.decoding import Decoder, open_decoder
 from millstream.frame import Frame
 from millstream.spec.sources import Source
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, pending_bytes
 from millstream_reader.sources.reaching import Reaching
 from millstream_udf import columns
 
@@ -73,6 +73,9 @@ class DecodingLane:
         waiting = self._lane.pending()
         held = self._held.frame if self._held is not None else None
         return waiting if waiting is None or held is None else waiting + held.records
+
+    def pending_bytes(self) -> int | None:
+        return pending_bytes(self._lane)
 
     async def drain(self) -> None:
         await self._lane.drain()

@@ -121,6 +121,8 @@ class PostgresCdcLane:
         self._stream: Replication | None = None
         self._waiting: deque[bytes | Passed | Message] = deque()
         self._committed_lsn = 0
+        self._looked_lsn = 0
+        """How far the server's log was when the lane last asked."""
         self._given = b""
         """The last position that was given."""
         self._given_lsn, self._given_s = 0, 0.0
@@ -181,6 +183,11 @@ class PostgresCdcLane:
     def pending(self) -> int | None:
         """The server does not say how many changes wait."""
         return None
+
+    def pending_bytes(self) -> int | None:
+        """Of the server's log that were not read, those of other tables and databases among them."""
+        at = max(self._looked_lsn, self._stream.server_lsn if self._stream is not None else 0)
+        return max(0, at - self._changes.lsn) if at else None
 
     async def drain(self) -> None:
         self._draining = True
@@ -400,12 +407,14 @@ class PostgresCdcLane:
                 _log.warning("%s: the snapshot waits for open transactions: %s", self._where, shown)
 
     async def _look_at_slot(self) -> None:
-        """Warn of a log that grows."""
+        """See how far the server is, and warn of a log that grows."""
         if self._control is None or self._lock.locked():
             return
         try:
             async with self._lock, asyncio.timeout(self._spec.timeout_s):
                 slot = await catalog.slot_of(self._control, self._cdc.slot)
+                # A lane that waits for room reads no message that would say it.
+                self._looked_lsn = await catalog.flushed_lsn(self._control)
         except FAILURES:
             # The next read finds out.
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, ClassVar
@@ -60,6 +61,13 @@ class _Sql(SinkConnector[SqlSink]):
         if settings.file is not None and not (place.base_dir / settings.file).exists():
             # What is created is not there yet; what is missing was found before.
             return ()
+        if settings.file is not None:
+            file = place.base_dir / settings.file
+            closed = [path for path in (file, file.parent) if not os.access(path, os.W_OK)]
+            if closed:
+                # SQLite puts a journal beside the database.
+                what, remedy = f"{closed[0]} cannot be written", "a file and a directory that you may write"
+                return [Finding(codes.TARGET_REFUSES, (*place.path, "url"), what, remedy)]
         faults = await look(settings, place.base_dir)
         return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
 

@@ -252,6 +252,10 @@ async def look(settings: SqlSink, base_dir: Path) -> list[Fault]:
     async with open_sql_thread(settings, base_dir, where, "sql-look") as way:
         await way.open()
         try:
-            return await way.run(Target(settings).faults)
+            target = Target(settings)
+            faults = await way.run(target.faults)
+            if not faults and settings.backend != SQLITE:
+                faults = await way.run(lambda connection: target.rights(connection, where))
+            return faults
         except FAILURES as error:
             raise error_of(error, settings, where) from error

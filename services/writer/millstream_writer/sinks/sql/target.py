@@ -8,7 +8,7 @@ Every statement of the sink is here, and blocks. Above it: the lane, and `valida
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -19,9 +19,11 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.types import TypeEngine, UserDefinedType
 
+from millstream import codes
 from millstream.durable import step
 from millstream.record import Position
 from millstream.spec.tables import table_parts
+from millstream.sql.connecting import error_of, said
 from millstream.sql.settings import MYSQL, SQLITE
 from millstream_writer.sinks.kept import Kept
 from millstream_writer.sinks.sql.connector import SqlSink
@@ -194,6 +196,52 @@ class Target:
                 what = f"the table {table} is of the engine {engine}, which has no transactions"
                 faults.append(Fault((loc,), what, f"`ALTER TABLE {table} ENGINE = InnoDB`"))
         return faults
+
+    def rights(self, connection: Connection, where: str) -> list[Fault]:
+        """Which rights on the tables that exist are missing. Writes nothing: every statement is about no row, and is
+        rolled back."""
+        faults = []
+        tables = (("table", self._plain), ("positionTable", self._positions), ("positionTable", self._refused))
+        for loc, table in tables:
+            try:
+                exists = sa.inspect(connection).has_table(table.name, schema=table.schema)
+                connection.rollback()
+            except exc.DBAPIError as error:
+                # MariaDB does not even say whether there is one.
+                connection.rollback()
+                faults.append(self._fault(loc, "SELECT, INSERT, UPDATE, DELETE, CREATE", table, error, where))
+                continue
+            for right, statement in self._tries(table) if exists else ():
+                try:
+                    with connection.begin() as transaction:
+                        connection.execute(statement)
+                        transaction.rollback()
+                except exc.DBAPIError as error:
+                    faults.append(self._fault(loc, right, table, error, where))
+        return faults
+
+    def _fault(self, loc: str, right: str, table: sa.TableClause, error: exc.DBAPIError, where: str) -> Fault:
+        """Raises `error` if it is not about rights."""
+        user = self._settings.user
+        if error_of(error, self._settings, where).code != codes.TARGET_REFUSES:
+            raise error
+        what = f"{user} has no right to {right} on {table.name}: {said(error)}"
+        return Fault((loc,), what, f"`GRANT {right} ON {table.name}` to {user}")
+
+    def _tries(self, table: sa.TableClause) -> Iterator[tuple[str, sa.Executable]]:
+        """Statements that need the rights of the sink, by the right."""
+        names = [column.name for column in table.columns]
+        nothing = sa.select(*(sa.null() for _ in names)).where(sa.false())
+        mode = self._settings.mode if table is self._plain else "all"
+        deletes = self._settings.delete_when is not None or mode in ("delete", "all")
+        if mode != "delete":
+            yield "INSERT", sa.insert(table).from_select(names, nothing)
+        if mode in ("upsert", "all"):
+            yield "UPDATE", sa.update(table).values({names[-1]: sa.null()}).where(sa.false())
+        if deletes:
+            yield "DELETE", sa.delete(table).where(sa.false())
+        if mode == "all":
+            yield "SELECT", sa.select(table).where(sa.false())
 
     def types(self, connection: Connection) -> dict[str, TypeEngine[Any]]:
         """Of the table's columns."""
