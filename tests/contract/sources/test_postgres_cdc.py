@@ -309,7 +309,6 @@ async def until_held(database: Database, slot: str, limit: int) -> None:
             await database.execute("SELECT pg_sleep(0.02)")
 
 
-@pytest.mark.guarantee("I1", "I9")
 @pytest.mark.parametrize("more", [{}, {"eventTime": {"field": "commitTime"}}])
 async def test_the_lane_knows_how_many_bytes_of_the_log_wait(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
@@ -332,6 +331,7 @@ async def test_the_lane_knows_how_many_bytes_of_the_log_wait(
             await lane.read(1000, 1 << 20, 0.05)
 
 
+@pytest.mark.guarantee("I1", "I9")
 async def test_a_server_that_is_killed_is_waited_for(tmp_path: Path) -> None:
     with open_postgres(wal_level="logical") as server:
         database = await server.database()
