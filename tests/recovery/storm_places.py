@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from tests.recovery.storms import Place, mapping, number_of
 from tests.recovery.table_places import DeltaPlace, IcebergPlace, ObjectsPlace, SqlPlace
+from tests.support import kafka_server, mariadb_server, object_server, postgres_server
 from tests.support.kafka_server import KafkaServer, open_kafka
 from tests.support.mariadb_server import open_mariadb
 from tests.support.nats_outside import OutsideNats, open_outside_nats
@@ -196,6 +197,25 @@ async def _iceberg(directory: Path) -> AsyncIterator[Place]:
 async def _objects(directory: Path) -> AsyncIterator[Place]:
     with open_objects_server() as server:
         yield ObjectsPlace(server, directory)
+
+
+_MISSING: Mapping[str, Callable[[], str]] = {
+    "kafka": kafka_server.why_missing,
+    "postgres": postgres_server.why_missing,
+    "postgresCdc": postgres_server.why_missing,
+    "sql": mariadb_server.why_missing,
+    "delta": object_server.why_missing,
+    "iceberg": object_server.why_missing,
+    "objects": object_server.why_missing,
+}
+IN_ORDER = ("redisStreams", "jetstream", "postgres", "sql")
+"""Those of one lane whose target keeps the order of its records."""
+
+
+def why_missing(connector: str) -> str:
+    """Why its server cannot be started here; empty when it can."""
+    look = _MISSING.get(connector)
+    return look() if look is not None else ""
 
 
 PLACES: Mapping[str, Callable[[Path], AbstractAsyncContextManager[Place]]] = {

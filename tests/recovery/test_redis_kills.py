@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +15,6 @@ import pytest
 from tests.contract.sinks.sink_targets import redis_numbers
 from tests.mesh.running import start
 from tests.recovery.killed_sinks import EXPECTED, kill_at
-from tests.recovery.storm_places import RedisPlace
-from tests.recovery.storms import OUTSIDE, storm
 from tests.support.children import together
 from tests.support.redis_server import RedisServer, open_redis
 
@@ -73,16 +70,6 @@ async def test_each_record_is_there_once_though_everything_is_killed(tmp_path: P
         assert "account: BALANCED" in ended.out
         numbers = [json.loads(entry["value"])["number"] for entry in server.entries("numbers")]
     assert sorted(numbers) == [*range(RECORDS)]
-
-
-@pytest.mark.guarantee("I1", "I2", "I9")
-@pytest.mark.timeout(240)
-async def test_a_stream_that_is_read_into_another_is_there_once_though_everything_is_killed(tmp_path: Path) -> None:
-    with open_redis() as server:
-        victims = ("in-0", OUTSIDE, "broker", OUTSIDE)
-        found = await storm(RedisPlace(server), tmp_path, records=2_000, victims=victims, rng=random.Random(1))
-    found.check(2_000)
-    assert found.numbers == [*range(2_000)]
 
 
 @pytest.mark.guarantee("I1")

@@ -1,4 +1,4 @@
-"""The delta and iceberg sinks, killed at each of their durable steps."""
+"""Sinks of tables, killed at each of their durable steps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.sinks.sink_targets import delta_numbers, delta_spec, iceberg_numbers, iceberg_spec
+from tests.contract.sinks.sink_targets import (
+    MARIA_NUMBERS,
+    delta_numbers,
+    delta_spec,
+    iceberg_numbers,
+    iceberg_spec,
+    maria_numbers,
+    maria_spec,
+    sql_spec,
+    sqlite_rows,
+)
 from tests.recovery.killed_sinks import EXPECTED, kill_at
 from tests.support import sizes
+from tests.support.mariadb_server import MariaServer
 
 COMMITS = {"commitEvery": "1h", "maxRecords": 20}
 MORE = ("open_catalog", "create_namespace", "write") if sizes.ALL else ()
@@ -36,3 +47,26 @@ async def test_killed_at_a_step_of_iceberg_each_record_is_there_once(tmp_path: P
     spec = iceberg_spec(tmp_path, **COMMITS)
     await kill_at(spec.as_written(given_only=True), point)
     assert iceberg_numbers(tmp_path) == EXPECTED
+
+
+SQL_POINTS = points("sql_sink", ("create", "take_over"), ("put", "commit"))
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("point", SQL_POINTS)
+async def test_killed_at_a_step_of_sqlite_each_record_is_there_once(tmp_path: Path, point: str) -> None:
+    file = tmp_path / "shop.db"
+    sqlite_rows(file, "CREATE TABLE numbers (n INTEGER UNIQUE, text TEXT, place INTEGER PRIMARY KEY)")
+    await kill_at(sql_spec(f"sqlite:///{file}", "insert").as_written(given_only=True), point)
+    found = sqlite_rows(file, "SELECT n FROM numbers ORDER BY place")
+    assert [n for (n,) in found] == EXPECTED
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("point", SQL_POINTS)
+async def test_killed_at_a_step_of_mariadb_each_record_is_there_once(mariadb: MariaServer, point: str) -> None:
+    database = mariadb.database()
+    database.execute(MARIA_NUMBERS)
+    mode = "upsert" if point.endswith("2") else "insert"
+    await kill_at(maria_spec(database, mode).as_written(given_only=True), point)
+    assert maria_numbers(database) == EXPECTED

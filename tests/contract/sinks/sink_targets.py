@@ -26,6 +26,7 @@ from tests.contract.sinks.file_target import COLUMNS, file_spec, numbers_in, num
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.support import sizes
 from tests.support.kafka_server import KafkaServer
+from tests.support.mariadb_server import MariaDatabase, MariaServer
 from tests.support.mqtt_broker import MqttServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.object_server import Bucket, ObjectServer
@@ -52,6 +53,8 @@ KINDS = [
     "postgres upsert",
     "sqlite insert",
     "sqlite upsert",
+    "mariadb insert",
+    "mariadb upsert",
     "kafka",
     "redis stream",
     "redis set",
@@ -76,6 +79,7 @@ _GUARANTEES = {
     "udsink positions": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "postgres": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "sqlite": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "mariadb": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "kafka": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "redis": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "jetstream positions": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
@@ -100,6 +104,7 @@ class SinkTarget:
     http: HttpTarget = field(default_factory=HttpTarget)
     udf_client: UdfClient | None = None
     database: Database | None = None
+    mariadb: MariaDatabase | None = None
     kafka: KafkaServer | None = None
     redis: RedisServer | None = None
     rabbit: RabbitServer | None = None
@@ -125,6 +130,8 @@ class SinkTarget:
             return object_numbers(self.bucket)
         if self.spec.kind == "file":
             return numbers_in(self.directory / "out")
+        if self.mariadb is not None:
+            return maria_numbers(self.mariadb)
         if self.spec.kind == "sql":
             return [row[0] for row in sqlite_rows(self.directory / "shop.db", "SELECT n FROM numbers ORDER BY place")]
         if self.spec.kind == "delta":
@@ -154,7 +161,7 @@ class SinkTarget:
         if self.opensearch is not None:
             return self.opensearch.numbers(self.topic)
         if self.nats is not None:
-            return [json.loads(value)["n"] for value in self.nats.values_at_once("orders", "orders.new")]
+            return jetstream_numbers(self.nats)
         if self.kind == "udsink positions":
             return position_sink_numbers(self.directory / "written")
         written = self.directory / "written"
@@ -173,6 +180,21 @@ def sql_spec(url: str, mode: str, /, **more: object) -> FallbackSink:
     columns = [{"name": "n"}, {"name": "text"}]
     options = {"table": "numbers", "mode": mode, "columns": columns, "keys": ["n"] if mode != "insert" else []}
     return FallbackSink.model_validate({"sql": {"url": url, **options, **more}})
+
+
+MARIA_NUMBERS = """\
+CREATE TABLE numbers (n INT PRIMARY KEY, text VARCHAR(20), place BIGINT AUTO_INCREMENT, KEY (place)) CHARSET utf8mb4
+"""
+
+
+def maria_spec(database: MariaDatabase, mode: str, /, **more: object) -> FallbackSink:
+    """A sink that writes into the table `numbers`."""
+    return sql_spec(database.url, mode, **{"user": database.settings["user"], **more})
+
+
+def maria_numbers(database: MariaDatabase) -> list[int]:
+    """In the order of the rows."""
+    return [n for (n,) in database.rows("SELECT n FROM numbers ORDER BY place")]
 
 
 def sqlite_rows(file: Path, statement: str) -> list[tuple[Any, ...]]:
@@ -276,6 +298,33 @@ async def jetstream_spec(nats: OutsideNats, /, **more: object) -> FallbackSink:
     return FallbackSink.model_validate({"jetstream": {**nats.settings, "subject": "orders.new", **more}})
 
 
+def jetstream_numbers(nats: OutsideNats) -> list[int]:
+    """In the order of the stream."""
+    return [json.loads(value)["n"] for value in nats.values_at_once("orders", "orders.new")]
+
+
+async def _table_target(
+    kind: str, directory: Path, postgres: PostgresServer | None, mariadb: MariaServer | None
+) -> SinkTarget | None:
+    """A table of a database; None for other kinds."""
+    name, _, option = kind.partition(" ")
+    if name == "sqlite":
+        file = directory / "shop.db"
+        sqlite_rows(file, "CREATE TABLE numbers (n INTEGER UNIQUE, text TEXT, place INTEGER PRIMARY KEY)")
+        return SinkTarget(kind, directory, sql_spec(f"sqlite:///{file}", option))
+    if name == "mariadb":
+        assert mariadb is not None
+        rows = mariadb.database()
+        rows.execute(MARIA_NUMBERS)
+        return SinkTarget(kind, directory, maria_spec(rows, option), mariadb=rows)
+    if name == "postgres":
+        assert postgres is not None
+        database = await postgres.database()
+        await database.execute("CREATE TABLE numbers (n int PRIMARY KEY, text text, place bigserial)")
+        return SinkTarget(kind, directory, postgres_spec(database, option), database=database)
+    return None
+
+
 @asynccontextmanager
 async def open_target(
     kind: str,
@@ -289,6 +338,7 @@ async def open_target(
     pubsub: PubsubServer | None = None,
     mqtt: MqttServer | None = None,
     opensearch: OpenSearchServer | None = None,
+    mariadb: MariaServer | None = None,
 ) -> AsyncIterator[SinkTarget]:
     """The servers: for kinds that begin with their names."""
     name, _, option = kind.partition(" ")
@@ -303,15 +353,8 @@ async def open_target(
             assert objects is not None
             bucket = objects.bucket()
             yield SinkTarget(kind, directory, object_spec(bucket, option), bucket=bucket)
-        elif name == "sqlite":
-            file = directory / "shop.db"
-            sqlite_rows(file, "CREATE TABLE numbers (n INTEGER UNIQUE, text TEXT, place INTEGER PRIMARY KEY)")
-            yield SinkTarget(kind, directory, sql_spec(f"sqlite:///{file}", option))
-        elif name == "postgres":
-            assert postgres is not None
-            database = await postgres.database()
-            await database.execute("CREATE TABLE numbers (n int PRIMARY KEY, text text, place bigserial)")
-            yield SinkTarget(kind, directory, postgres_spec(database, option), database=database)
+        elif (table := await _table_target(kind, directory, postgres, mariadb)) is not None:
+            yield table
         elif name == "http":
             http = await stack.enter_async_context(open_http_target(HttpTarget()))
             batch = {"maxRecords": 7 if option else 1}

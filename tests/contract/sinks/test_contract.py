@@ -28,7 +28,18 @@ FRAME_RECORDS = 10
 async def target(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SinkTarget]:
     servers = [
         name
-        for name in ("postgres", "kafka", "redis", "objects", "rabbit", "sqs", "pubsub", "mqtt", "opensearch")
+        for name in (
+            "postgres",
+            "mariadb",
+            "kafka",
+            "redis",
+            "objects",
+            "rabbit",
+            "sqs",
+            "pubsub",
+            "mqtt",
+            "opensearch",
+        )
         if request.param.startswith(name)
     ]
     given = {name: request.getfixturevalue(name) for name in servers}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,25 +15,24 @@ from ruamel.yaml import YAML
 
 from millstream import codes
 from millstream.codes.code import Code
-from millstream.errors import FencedError, RetryLaterError
+from millstream.errors import FencedError
 from millstream.limits import NATS_POSITION_REFRESH_S
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream_runner.chaos.lossy_path import LossyPath, Wire, open_lossy_path
+from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path
 from millstream_runner.cli.main import main
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.jetstream.lane import GUARD
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import jetstream_spec
 from tests.contract.sinks.table_lanes import again
+from tests.contract.sinks.wires import JETSTREAM
 from tests.support.errors import raises
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.unit.writer.sink_frames import sink_frame
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "nats.md"
-WIRE = Wire("nats", f"{GUARD}:".encode(), b'"stream":')
 KEPT = {"positions": "positions"}
 
 pytestmark = pytest.mark.asyncio
@@ -200,21 +198,8 @@ async def test_a_lane_that_writes_nothing_repeats_its_position(nats: OutsideNats
 
 @pytest.fixture
 async def path(nats: OutsideNats) -> AsyncIterator[LossyPath]:
-    async with open_lossy_path(nats.server.port, WIRE) as path:
+    async with open_lossy_path(nats.server.port, JETSTREAM) as path:
         yield path
-
-
-@pytest.mark.guarantee("I1")
-@pytest.mark.parametrize("landed", [True, False])
-async def test_a_lost_answer_is_settled_by_looking(nats: OutsideNats, path: LossyPath, *, landed: bool) -> None:
-    async with opened(await jetstream_spec(nats, url=path.url, **KEPT)) as lane:
-        for sequence in range(1, 6):
-            if sequence % 2:
-                path.lose_answer(landed=landed)
-            await again(lambda sequence=sequence: lane.write([numbers(sequence)], Position(sequence)))  # type: ignore[misc]
-            assert lane.durable == Position(sequence)
-    assert path.planned == 0
-    assert await stored(nats) == [*range(10, 60)]
 
 
 @pytest.mark.guarantee("I1")
@@ -228,28 +213,6 @@ async def test_a_batch_that_comes_late_has_no_effect(nats: OutsideNats, path: Lo
         await path.deliver_late()
         await again(lambda: lane.write([numbers(2)], Position(2)))
     assert await stored(nats) == [*range(10, 30)]
-
-
-@pytest.mark.guarantee("I1")
-async def test_owners_one_after_another_over_a_path_that_breaks(nats: OutsideNats, path: LossyPath) -> None:
-    """Each goes on from any mark that the one before may have had."""
-    rng = random.Random(5)
-    spec = await jetstream_spec(nats, url=path.url, **KEPT)
-    mark = done = 0
-    for epoch in range(1, 12):
-        try:
-            async with opened(spec, sink_owner(epoch, start=Position(mark))) as lane:
-                for sequence in range(mark + 1, mark + rng.randint(2, 9)):
-                    if rng.random() < 0.3:
-                        path.lose_answer(landed=rng.random() < 0.5)
-                    if rng.random() < 0.1:
-                        path.cut()
-                    await again(lambda sequence=sequence: lane.write([numbers(sequence)], Position(sequence)))  # type: ignore[misc]
-                    done = max(done, sequence)
-        except RetryLaterError:
-            continue
-        mark = rng.randint(mark, done)
-    assert await stored(nats) == [*range(10, 10 * done + 10)]
 
 
 @pytest.mark.guarantee("I1")

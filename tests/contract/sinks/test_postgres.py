@@ -21,7 +21,7 @@ from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.models import FallbackSink
 from millstream.wire.certificates import make_certificate
-from millstream_runner.chaos.lossy_path import LossyPath, Wire, open_lossy_path
+from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path
 from millstream_runner.cli.main import main
 from millstream_writer.connector import SinkOwner
 from millstream_writer.delivery import Delivery, DeliveryLimits
@@ -31,6 +31,7 @@ from millstream_writer.sinks.postgres import lane as lane_module
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import postgres_spec
 from tests.contract.sinks.table_lanes import again
+from tests.contract.sinks.wires import POSTGRES
 from tests.contract.sources.lanes import open_lane, read_to_end
 from tests.support.children import together
 from tests.support.errors import raises
@@ -40,7 +41,6 @@ from tests.unit.writer.sink_frames import sink_frame
 pytestmark = pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "it is there")
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "postgres.md"
-PG = Wire("postgres", b"COMMIT;", b"COMMIT\0")
 NUMBERS = "CREATE TABLE numbers (n int PRIMARY KEY, text text, place bigserial)"
 
 
@@ -53,7 +53,7 @@ async def database(postgres: PostgresServer) -> Database:
 
 @pytest.fixture
 async def path(postgres: PostgresServer) -> AsyncIterator[LossyPath]:
-    async with open_lossy_path(postgres.port, PG) as path:
+    async with open_lossy_path(postgres.port, POSTGRES) as path:
         yield path
 
 
@@ -374,35 +374,6 @@ async def test_a_fallback_takes_what_the_sink_refuses(checked: Database) -> None
 
 
 @pytest.mark.guarantee("I1")
-@pytest.mark.parametrize("landed", [True, False])
-@pytest.mark.parametrize("mode", ["insert", "upsert"])
-async def test_a_lost_answer_is_settled_by_looking(
-    database: Database, path: LossyPath, mode: str, *, landed: bool
-) -> None:
-    spec = postgres_spec(database, mode, port=int(path.url.rpartition(":")[2]))
-    async with opened(spec) as lane:
-        for sequence in range(1, 6):
-            if sequence % 2:
-                path.lose_answer(landed=landed)
-            await again(lambda sequence=sequence: lane.write([numbers(sequence)], Position(sequence)))  # type: ignore[misc]
-            assert lane.durable == Position(sequence)
-    assert path.planned == 0
-    assert await found(database) == [*range(10, 60)]
-
-
-@pytest.mark.guarantee("I1")
-async def test_the_answer_to_taking_over_may_be_lost(database: Database, path: LossyPath) -> None:
-    spec = postgres_spec(database, "insert", port=int(path.url.rpartition(":")[2]))
-    async with opened(spec) as lane:
-        await lane.write([numbers(1)], Position(1))
-        path.cut()
-        path.lose_answer(landed=True)
-        await again(lambda: lane.write([numbers(2)], Position(2)))
-    assert path.planned == 0
-    assert await found(database) == [*range(10, 30)]
-
-
-@pytest.mark.guarantee("I1")
 async def test_a_server_that_is_killed_is_waited_for() -> None:
     with open_postgres() as server:
         database = await server.database()
@@ -421,28 +392,6 @@ async def test_a_server_that_is_killed_is_waited_for() -> None:
                 await again(lambda: newer.write([numbers(2)], Position(2)))
                 assert newer.durable == Position(2)
         assert await found(database) == [*range(10, 30)]
-
-
-@pytest.mark.guarantee("I1")
-async def test_owners_one_after_another_over_a_path_that_breaks(database: Database, path: LossyPath) -> None:
-    """Each goes on from any mark that the one before may have had."""
-    rng = random.Random(5)
-    spec = postgres_spec(database, "upsert", port=int(path.url.rpartition(":")[2]))
-    mark = done = 0
-    for epoch in range(1, 16):
-        try:
-            async with opened(spec, sink_owner(epoch, start=Position(mark))) as lane:
-                for sequence in range(mark + 1, mark + rng.randint(2, 9)):
-                    if rng.random() < 0.3:
-                        path.lose_answer(landed=rng.random() < 0.5)
-                    if rng.random() < 0.1:
-                        path.cut()
-                    await again(lambda sequence=sequence: lane.write([numbers(sequence)], Position(sequence)))  # type: ignore[misc]
-                    done = max(done, sequence)
-        except RetryLaterError:
-            continue
-        mark = rng.randint(mark, done)
-    assert sorted(await found(database)) == [*range(10, 10 * done + 10)]
 
 
 # What the user has to change

@@ -21,7 +21,7 @@ from millstream.errors import FencedError, RetryLaterError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.models import FallbackSink
-from millstream_runner.chaos.lossy_path import LossyPath, Wire, open_lossy_path
+from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path
 from millstream_runner.cli.main import main
 from millstream_writer.connector import SinkOwner
 from millstream_writer.delivery import Delivery, DeliveryLimits
@@ -31,12 +31,12 @@ from millstream_writer.sinks.redis_streams.script import COMMIT
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import redis_numbers, redis_spec
 from tests.contract.sinks.table_lanes import again
+from tests.contract.sinks.wires import REDIS
 from tests.support.errors import raises
 from tests.support.redis_server import RedisServer, open_redis
 from tests.unit.writer.sink_frames import sink_frame
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "redis.md"
-REDIS = Wire("redis", COMMIT.sha.encode(), b"")
 
 
 @pytest.fixture
@@ -215,21 +215,6 @@ async def test_a_key_of_another_kind_stops_the_lane_before_anything_is_written(r
 
 
 @pytest.mark.guarantee("I1")
-@pytest.mark.parametrize("landed", [True, False])
-async def test_a_lost_answer_is_settled_by_looking(
-    redis: RedisServer, path: LossyPath, stream: str, *, landed: bool
-) -> None:
-    async with opened(redis_spec(redis, "stream", stream, url=path.url)) as lane:
-        for sequence in range(1, 6):
-            if sequence % 2:
-                path.lose_answer(landed=landed)
-            await again(lambda sequence=sequence: lane.write([numbers(sequence)], Position(sequence)))  # type: ignore[misc]
-            assert lane.durable == Position(sequence)
-    assert path.planned == 0
-    assert redis_numbers(redis, stream) == [*range(10, 60)]
-
-
-@pytest.mark.guarantee("I1")
 async def test_a_script_that_comes_late_has_no_effect(redis: RedisServer, path: LossyPath, stream: str) -> None:
     """The connection was given up, and the same owner has come back on another one."""
     spec = redis_spec(redis, "stream", stream, url=path.url, timeout="200ms")
@@ -247,30 +232,6 @@ async def test_a_script_that_comes_late_has_no_effect(redis: RedisServer, path: 
         path.flow()
         await again(lambda: lane.write([numbers(1)], Position(1)))
     assert redis_numbers(redis, stream) == [*range(10, 20)]
-
-
-@pytest.mark.guarantee("I1")
-async def test_owners_one_after_another_over_a_path_that_breaks(
-    redis: RedisServer, path: LossyPath, stream: str
-) -> None:
-    """Each goes on from any mark that the one before may have had."""
-    rng = random.Random(5)
-    spec = redis_spec(redis, "stream", stream, url=path.url)
-    mark = done = 0
-    for epoch in range(1, 16):
-        try:
-            async with opened(spec, sink_owner(epoch, start=Position(mark))) as lane:
-                for sequence in range(mark + 1, mark + rng.randint(2, 9)):
-                    if rng.random() < 0.3:
-                        path.lose_answer(landed=rng.random() < 0.5)
-                    if rng.random() < 0.1:
-                        path.cut()
-                    await again(lambda sequence=sequence: lane.write([numbers(sequence)], Position(sequence)))  # type: ignore[misc]
-                    done = max(done, sequence)
-        except RetryLaterError:
-            continue
-        mark = rng.randint(mark, done)
-    assert redis_numbers(redis, stream) == [*range(10, 10 * done + 10)]
 
 
 @pytest.mark.guarantee("I1")

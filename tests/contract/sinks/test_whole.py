@@ -21,16 +21,15 @@ from tests.contract.sinks.sink_targets import KINDS, SinkTarget, open_target
 from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
-WHOLE = [
-    kind for kind in KINDS if kind.startswith(("file", "postgres", "kafka", "redis", "delta", "iceberg", "udsink p"))
-]
+_NAMES = ("file", "postgres", "sqlite", "mariadb", "kafka", "redis", "delta", "iceberg", "udsink p")
+WHOLE = [kind for kind in KINDS if kind.startswith(_NAMES)]
 FRAMES = 3
 RECORDS = 10
 
 
 @pytest.fixture(params=WHOLE)
 async def target(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SinkTarget]:
-    servers = [name for name in ("postgres", "kafka", "redis") if request.param.startswith(name)]
+    servers = [name for name in ("postgres", "mariadb", "kafka", "redis") if request.param.startswith(name)]
     given = {name: request.getfixturevalue(name) for name in servers}
     async with open_target(request.param, tmp_path, **given) as opened:
         yield opened
