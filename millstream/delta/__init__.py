@@ -1,1 +1,1 @@
-"""Tables of Delta Lake as something outside: how they are reached, and what their errors mean."""
+"""External tables of Delta Lake: how they are reached, and what their errors mean."""

@@ -1,7 +1,7 @@
 """A connector's way to a table of Delta Lake, and what its errors mean to a lane.
 
-Above it: connectors. Below it: deltalake, an extra. Every failure becomes an error of ours, by who must act: what
-passes by itself is `RetryLaterError`, so a store that is away is waited for.
+Above it: connectors. Below it: deltalake, an extra. Every failure becomes a Millstream error, by who must act: one that
+passes by itself becomes `RetryLaterError`, so the lane waits for a store that is away.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from millstream.objects.settings import ObjectStore, is_url, parse_url
 from millstream.spec.references import resolve
 
 FAILURES = (DeltaError, OSError)
-"""All that goes wrong between a lane and its table."""
+"""Exceptions of the client: everything that can go wrong between a lane and its table."""
 ABSENT = TableNotFoundError
-"""There is no table yet; or it cannot be created."""
+"""There is no table yet, or it cannot be created."""
 
 _CONNECT_S = 5.0
 _RETRY_S = 10.0
-"""How long the client makes a request again by itself; then the lane says so, and waits."""
+"""How long the client repeats a request by itself. After that, the lane reports the failure and waits."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MISSING = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _REFUSED = ("403 Forbidden", "401 Unauthorized", "necessary privileges", "Permission denied")
@@ -32,12 +32,12 @@ _CODE = re.compile(r"<Code>([^<]*)</Code>")
 
 
 def address_of(path: str, base_dir: Path) -> str:
-    """Of a table: a URL as it is, a directory as an absolute path."""
+    """Address of a table: a URL unchanged, a directory as an absolute path."""
     return path.rstrip("/") if is_url(path) else str((base_dir / path).resolve())
 
 
 def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> dict[str, str]:
-    """What deltalake is given to reach an object store. Raises `UserError` for credentials that are not there."""
+    """The options with which deltalake reaches an object store. Raises `UserError` for missing credentials."""
     if not is_url(path):
         return {}
     url = parse_url(path)
@@ -69,7 +69,7 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
 
 
 def error_of(error: BaseException, path: str, where: str) -> MillstreamError:
-    """An error of ours for whatever went wrong. No message holds a credential."""
+    """The Millstream error for an error of the client. No message holds a credential."""
     said = _COLOURS.sub("", str(error))
     place = f"{where}: the Delta table {path}"
     code = _CODE.search(said)
@@ -79,7 +79,7 @@ def error_of(error: BaseException, path: str, where: str) -> MillstreamError:
             codes.TARGET_UNFIT, f"{place}: there is no such bucket. Correct the path, or create the bucket"
         )
     if isinstance(error, PermissionError) or any(word in said for word in _REFUSED):
-        return UserError(codes.TARGET_REFUSES, f"{place}: the credentials or a right of theirs are refused: {text}")
+        return UserError(codes.TARGET_REFUSES, f"{place}: access is denied: {text}")
     if any(word in said for word in _UNFIT):
         return UserError(codes.TARGET_UNFIT, f"{place}: {text}")
     return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {text}")

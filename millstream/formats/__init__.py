@@ -1,1 +1,1 @@
-"""Values in encodings of others, and the registries that have their schemas."""
+"""Values in other encodings than JSON, and the registries that have their schemas."""

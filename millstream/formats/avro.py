@@ -1,7 +1,7 @@
 """Avro values as JSON texts. Pure.
 
-Above it: the decoder. Below it: fastavro. What JSON has no type for becomes a text: bytes in base64, decimals by their
-digits, dates and times as in ISO 8601, NaN and infinities by their names.
+Above it: the decoder. Below it: fastavro. Types that JSON lacks become text: bytes in base64, decimals as their digits,
+dates and times as in ISO 8601, NaN and infinities by their names.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from millstream.formats.registry import Schema
 
 
 def parsed(schema: Schema) -> Any:
-    """What fastavro makes of a schema. Raises `ValueError` for one that it does not take."""
+    """A schema as fastavro parses it. Raises `ValueError` for one that it does not accept."""
     named: dict[str, Any] = {}
     try:
         for referred in schema.references:
             parse_schema(json.loads(referred.text), named_schemas=named)
         return parse_schema(json.loads(schema.text), named_schemas=named)
-    except Exception as error:  # fastavro raises whatever it stumbles over
+    except Exception as error:  # fastavro raises errors of any kind
         raise ValueError(f"cannot be used: {type(error).__name__}: {error}") from error
 
 
 def decoder(writer: Any, reader: Any) -> Callable[[bytes], bytes]:
-    """From Avro to JSON, for values that were written with one schema. It raises `ValueError`."""
+    """A function from Avro to JSON, for values that were written with one schema. The function raises `ValueError`."""
 
     def decode(data: bytes) -> bytes:
         stream = BytesIO(data)
         try:
             value = schemaless_reader(stream, writer, reader)
-        except Exception as error:  # fastavro raises whatever it stumbles over
+        except Exception as error:  # fastavro raises errors of any kind
             what = str(error) or type(error).__name__
             raise ValueError(f"the value does not fit its schema: {what}") from error
         if stream.tell() != len(data):
-            raise ValueError(f"the value does not fit its schema: {len(data) - stream.tell()} bytes are left behind it")
+            raise ValueError(f"the value does not fit its schema: {len(data) - stream.tell()} bytes are left after it")
         return as_json(value)
 
     return decode
 
 
 def as_json(value: Any) -> bytes:
-    """A value as fastavro gives it. Raises `ValueError` for a text that is not valid Unicode."""
+    """JSON of a value as fastavro returns it. Raises `ValueError` for text that is not valid Unicode."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_text)
     except ValueError:
-        # It has a NaN or an infinity somewhere, which is rare enough to be slow.
+        # The value contains NaN or an infinity, which is so rare that this may be slow.
         text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_text)
     return text.encode()
 
 
 def _text(value: object) -> str:
-    """Of what JSON has no type for."""
+    """The JSON form of types that JSON lacks."""
     if isinstance(value, bytes):
         return b64encode(value).decode()
     if isinstance(value, Decimal):
@@ -71,7 +71,7 @@ def _text(value: object) -> str:
         return value.isoformat()
     if isinstance(value, UUID):
         return str(value)
-    raise ValueError(f"{type(value).__name__} has no JSON")
+    raise ValueError(f"{type(value).__name__} has no form in JSON")
 
 
 def _finite(value: Any) -> Any:

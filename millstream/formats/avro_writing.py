@@ -1,10 +1,10 @@
 """JSON texts as Avro values: the reverse of `avro`. Pure.
 
-    JSON ─► what Avro stores, by the type at each place ─► fastavro ─► bytes
+    JSON ─► what Avro stores, by the type of each part ─► fastavro ─► bytes
 
-Above it: the encoder. Below it: fastavro. A schema becomes one function, so nothing of it is looked up per value. What
-does not fit is a `ValueError` that names the place in the value. fastavro would leave out members that the schema does
-not have, and cut off digits that a type has no place for; here both are misfits.
+Above it: the encoder. Below it: fastavro. A schema becomes one function, so nothing is looked up in it per value. A
+value that does not fit raises a `ValueError` that names the part of the value. fastavro would omit members that the
+schema does not have, and cut off digits that a type cannot hold; here both are errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millstream.extract import shown
 from millstream.formats.json_values import from_json
 
 Convert = Callable[[Any], Any]
-"""From a JSON value to what Avro stores. Raises `ValueError`."""
+"""Converts a JSON value to what Avro stores. Raises `ValueError`."""
 
 _DAY_US = 86_400_000_000
 _UNIT_US = {"millis": 1000, "micros": 1}
@@ -36,7 +36,7 @@ _FLOAT_MAX = (2 - 2**-23) * 2.0**127
 
 
 class _MisfitError(ValueError):
-    """A value that does not fit its type, at a place within the value that is encoded."""
+    """A part of the encoded value that does not fit its type, with its place."""
 
     def __init__(self, what: str, place: str = "") -> None:
         super().__init__(what)
@@ -51,7 +51,7 @@ class _MisfitError(ValueError):
 
 
 def encoder(schema: Any) -> Callable[[bytes], bytes]:
-    """From JSON to Avro, for a schema as `avro.parsed` gives it. It raises `ValueError`."""
+    """A function from JSON to Avro, for a schema that `avro.parsed` returned. The function raises `ValueError`."""
     convert = _Types(schema).of(schema)
 
     def encode(value: bytes) -> bytes:
@@ -94,7 +94,7 @@ class _Types:
             return self._keep(schema, made)
         if type_ in _PRIMITIVES:
             return _logical(type_, logical, schema)
-        # A type in a type, such as {"type": {"type": "string"}}.
+        # A nested type, such as {"type": {"type": "string"}}.
         return self.of(type_)
 
     def _reached(self, name: str) -> Convert:
@@ -185,8 +185,8 @@ class _Types:
 
 
 class _Defaults:
-    """Defaults of fields, in the form that schemas have them: a union's is of its first branch, and bytes are text
-    of which each character is one."""
+    """Defaults of fields, as they appear in schemas: a union's default has the type of its first branch, and bytes are
+    text in which each character is one byte."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named
@@ -212,7 +212,7 @@ class _Defaults:
 
 
 def _branch_name(schema: Any) -> str:
-    """As fastavro finds it in a union."""
+    """The name by which fastavro finds a type in a union."""
     if isinstance(schema, str):
         return schema
     type_ = schema["type"]
@@ -221,7 +221,7 @@ def _branch_name(schema: Any) -> str:
 
 
 def _expected(what: str, value: Any) -> _MisfitError:
-    """A value of another type; not all of a large one is shown."""
+    """The error for a value of another type. A large value is abbreviated."""
     return _MisfitError(f"{shown(value)} is not {what}")
 
 
@@ -256,13 +256,13 @@ def _number(value: Any) -> Any:
     try:
         return float(value)
     except OverflowError:
-        raise _expected("a number that a double can be", value) from None
+        raise _expected("a number within the range of a double", value) from None
 
 
 def _float(value: Any) -> Any:
     number = _number(value)
     if math.isfinite(number) and abs(number) > _FLOAT_MAX:
-        raise _expected("a number that a float can be", value)
+        raise _expected("a number within the range of a float", value)
     return number
 
 
@@ -272,7 +272,7 @@ def _string(value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise _MisfitError("the text has half of a surrogate pair") from None
+        raise _MisfitError("the text has an unpaired surrogate") from None
     return value
 
 
@@ -317,7 +317,7 @@ def _fixed(size: int) -> Convert:
 
 
 def _logical(kind: str, logical: str, schema: Mapping[str, Any]) -> Convert:
-    """Of a type that something else is stored in. A name that is not known is ignored, as Avro's specification says."""
+    """Functions of logical types. An unknown name is ignored, as Avro's specification requires."""
     stored = _PRIMITIVES[kind]
     if (kind, logical) == ("bytes", "decimal"):
         return _decimal(schema, None)
@@ -355,7 +355,7 @@ def _in_unit(read: Callable[[str], int], unit_us: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
         whole, rest = divmod(read(text), unit_us)
         if rest:
-            raise ValueError("it is finer than milliseconds, and the schema has no more")
+            raise ValueError("it is more precise than milliseconds, which is all that the schema allows")
         return whole
 
     return convert
@@ -400,7 +400,7 @@ def _uuid(value: Any) -> Any:
 
 
 def _decimal(schema: Mapping[str, Any], size: int | None) -> Convert:
-    """Two's complement, big-endian: of `size` bytes, or as few as it takes."""
+    """Two's complement, big-endian, in `size` bytes or in as few as possible."""
     precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
 
     def convert(value: Any) -> Any:
@@ -414,7 +414,7 @@ def _decimal(schema: Mapping[str, Any], size: int | None) -> Convert:
             raise _expected("a decimal number", value)
         sign, digits, exponent = number.as_tuple()
         assert isinstance(exponent, int), "it is finite"
-        # A number of few characters may have an exponent of many digits.
+        # A short text may have a huge exponent.
         if len(digits) + abs(exponent) > 10 * (precision + scale) + 100:
             raise _MisfitError(f"{value!s:.80} has more than {precision} digits, of which {scale} are decimals")
         shifted, rest = int("".join(map(str, digits))), 0

@@ -1,37 +1,37 @@
 """Confluent's wire format. Pure.
 
-0 | schema id, 4 bytes, big-endian | value         Protobuf: 0 | id | which message of the schema | value
+0 | schema id, 4 bytes, big-endian | value         Protobuf: 0 | id | indexes of the message | value
 """
 
 from __future__ import annotations
 
 HEADER_BYTES = 5
 TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
-"""By encoding, how registries name the type of its schemas."""
+"""The name of each encoding in registries."""
 _INDEXES_MAX = 64
-"""Levels of messages in messages."""
+"""Maximum depth of nested messages."""
 
 
 def header(schema_id: int) -> bytes:
-    """Before a value with this schema."""
+    """The bytes before a value with this schema."""
     return b"\0" + schema_id.to_bytes(4)
 
 
 def id_of(value: bytes) -> int | None:
-    """The schema of a value; None: it is not in the wire format."""
+    """Schema id of a value; None if it is not in the wire format."""
     return int.from_bytes(value[1:HEADER_BYTES]) if len(value) >= HEADER_BYTES and value[0] == 0 else None
 
 
 def indexes_written(indexes: tuple[int, ...]) -> bytes:
-    """Which message of a Protobuf schema: its place among the messages of the file, then in that message, and so on.
-    The first one is a single zero."""
+    """The indexes of a message in a Protobuf schema: its index among the messages of the file, then among the messages
+    nested in that, and so on. The first message is encoded as a single zero."""
     if indexes == (0,):
         return b"\0"
     return b"".join(map(_varint, (len(indexes), *indexes)))
 
 
 def indexes_read(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Which message it is, and where the message begins. Raises `ValueError`."""
+    """The indexes of the message, and the offset at which it begins. Raises `ValueError`."""
     count, at = _number(data, 0)
     if count == 0:
         return (0,), at
@@ -45,7 +45,7 @@ def indexes_read(data: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _varint(number: int) -> bytes:
-    """Zigzag, as in Avro. None is negative."""
+    """Zigzag, as in Avro. No index is negative."""
     left, made = number << 1, bytearray()
     while left > 0x7F:
         made.append(left & 0x7F | 0x80)
@@ -63,7 +63,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
         if not byte & 0x80:
-            # The least bit is the sign.
+            # The lowest bit is the sign.
             if number & 1:
                 raise ValueError("an index of its message is negative")
             return number >> 1, at

@@ -25,11 +25,11 @@ from millstream.limits import RECORD_BYTES_MAX, REGISTRY_REQUESTS_MAX, REGISTRY_
 from millstream.spec.formats import Format
 
 Decode = Callable[[bytes], bytes]
-"""From the bytes of a value to JSON. Raises `ValueError`."""
+"""Converts the bytes of a value to JSON. Raises `ValueError`."""
 
 
 class Decoder:
-    """Of one lane. Made by `open_decoder`."""
+    """The decoder of one lane. Created by `open_decoder`."""
 
     def __init__(self, settings: Format, registry: Registry, clock: Clock, where: str) -> None:
         self._settings = settings
@@ -38,25 +38,26 @@ class Decoder:
         self._where = where
         self._known: dict[int, Decode] = {}
         self._unusable: dict[int, tuple[str, float]] = {}
-        """By id, why it cannot be used, and until when that is not asked again."""
+        """By schema id: why it cannot be used, and until when the registry is not asked again."""
         self._reader: Any = None
-        """The parsed reader schema, where one is wanted and has been asked for."""
+        """The parsed reader schema, if one is configured and has been fetched."""
 
     async def decode(self, values: Sequence[bytes]) -> list[bytes | ValueError]:
-        """For each value its JSON, or why there is none. May be repeated.
+        """For each value its JSON, or the reason why it has none. The call may be repeated.
 
-        Raises what `Registry.schema` raises: then nothing was decoded.
+        Raises what `Registry.schema` raises. In that case nothing was decoded.
         """
         await self._learn_all({found for value in values if (found := id_of(value)) is not None})
         return [self._decoded(value) for value in values]
 
     async def check(self) -> None:
-        """Ask the registry for the reader schema, or for any other. Raises as `decode`."""
+        """Ask the registry for the reader schema, or for any schema if there is none. Raises as `decode` does."""
         await self._learn_reader()
         await self._registry.schema(self._settings.reader_schema or 1)
 
     async def _learn_all(self, schema_ids: set[int]) -> None:
-        """Have each in one of the two, for the calls that follow. Those that are not there are asked for together."""
+        """Load each schema into one of the two maps, for the calls that follow. Missing ones are fetched
+        concurrently."""
         now_s = self._clock.monotonic_s()
         wanted = [
             schema_id
@@ -67,19 +68,19 @@ class Decoder:
             return
         await self._learn_reader()
         for start in range(0, len(wanted), REGISTRY_REQUESTS_MAX):
-            # A batch of garbage may name thousands, so they are not all asked for at once.
+            # A batch of garbage may name thousands, so the number of concurrent requests is limited.
             part = wanted[start : start + REGISTRY_REQUESTS_MAX]
             try:
                 async with asyncio.TaskGroup() as asking:
                     tasks = [asking.create_task(self._registry.schema(schema_id)) for schema_id in part]
             except ExceptionGroup as errors:
-                # The first request that failed has ended the others; callers know single errors.
+                # The first request that failed cancelled the others; callers expect a single error.
                 raise errors.exceptions[0] from errors
             for schema_id, task in zip(part, tasks, strict=True):
                 self._learn(schema_id, task.result())
 
     def _learn(self, schema_id: int, schema: Schema | None) -> None:
-        # Garbage may begin with any id, so what is remembered is bounded; what is forgotten is asked for again.
+        # Garbage may begin with any id, so the cache is bounded. A schema that was evicted is fetched again.
         for remembered in (self._known, self._unusable):
             while len(remembered) >= REGISTRY_SCHEMAS_MAX:
                 del remembered[next(iter(remembered))]
@@ -131,8 +132,8 @@ class Decoder:
             )
         decode = self._known.get(schema_id)
         if decode is None:
-            # A batch with more schemas than are remembered has forgotten its first ones.
-            reason = self._unusable.get(schema_id, ("was not kept: too many schemas in one batch", 0.0))[0]
+            # A batch with more schemas than the cache holds has evicted its first ones.
+            reason = self._unusable.get(schema_id, ("was evicted: too many schemas in one batch", 0.0))[0]
             return ValueError(f"schema {schema_id} {reason}")
         try:
             made = decode(value[HEADER_BYTES:])

@@ -3,9 +3,8 @@
     JSON ─► fits the schema? ─► 0 | schema id, 4 bytes | value
                 └─ no: the reason
 
-Above it: the lanes of sinks. Below it: the registry and the encodings. The schema is chosen when the first value comes,
-and then stays: values of a lane have one schema until the lane is opened again. An empty value (a tombstone of Kafka's)
-stays empty.
+Above it: the lanes of sinks. Below it: the registry and the encodings. The schema is chosen when the first value
+arrives and does not change until the lane is opened again. An empty value (a tombstone of Kafka's) stays empty.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from millstream.spec.formats import SinkFormat
 from millstream.spec.references import resolve
 
 Encode = Callable[[bytes], bytes]
-"""From JSON to the bytes of a value. Raises `ValueError`."""
+"""Converts JSON to the bytes of a value. Raises `ValueError`."""
 
 
 class Encoder:
-    """Of one lane. Made by `open_encoder`."""
+    """The encoder of one lane. Created by `open_encoder`."""
 
     def __init__(self, settings: SinkFormat, subject: str, text: str | None, registry: Registry, where: str) -> None:
         self._settings = settings
         self._subject = subject
         self._text = text
-        """Of the schema, where it is given."""
+        """Text of the schema, if it is configured."""
         self._registry = registry
         self._where = where
         self._chosen: tuple[int, bytes, Encode] | None = None
-        """The schema's id, what is before each value, and what makes one."""
+        """The schema's id, the bytes before each value, and the function that encodes a value."""
 
     async def encode(self, values: Sequence[bytes]) -> list[bytes | ValueError]:
-        """For each value its encoding, or why it has none. May be repeated.
+        """For each value its encoding, or the reason why it has none. The call may be repeated.
 
-        Raises what requests to the registry raise, and `UserError` where there is no schema to write with: then nothing
-        was encoded.
+        Raises what requests to the registry raise, and `UserError` if there is no schema to write with. In both cases
+        nothing was encoded.
         """
         if self._chosen is None:
             self._chosen = await self._choose()
@@ -56,9 +55,9 @@ class Encoder:
         return made
 
     async def check(self) -> None:
-        """Find the schema now, without registering one. Raises as `encode`."""
+        """Find the schema now, without registering one. Raises as `encode` does."""
         if self._settings.auto_register:
-            # It need not exist yet.
+            # The schema need not exist yet.
             await self._registry.latest(self._subject)
         else:
             await self._choose()
@@ -80,14 +79,14 @@ class Encoder:
     async def _find(self) -> int:
         """Id of the schema to write with. Cases:
 
-        1. None is given: the newest of the subject.
-        2. One is given, and may be registered: its id, new or not.
-        3. One is given, and may not: its id, if the subject has it.
+        1. No schema is configured: the newest of the subject.
+        2. A schema is configured, and may be registered: its id, new or not.
+        3. A schema is configured, and may not be registered: its id, if the subject has it.
         """
         settings, subject, url = self._settings, self._subject, self._settings.registry.url
         if self._text is None:
             found = await self._registry.latest(subject)
-            missing = f"the schema registry {url} has no subject {subject!r}. Register a schema there, or give one"
+            missing = f"the schema registry {url} has no subject {subject!r}. Register a schema there, or set one"
             remedy = f"{missing}: `schema` with `autoRegister: true`"
         elif settings.auto_register:
             return await self._registry.register(subject, TYPES[settings.encoding], self._text)
@@ -115,7 +114,7 @@ class Encoder:
 
 @asynccontextmanager
 async def open_encoder(settings: SinkFormat, subject: str, base_dir: Path, where: str) -> AsyncIterator[Encoder]:
-    """`subject`: where `settings` names none. Errors: those of `open_registry`."""
+    """`subject`: used if `settings` names none. Raises as `open_registry` does."""
     text = None if settings.schema_text is None else resolve(settings.schema_text, base_dir, f"{where}: format.schema")
     async with open_registry(settings.registry, base_dir, where) as registry:
         yield Encoder(settings, settings.subject or subject, text, registry, where)

@@ -13,11 +13,11 @@ from millstream.formats.registry import Schema
 from millstream.json_text import all_json
 
 _BASE = "json-schema:///"
-"""Of the addresses of schemas that have none, as jsonschema-rs resolves them."""
+"""The base that jsonschema-rs uses for schemas without an address."""
 
 
 def from_json(value: bytes) -> Any:
-    """What a text means. Raises `ValueError`; NaN and infinities are not JSON, and no encoding but UTF-8 is taken."""
+    """The value of a JSON text in UTF-8. Raises `ValueError`, also for NaN and infinities, which are not JSON."""
     try:
         return json.loads(value.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -25,15 +25,16 @@ def from_json(value: bytes) -> Any:
 
 
 def checked(value: bytes) -> bytes:
-    """JSON as it is. Readers do not check it by its schema, as Confluent's do by default. Raises `ValueError`."""
+    """JSON unchanged. Readers do not validate it against its schema, while Confluent's do by default. Raises
+    `ValueError`."""
     if not all_json((value,)):
         from_json(value)
     return value
 
 
 def encoder(schema: Schema) -> Callable[[bytes], bytes]:
-    """JSON as it is, if it fits the schema; otherwise it raises `ValueError`. So does this for a schema that cannot be
-    used."""
+    """A function that returns JSON unchanged, or raises `ValueError` if it does not fit the schema. Raises `ValueError`
+    for a schema that cannot be used."""
     import jsonschema_rs
 
     try:

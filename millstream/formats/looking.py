@@ -1,4 +1,4 @@
-"""Whether a registry answers, and has what a `format` needs: for `validate --online`. Nothing is changed there.
+"""Whether a registry answers, and has what a `format` needs, for `validate --online`. It changes nothing there.
 
 Above it: `validate`. Below it: the registry, decoder and encoder.
 """
@@ -14,7 +14,8 @@ from millstream.spec.formats import Format, SinkFormat
 
 
 async def look(settings: Format | SinkFormat, subject: str, base_dir: Path, where: str) -> None:
-    """Raises the error that a lane would raise or wait for. `subject`: of a sink's schema, if `settings` names none."""
+    """Raises the error that a lane would raise or wait for. `subject`: subject of a sink's schema, if `settings` names
+    none."""
     if isinstance(settings, SinkFormat):
         async with open_encoder(settings, subject, base_dir, where) as encoder:
             await encoder.check()

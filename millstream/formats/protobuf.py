@@ -1,7 +1,8 @@
-"""Protobuf values as JSON texts, and back, with schemas that are known only while running. Pure.
+"""Protobuf values as JSON texts, and back, with schemas that are known only at run time. Pure.
 
-Above it: decoder and encoder. Below it: protobuf, which makes classes of descriptors. The JSON is Protobuf's own, with
-the names of fields as the schema has them. Each schema has a pool of its own, because two may define the same message.
+Above it: decoder and encoder. Below it: protobuf, which creates classes from descriptors. The JSON is Protobuf's own
+mapping, with the field names of the schema. Each schema has its own descriptor pool, because two may define the same
+message.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from millstream.formats.json_values import from_json
 from millstream.formats.registry import Schema
 
 _OWN = "google/protobuf/"
-"""Files that come with protobuf, which registries do not list as references."""
+"""Files that are part of protobuf, which registries do not list as references."""
 _MAIN = "the schema.proto"
-"""Name of the file; a registry has none."""
+"""Name of the schema's file; registries do not store one."""
 
 
 def parsed(schema: Schema) -> FileDescriptor:
-    """The messages of a schema. Raises `ValueError` for one that protobuf does not take."""
+    """The messages of a schema. Raises `ValueError` for a schema that protobuf does not accept."""
     pool = DescriptorPool()
     added: set[str] = set()
     try:
@@ -47,14 +48,14 @@ def parsed(schema: Schema) -> FileDescriptor:
 
 
 def _add_own(pool: DescriptorPool, name: str, added: set[str]) -> None:
-    """A file that comes with protobuf, with those that it needs."""
+    """A file that is part of protobuf, after those that it imports."""
     if not name.startswith(_OWN) or name in added:
         return
     added.add(name)
     try:
         module = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
     except ImportError:
-        raise ValueError(f"it imports {name}, which does not come with protobuf") from None
+        raise ValueError(f"it imports {name}, which is not part of protobuf") from None
     file = descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
     for dependency in file.dependency:
         _add_own(pool, dependency, added)
@@ -62,7 +63,7 @@ def _add_own(pool: DescriptorPool, name: str, added: set[str]) -> None:
 
 
 def decoder(file: FileDescriptor) -> Callable[[bytes], bytes]:
-    """From message indexes and a message to JSON. It raises `ValueError`."""
+    """A function from message indexes and a message to JSON. The function raises `ValueError`."""
     classes: dict[tuple[int, ...], type[Message]] = {}
 
     def decode(data: bytes) -> bytes:
@@ -81,8 +82,8 @@ def decoder(file: FileDescriptor) -> Callable[[bytes], bytes]:
 
 
 def encoder(file: FileDescriptor, name: str | None) -> Callable[[bytes], bytes]:
-    """From JSON to message indexes and the message of this name; None: the first one. It raises `ValueError`, at once
-    where the schema has no such message."""
+    """A function from JSON to message indexes and the message of this name; None: the first message. The function
+    raises `ValueError`. So does this one if the schema has no such message."""
     indexes = (0,) if name is None else _named(file, name)
     kind = GetMessageClass(_at(file, indexes))
     head = indexes_written(indexes)
@@ -91,7 +92,7 @@ def encoder(file: FileDescriptor, name: str | None) -> Callable[[bytes], bytes]:
     def encode(value: bytes) -> bytes:
         given = from_json(value)
         if not isinstance(given, dict) and not is_own:
-            # An empty array would be taken for a message without fields.
+            # An empty array would be parsed as a message without fields.
             raise ValueError(f"the value does not fit the message {kind.DESCRIPTOR.full_name}: it is not an object")
         try:
             message = json_format.ParseDict(given, kind())
@@ -103,8 +104,8 @@ def encoder(file: FileDescriptor, name: str | None) -> Callable[[bytes], bytes]:
 
 
 _NAMES: Mapping[str, Any] = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
-"""Fields are named as in the schema, and have a value where they were not set: keys and event times may be read off
-them."""
+"""Fields have the names of the schema, and unset ones have their defaults, because keys and event times may be read
+from them."""
 
 
 def _at(file: FileDescriptor, indexes: tuple[int, ...]) -> Descriptor:
@@ -115,7 +116,7 @@ def _at(file: FileDescriptor, indexes: tuple[int, ...]) -> Descriptor:
             raise ValueError(f"the schema has no message {list(indexes)}")
         found = messages[index]
         messages = list(found.nested_types)
-    assert found is not None, "there is an index"
+    assert found is not None, "indexes are never empty"
     return found
 
 

@@ -1,7 +1,7 @@
 """A lane's access to a schema registry: schemas by their ids, which never change, and ids by their subjects.
 
-Above it: decoders and encoders. Below it: aiohttp. Every failure becomes an error of ours by who must act. A registry
-that does not answer is `RetryLaterError`, so the lane waits for it.
+Above it: decoders and encoders. Below it: aiohttp. Every failure becomes a Millstream error, by who must act. A
+registry that does not answer raises `RetryLaterError`, so the lane waits for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 
 PROTOBUF = "PROTOBUF"
-"""The type of schemas that have two texts: their source, and what a compiler makes of it."""
+"""The type of schemas that have two texts: the source and the compiled descriptor."""
 _SERIALIZED = "?format=serialized"
 _REFUSED = (401, 403)
 _CONFLICT = (409, 422)
@@ -41,7 +41,7 @@ class Referred(NamedTuple):
     """A schema that another one refers to."""
 
     name: str
-    """By which the other one refers to it."""
+    """The name in the reference."""
     text: str
 
 
@@ -50,15 +50,15 @@ class Schema:
     """One schema, with those that it refers to."""
 
     type: str
-    """As the registry names it: `AVRO`, `JSON`, `PROTOBUF`."""
+    """`AVRO`, `JSON` or `PROTOBUF`, as the registry names it."""
     text: str
-    """Of a Protobuf schema: its descriptor, in base64."""
+    """Descriptor of a Protobuf schema, in base64."""
     references: tuple[Referred, ...] = ()
-    """The schemas that it refers to, each behind those that it refers to itself."""
+    """The schemas that it refers to, each after those that it refers to itself."""
 
 
 class Registry:
-    """Asks one registry. Made by `open_registry`."""
+    """A client of one registry. Created by `open_registry`."""
 
     def __init__(self, settings: SchemaRegistry, session: ClientSession, where: str) -> None:
         self._settings = settings
@@ -66,7 +66,7 @@ class Registry:
         self._where = where
 
     async def schema(self, schema_id: int) -> Schema | None:
-        """The schema with this id; None: the registry has none.
+        """The schema with this id; None if the registry has none.
 
         Raises `RetryLaterError` if the registry does not answer, and `UserError` if it refuses.
         """
@@ -76,7 +76,7 @@ class Registry:
             return None
         kind, form = str(found.get("schemaType") or "AVRO"), ""
         if kind == PROTOBUF:
-            # Nothing here reads its source, so it is asked for again as a descriptor.
+            # Nothing here reads Protobuf source, so the schema is requested again as a descriptor.
             form = _SERIALIZED
             found = await self._ask(path + form) or found
         referred: dict[tuple[str, int], Referred] = {}
@@ -84,19 +84,19 @@ class Registry:
         return Schema(kind, self._text(found), tuple(referred.values()))
 
     async def latest(self, subject: str) -> int | None:
-        """Id of the newest schema of a subject; None: there is no such subject. Raises as `schema`."""
+        """Id of the newest schema of a subject; None if there is no such subject. Raises as `schema` does."""
         found = await self._ask(f"/subjects/{quote(subject, safe='')}/versions/latest")
         return None if found is None else self._id(found)
 
     async def registered(self, subject: str, kind: str, text: str) -> int | None:
-        """Id of this schema in a subject; None: it is not registered there. Raises as `schema`."""
+        """Id of this schema in a subject; None if it is not registered there. Raises as `schema` does."""
         found = await self._ask(f"/subjects/{quote(subject, safe='')}", {"schemaType": kind, "schema": text})
         return None if found is None else self._id(found)
 
     async def register(self, subject: str, kind: str, text: str) -> int:
-        """Register this schema in a subject, unless it is there; its id.
+        """Register this schema in a subject, unless it is already there. Returns its id.
 
-        Raises as `schema`, and `UserError` where the registry does not take the schema.
+        Raises as `schema` does, and `UserError` if the registry rejects the schema.
         """
         path = f"/subjects/{quote(subject, safe='')}/versions"
         found = await self._ask(path, {"schemaType": kind, "schema": text})
@@ -105,7 +105,7 @@ class Registry:
         return self._id(found)
 
     async def _refer(self, found: dict[str, object], form: str, texts: dict[tuple[str, int], Referred]) -> None:
-        """Add what a schema refers to, in an order in which each can be parsed."""
+        """Add the schemas that a schema refers to, in an order in which each can be parsed."""
         references = found.get("references") or []
         if not isinstance(references, list):
             raise self._strange("`references` is not a list")
@@ -121,14 +121,14 @@ class Registry:
             referred = await self._ask(f"/subjects/{quote(subject, safe='')}/versions/{version}{form}")
             if referred is None:
                 raise self._strange(f"a schema refers to version {version} of {subject!r}, which does not exist")
-            # Reserved first: schemas that refer to each other end here.
+            # Reserved first, so that a cycle of references ends.
             texts[subject, version] = Referred("", "")
             await self._refer(referred, form, texts)
             del texts[subject, version]
             texts[subject, version] = Referred(str(reference.get("name") or subject), self._text(referred))
 
     async def _ask(self, path: str, body: Mapping[str, str] | None = None) -> dict[str, object] | None:
-        """The answer; None where what is asked for does not exist. A request with a body has that as JSON."""
+        """The answer; None if the requested item does not exist. `body` is sent as JSON."""
         method = "GET" if body is None else "POST"
         data = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": _CONTENT}
@@ -146,8 +146,8 @@ class Registry:
         if status in _REFUSED:
             raise UserError(
                 codes.TARGET_REFUSES,
-                f"{self._where}: the schema registry {self._settings.url} refuses {path} with status {status}: see "
-                "`user` and `password` of `registry`, and the rights of this user",
+                f"{self._where}: the schema registry {self._settings.url} refuses {path} with status {status}: check "
+                "`user` and `password` of `registry`, and the permissions of this user",
             )
         if status >= 500 or status in _PASSING:
             raise self._away(f"answers {path} with status {status}")
@@ -160,12 +160,12 @@ class Registry:
         if status in _CONFLICT and isinstance(found, dict) and "error_code" in found:
             raise UserError(
                 codes.TARGET_UNFIT,
-                f"{self._where}: the schema registry {self._settings.url} does not take the schema ({path}): "
-                f"{str(found.get('message'))[:_MESSAGE_SHOWN]}. See `schema` of `format`, and the compatibility that "
+                f"{self._where}: the schema registry {self._settings.url} rejects the schema ({path}): "
+                f"{str(found.get('message'))[:_MESSAGE_SHOWN]}. Check `schema` of `format`, and the compatibility that "
                 "is set for the subject",
             )
         if status != 200 or not isinstance(found, dict):
-            raise self._strange(f"it answers {path} with status {status}, and not as a schema registry does")
+            raise self._strange(f"it answers {path} with status {status}, unlike a schema registry")
         return found
 
     def _id(self, found: dict[str, object]) -> int:
@@ -187,13 +187,13 @@ class Registry:
 
     def _strange(self, what: str) -> UserError:
         return UserError(
-            codes.TARGET_UNFIT, f"{self._where}: the schema registry {self._settings.url}: {what}. See `registry.url`"
+            codes.TARGET_UNFIT, f"{self._where}: the schema registry {self._settings.url}: {what}. Check `registry.url`"
         )
 
 
 @asynccontextmanager
 async def open_registry(settings: SchemaRegistry, base_dir: Path, where: str) -> AsyncIterator[Registry]:
-    """Nothing is asked yet. Raises `UserError` for credentials and certificates that cannot be looked up."""
+    """Sends nothing yet. Raises `UserError` for credentials and certificates that are not available."""
     headers: dict[str, str] = {}
     if settings.user is not None:
         user = resolve(settings.user, base_dir, f"{where}: registry.user")

@@ -1,1 +1,1 @@
-"""Tables of Apache Iceberg as something outside: how catalogs are named and reached, and what their errors mean."""
+"""External tables of Apache Iceberg: how catalogs are named and reached, and what their errors mean."""

@@ -1,7 +1,7 @@
 """A connector's way to a table of Apache Iceberg, and what its errors mean to a lane.
 
-Above it: connectors. Below it: pyiceberg, an extra. Every failure becomes an error of ours, by who must act: what
-passes by itself is `RetryLaterError`, so a catalog or a store that is away is waited for.
+Above it: connectors. Below it: pyiceberg, an extra. Every failure becomes a Millstream error, by who must act: one that
+passes by itself becomes `RetryLaterError`, so the lane waits for a catalog or store that is away.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from millstream.objects.settings import ObjectStore, is_url
 from millstream.spec.references import resolve
 
 FAILURES = (OSError, SQLAlchemyError, RESTError, NoSuchNamespaceError, NoSuchTableError, ValueError)
-"""All that goes wrong between a lane and its table. What is wrong with the bytes of a file is a `ValueError`."""
+"""Exceptions of the client: everything that can go wrong between a lane and its table. A file with invalid contents
+raises `ValueError`."""
 ABSENT = NoSuchTableError
 CONFLICT = CommitFailedException
 """A commit was refused, because the table was changed since its base was read."""
 EXISTS = (NamespaceAlreadyExistsError, TableAlreadyExistsError, IntegrityError, CONFLICT)
-"""What was to be created is there, maybe since a moment ago."""
+"""What was to be created exists, perhaps because another process has just created it."""
 
 _TIMEOUT_S = 30.0
 _CONNECT_S = 5.0
@@ -58,7 +59,7 @@ _MISSING = re.compile(r"NoSuchBucket|NO_SUCH_BUCKET|bucket does not exist|Bucket
 
 
 class _Timed(HTTPAdapter):
-    """Requests that end: pyiceberg sets no limit."""
+    """Gives requests a timeout: pyiceberg sets none."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -71,7 +72,7 @@ class _Timed(HTTPAdapter):
 
 class _TimedRestCatalog(RestCatalog):
     def _config_headers(self, session: Session) -> None:
-        """Called before the session is used for anything, such as asking for a token."""
+        """Called before the session is used for anything, even to request a token."""
         super()._config_headers(session)
         for scheme in ("http://", "https://"):
             session.mount(scheme, _Timed(_TIMEOUT_S))
@@ -96,9 +97,9 @@ def _sync_every_commit(connection: Any, _: object) -> None:
 def open_catalog(
     settings: IcebergCatalog, store: ObjectStore | None, base_dir: Path, where: str, *, create: bool
 ) -> Catalog:
-    """The catalog. Blocks. `create`: a file of SQLite that does not exist is created.
+    """The catalog. Blocks. `create`: create a SQLite file that does not exist.
 
-    Raises `UserError` for credentials that are not there, and what `error_of` takes otherwise.
+    Raises `UserError` for missing credentials, and otherwise exceptions that `error_of` converts.
     """
     properties = _store_properties(store or ObjectStore(), base_dir, where)
     properties["py-io-impl"] = "millstream.iceberg.files.DurableFileIO"
@@ -117,9 +118,9 @@ def open_catalog(
         except OperationalError as error:
             if "already exists" not in str(error):
                 raise
-            # Another lane has made the tables of the catalog in this moment.
+            # Another lane has just created the tables of the catalog.
             return _FileCatalog(settings.name, url, properties)
-    assert settings.rest is not None, "the model has looked"
+    assert settings.rest is not None, "the model has checked this"
     address = settings.rest.rstrip("/")
     properties["oauth2-server-uri"] = settings.oauth2_server_uri or f"{address}/v1/oauth/tokens"
     named = (("token", settings.token), ("credential", settings.credential))
@@ -133,7 +134,7 @@ def open_catalog(
 
 
 def _store_properties(store: ObjectStore, base_dir: Path, where: str) -> dict[str, str]:
-    """What pyiceberg is given to reach an object store."""
+    """The properties with which pyiceberg reaches an object store."""
     named = {
         "s3.access-key-id": store.access_key,
         "s3.secret-access-key": store.secret_key,
@@ -154,24 +155,22 @@ def _store_properties(store: ObjectStore, base_dir: Path, where: str) -> dict[st
 
 
 def error_of(error: BaseException, settings: IcebergTable, where: str) -> MillstreamError:
-    """An error of ours for whatever went wrong. No message holds a credential."""
+    """The Millstream error for an error of the client. No message holds a credential."""
     said = " ".join(str(error).split()) or type(error).__name__
-    # SQLAlchemy shows the statement with its parameters behind the first bracket.
+    # SQLAlchemy appends the statement with its parameters in brackets.
     said = said.partition(" [SQL:")[0]
     said = said if len(said) <= 300 else f"{said[:300]}…"
     place = f"{where}: the Iceberg table {settings.table}"
     if isinstance(error, UnauthorizedError | ForbiddenError | OAuthError | AuthorizationExpiredError):
-        return UserError(
-            codes.TARGET_REFUSES, f"{place}: the catalog refuses the credentials or a right of theirs: {said}"
-        )
+        return UserError(codes.TARGET_REFUSES, f"{place}: the catalog denies access: {said}")
     if isinstance(error, PermissionError) or _REFUSED.search(said):
-        return UserError(codes.TARGET_REFUSES, f"{place}: the credentials or a right of theirs are refused: {said}")
+        return UserError(codes.TARGET_REFUSES, f"{place}: access is denied: {said}")
     if _MISSING.search(said):
         return UserError(
             codes.TARGET_UNFIT, f"{place}: there is no such bucket. Correct `warehouse`, or create the bucket"
         )
     if isinstance(error, SSLError):
-        return UserError(codes.TARGET_REFUSES, f"{place}: the certificate of the catalog is not accepted: {said}")
+        return UserError(codes.TARGET_REFUSES, f"{place}: the certificate of the catalog is not trusted: {said}")
     is_place = isinstance(error, NotADirectoryError | IsADirectoryError) or "unable to open database file" in said
     is_database = isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
     is_value = isinstance(error, ValueError) and not isinstance(error, OSError)

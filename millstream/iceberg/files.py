@@ -1,7 +1,7 @@
-"""Files of Iceberg tables: on a local disk when they are closed, before anything names them.
+"""Files of Iceberg tables, which are durable on a local disk when they are closed, before anything refers to them.
 
-pyiceberg finds the class by its name, which is among the properties of a catalog (`catalogs`). Object stores are those
-of Arrow, as pyiceberg has them.
+pyiceberg finds the class by its name, which is one of the properties of a catalog (`catalogs`). Object stores go
+through Arrow, as in pyiceberg itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 
 class DurableFileIO(PyArrowFileIO):
-    """As pyiceberg's own, but local files are fsynced."""
+    """pyiceberg's class, with an fsync of local files."""
 
     def new_output(self, location: str) -> PyArrowFile:
         file = super().new_output(location)
@@ -25,7 +25,7 @@ class DurableFileIO(PyArrowFileIO):
 
 class _LocalFile(PyArrowFile):
     def create(self, overwrite: bool = False) -> Any:
-        """A stream whose `close` returns when the disk has the file."""
+        """A stream whose `close` returns when the file is on the disk."""
         return _Synced(Path(self._path), overwrite=overwrite)
 
 
@@ -35,7 +35,7 @@ class _Synced(io.BufferedWriter):
         for parent in path.parents:
             if parent.exists():
                 break
-            # It is named by its own parent, which has to be on the disk, too.
+            # Its own entry in its parent has to be on the disk, too.
             self._directories.add(parent.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         super().__init__(io.FileIO(path, "w" if overwrite else "x"))

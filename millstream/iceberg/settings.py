@@ -1,4 +1,4 @@
-"""How pipeline files name a table of Apache Iceberg: its catalog, and where files are."""
+"""How pipeline files name a table of Apache Iceberg: its catalog, and the place of its files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream import codes
 from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
 from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.problems import Finding, Path
-from millstream.spec.references import TextOrReference, missing
+from millstream.spec.references import TextOrReference, missing, secret_in_file
 from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import ShapeProblem, SpecModel, Text
@@ -22,33 +22,33 @@ _STORES = ("s3", "gs")
 
 
 class IcebergCatalog(SpecModel):
-    """A catalog, which knows the newest state of each table: a file of SQLite, or a server with the REST protocol."""
+    """A catalog, which knows the newest state of each table: a SQLite file, or a server with the REST protocol."""
 
     noun = "an iceberg catalog"
 
     sqlite: Text | None = None
-    """File of the catalog, relative to the pipeline file. A sink creates it if it does not exist."""
+    """SQLite file of the catalog, relative to the pipeline file. A sink creates it if it does not exist."""
     rest: Annotated[Text, After(SERVER_CHECK)] | None = None
     """Address of a REST catalog, `https://host:port`."""
     name: Text = "default"
-    """Name of the catalog. Several may share a file of SQLite."""
+    """Name of the catalog. Several may share a SQLite file."""
     warehouse: Text | None = None
-    """Where new tables are: a directory, relative to the pipeline file, or `s3://bucket/prefix` or `gs://…`. For a
-    REST catalog, the warehouse as the server names it."""
+    """Place of new tables: a directory, relative to the pipeline file, or `s3://bucket/prefix` or `gs://…`. For a REST
+    catalog, the warehouse as the server names it."""
     token: TextOrReference | None = None
     """Bearer token for a REST catalog, as `{env: NAME}` or `{file: PATH}`."""
     credential: TextOrReference | None = None
     """`ID:SECRET` of a client (OAuth 2) for a REST catalog, as `{env: NAME}` or `{file: PATH}`."""
     oauth2_server_uri: Annotated[Text, After(SERVER_CHECK)] | None = None
-    """Where a client gets its tokens. Default: from the REST catalog, at `/v1/oauth/tokens`."""
+    """Address at which the client gets its tokens. Default: the REST catalog's `/v1/oauth/tokens`."""
     ca: Text | None = None
-    """File with the certificates of the authorities that the server's certificate may come from, relative to the
-    pipeline file. Default: those that requests comes with."""
+    """File with the certificates of the authorities that may have issued the server's, relative to the pipeline file.
+    Default: those of the package `requests`."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """One kind of catalog, and what belongs to it."""
+        """Requires one kind of catalog, and rejects settings of the other."""
         if (self.sqlite is None) == (self.rest is None):
-            what = "a catalog is a file of SQLite or a REST server"
+            what = "a catalog is a SQLite file or a REST server"
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "either `sqlite` or `rest`")
         elif self.rest is None:
             of_server = (
@@ -57,19 +57,19 @@ class IcebergCatalog(SpecModel):
             )
             for name, value in of_server:
                 if value is not None:
-                    what = f"`{name}` has no effect on a file of SQLite"
+                    what = f"`{name}` has no effect on a SQLite file"
                     yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`rest: https://host:port`")
             if self.warehouse is not None:
                 yield from url_problem(self.warehouse, ("warehouse",))
                 if is_url(self.warehouse) and self.warehouse.partition("://")[0] not in _STORES:
-                    what = f"{self.warehouse!r} is in a store in which Iceberg tables cannot be written"
+                    what = f"{self.warehouse!r} is in a store to which Iceberg tables cannot be written"
                     yield ShapeProblem(
                         codes.VALUE_MALFORMED, ("warehouse",), what, "a directory, s3://bucket/prefix or gs://…"
                     )
 
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:
-        """Those that are given, by the names of their fields."""
+        """The secrets that are set, by the names of their fields."""
         for name, value in (("token", self.token), ("credential", self.credential)):
             if value is not None:
                 yield name, value
@@ -87,7 +87,7 @@ class IcebergTable(SpecModel):
 
 
 def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterator[ShapeProblem]:
-    """A name with a namespace, and a store where it has a meaning."""
+    """Requires a namespace in the name, and rejects a `store` that has no effect."""
     if _TABLE.fullmatch(settings.table) is None:
         what = f"{settings.table!r} is not the name of a table"
         yield ShapeProblem(codes.VALUE_MALFORMED, ("table",), what, "namespace and name, such as shop.orders")
@@ -100,27 +100,24 @@ def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterato
 def table_findings(
     settings: IcebergTable, store: ObjectStore | None, path: Path, base_dir: FilePath
 ) -> Iterator[Finding]:
-    """What this machine lacks of the credentials."""
+    """Credentials that this machine does not have."""
     for name, value in settings.catalog.secrets:
         reason = missing(value, base_dir)
         if reason is not None:
-            yield Finding(codes.SECRET_MISSING, (*path, "catalog", name), reason, "a variable or file that is there")
+            yield Finding(codes.SECRET_MISSING, (*path, "catalog", name), reason, "an existing variable or file")
     if store is not None:
         yield from store_findings(store, (*path, "store"), base_dir)
 
 
 def table_notes(settings: IcebergTable, store: ObjectStore | None, path: Path) -> Iterator[tuple[Path, str]]:
-    """What to know about the way to a table."""
+    """What `validate` notes about the access to a table."""
     catalog = settings.catalog
     for name, value in catalog.secrets:
         if isinstance(value, str):
-            yield (
-                (*path, "catalog", name),
-                f"`{name}` stands in the file; `{{env: NAME}}` or `{{file: PATH}}` keeps it out",
-            )
+            yield (*path, "catalog", name), secret_in_file(name)
     address = urlsplit(catalog.rest or "")
     if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
-        what = "credentials and names of files go over the network in the clear; https:// encrypts them"
+        what = "credentials and file names are sent over the network unencrypted; https:// encrypts them"
         yield (*path, "catalog", "rest"), what
     if store is not None:
         yield from store_notes(store, (*path, "store"))

@@ -1,1 +1,1 @@
-"""An MQTT broker outside: how pipeline files name it, and the way to it."""
+"""An external MQTT broker: how pipeline files name it, and the connection to it."""

@@ -1,10 +1,10 @@
-"""A lane's connection to an MQTT broker outside, and what its errors mean to the lane.
+"""A lane's connection to an external MQTT broker, and what its errors mean to the lane.
 
     loop of the lane ─ connect, subscribe, acknowledge, publish ─► paho, which has a thread of its own ─► broker
                      ◄─ messages, confirmations, the end ─────────┘
 
-Above it: connectors. Below it: paho. Every failure becomes an error of ours, by who must act: what passes by itself is
-`RetryLaterError`, so a broker that is away is waited for. Paho itself never connects again.
+Above it: connectors. Below it: paho. Every failure becomes a Millstream error, by who must act: one that passes by
+itself becomes `RetryLaterError`, so the lane waits for a broker that is away. Paho itself never reconnects.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ _SETTLE_S = 5.0
 """How long the broker may take to read the last acknowledgements."""
 _CLOSE_S = 2.0
 _KEPT_S = 0xFFFFFFFF
-"""How long a broker keeps a session: without an end."""
+"""How long a broker keeps a session: forever."""
 _REFUSED = (0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C, 0x9C, 0x9D)
-"""Reasons that time does not change: the version, the name of the session, the credentials, the rights, another
-address."""
+"""Reason codes that stay until the user acts: the version, the session's name, the credentials, the permissions,
+another address."""
 PASSING = (0x83, 0x91, 0x97)
-"""Reasons that pass: an error of the broker's own, a number in use, a quota."""
+"""Reason codes that pass: an internal error of the broker, a packet id in use, a quota."""
 _ONLY_IF_NEW = 1
-"""Retained messages come with a subscription that is new."""
+"""Retained messages are sent only for a new subscription."""
 _PACKET_BYTES_MAX = 268_435_455
-"""What MQTT can express."""
+"""The largest packet size that MQTT can express."""
 
 
 class Session(NamedTuple):
-    """What the broker keeps for a reader while that is away."""
+    """What the broker keeps for a reader while the reader is away."""
 
     name: str
     window: int
-    """Messages that the broker sends without an acknowledgement."""
+    """How many messages the broker sends before the first acknowledgement."""
     put: Callable[[MQTTMessage], object]
-    """Gets each message. What the broker has kept comes at once, before anything is subscribed."""
+    """Receives each message. Those that the broker has kept arrive immediately, before any subscription."""
     lost: Callable[[MillstreamError], object]
-    """Gets the reason when the connection ends."""
+    """Receives the reason when the connection ends."""
 
 
 class _Socket(ssl.SSLSocket):
-    """One that is closed if the handshake fails. Paho leaves it open."""
+    """A socket that is closed if the handshake fails. Paho leaves it open."""
 
     def do_handshake(self, block: bool = False) -> None:
         try:
@@ -72,7 +72,7 @@ class _Socket(ssl.SSLSocket):
 
 
 class MqttLink:
-    """One connection. Made by `open_link`; closed by `close`."""
+    """One connection. Opened by `open_link`, closed by `close`."""
 
     def __init__(self, broker: MqttBroker, where: str, client: Client, session: Session | None) -> None:
         self._broker = broker
@@ -83,17 +83,17 @@ class MqttLink:
         self._connecting: asyncio.Future[Any] | None = None
         self._connected: asyncio.Future[Any] = self._loop.create_future()
         self._answers: dict[int, asyncio.Future[Any]] = {}
-        """Of subscriptions and publications, by their numbers."""
+        """Answers to subscriptions and publications, by packet id."""
         self._early: dict[int, Any] = {}
-        """Answers that came before they were waited for."""
+        """Answers that arrived before they were awaited."""
         self.closed: MillstreamError | None = None
-        """Why it has ended."""
+        """Why the connection has ended."""
         self.resumed = False
-        """The broker had the session already."""
+        """Whether the broker already had the session."""
         self.packet_bytes_max = _PACKET_BYTES_MAX
-        """The largest message that the broker takes, with all that belongs to it."""
+        """The largest packet that the broker accepts, in bytes."""
         self.unconfirmed_max = MQTT_UNCONFIRMED_MAX
-        """Publications that may be without an answer."""
+        """How many publications may be unanswered."""
         client.on_connect = lambda c, u, flags, reason, given: self._call(self._note_connected, flags, reason, given)
         client.on_disconnect = lambda c, u, flags, reason, given: self._call(self._end, str(reason))
         client.on_subscribe = lambda c, u, mid, reasons, given: self._call(self._answered, mid, reasons[0])
@@ -101,16 +101,16 @@ class MqttLink:
         client.on_message = lambda c, u, message: self._call(self._arrived, message)
 
     async def subscribe(self, topic: str) -> None:
-        """Returns when the broker has processed everything that was sent before. Raises errors of ours."""
+        """Returns when the broker has processed everything that was sent before. Raises Millstream errors."""
         options = SubscribeOptions(qos=1, retainHandling=_ONLY_IF_NEW)
         try:
             error, mid = self._client.subscribe(topic, options=options)
         except ValueError as refused:
-            raise self._unfit(f"{topic!r} is not a filter of topics: {refused}") from refused
+            raise self._unfit(f"{topic!r} is not a topic filter: {refused}") from refused
         self._check(error)
         reason = await self.answer(mid or 0)
         if reason.value in PASSING:
-            raise RetryLaterError(codes.TARGET_AWAY, f"{self._place} takes no subscription now: {reason}")
+            raise RetryLaterError(codes.TARGET_AWAY, f"{self._place} accepts no subscription now: {reason}")
         if reason.is_failure:
             what = f"{self._place} refuses the subscription to {topic}: {reason}"
             raise UserError(codes.TARGET_REFUSES, what)
@@ -123,7 +123,7 @@ class MqttLink:
         self._check(self._client.ack(mid, 1))
 
     def publish(self, topic: str, value: bytes, properties: Properties) -> int:
-        """Its number, for `answer`. Raises errors of ours."""
+        """Returns the packet id, for `answer`. Raises Millstream errors."""
         info = self._client.publish(topic, value, qos=1, properties=properties)
         self._check(info.rc)
         return info.mid
@@ -144,11 +144,11 @@ class MqttLink:
             self._answers.pop(mid, None)
 
     async def close(self, topic: str | None = None) -> None:
-        """With `topic`, which was subscribed: the broker has every acknowledgement.
+        """Wait until the broker has every acknowledgement, by subscribing to `topic` again.
 
-        Paho closes its socket with what it has not read, so the system resets the connection, and the broker discards
-        what it has not read either. A subscription that is there already changes nothing, and its answer says that the
-        broker has read this far.
+        Paho closes its socket with unread data in it, so the system resets the connection, and the broker discards what
+        it has not read. To subscribe to a topic again changes nothing, and the answer shows that the broker has read
+        everything before it.
         """
         if topic is not None and self.closed is None:
             self._session = None
@@ -157,13 +157,13 @@ class MqttLink:
                     await self.subscribe(topic)
         self._session = None
         if self._connecting is not None:
-            # It cannot be cancelled, and a socket that it opens has to be closed.
+            # The call cannot be cancelled, and a socket that it opens has to be closed.
             await asyncio.wait((self._connecting,))
         self._client.disconnect()
         stopping = self._loop.run_in_executor(None, self._client.loop_stop)
         _, late = await asyncio.wait((stopping,), timeout=_CLOSE_S)
         if late:
-            # The broker takes nothing; it notices by itself that the connection has ended.
+            # The broker reads nothing; it notices by itself that the connection has ended.
             with suppress(OSError):
                 connection: Any = self._client.socket()
                 if connection is not None:
@@ -173,7 +173,7 @@ class MqttLink:
             answer.cancel()
 
     async def begin(self) -> None:
-        """Connect. Raises errors of ours."""
+        """Connect. Raises Millstream errors."""
         broker, session = self._broker, self._session
         properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # as paho has it
         if session is not None:
@@ -218,11 +218,11 @@ class MqttLink:
         if error != MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise self.closed or RetryLaterError(codes.TARGET_AWAY, f"{self._place} cannot be used now: {error.name}")
 
-    # What paho's thread says, in the loop
+    # Callbacks from paho's thread, run in the event loop.
 
     def _call(self, what: Callable[..., object], *arguments: object) -> None:
         with suppress(RuntimeError):
-            # The loop may have ended.
+            # The event loop may have ended.
             self._loop.call_soon_threadsafe(what, *arguments)
 
     def _note_connected(self, flags: Any, reason: Any, given: Any) -> None:
@@ -259,9 +259,9 @@ class MqttLink:
 
 
 async def open_link(broker: MqttBroker, base_dir: Path, where: str, session: Session | None = None) -> MqttLink:
-    """A connection, of a session that the broker keeps or without one.
+    """A connection, with a session that the broker keeps or without one.
 
-    Raises `UserError` for what the user has to change, and `RetryLaterError` where it cannot be reached now.
+    Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
     """
     client = Client(
         CallbackAPIVersion.VERSION2,
@@ -271,7 +271,7 @@ async def open_link(broker: MqttBroker, base_dir: Path, where: str, session: Ses
         manual_ack=True,
     )
     client.connect_timeout = broker.timeout_s
-    # Who publishes counts what is not confirmed; paho's own limit does not follow the broker's.
+    # The publisher counts what is not confirmed; paho's own limit does not follow the broker's.
     client.max_inflight_messages_set(0)
     if broker.user is not None:
         password = None
@@ -293,7 +293,7 @@ async def open_link(broker: MqttBroker, base_dir: Path, where: str, session: Ses
 
 @asynccontextmanager
 async def linked(broker: MqttBroker, base_dir: Path, where: str) -> AsyncIterator[MqttLink]:
-    """A connection for a short while, without a session. Raises errors of ours."""
+    """A short-lived connection, without a session. Raises Millstream errors."""
     link = await open_link(broker, base_dir, where)
     try:
         yield link

@@ -1,1 +1,1 @@
-"""NATS as a server that is connected to: where it is, who one is to it, and requests with honest answers."""
+"""Connections to a NATS server: its address, the credentials, and requests whose lost answers are reported as such."""

@@ -1,6 +1,6 @@
-"""Where a broker is, and how a process shows it who it is.
+"""The address of a broker, and the credentials with which a process identifies itself.
 
-Above it: code that opens a connection. It holds what was looked up and reads no settings: `access_file.py` does.
+Above it: code that opens a connection. It holds resolved values and reads no settings; `access_file.py` does.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from urllib.parse import urlsplit
 DEFAULT_PORT = 4222
 """Where a NATS server listens by default."""
 INBOX = "_INBOX"
-"""What the subjects that answers come to begin with, unless the broker gives each user a place of its own."""
+"""Prefix of the subjects for answers, unless the broker gives each user a separate one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAccess:
-    """A broker, and who one is to it. Secrets are not part of its text."""
+    """A broker, and the credentials for it. The `repr` contains no secrets."""
 
     url: str
-    """Of the server, or of several, separated by commas; without user or password."""
+    """URL of the server, or of several, separated by commas; without user or password."""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     nkey_seed: str | None = field(default=None, repr=False)
     credentials_file: Path | None = None
-    """A user's JWT and seed, as `nsc` writes them; read again at every connection."""
+    """File with a user's JWT and seed, as `nsc` writes it; read again for every connection."""
     tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
-    """None: no encryption, or that of the system's certificates where the URL begins with `tls://`. Not compared: what
-    is read from the same files twice is not the same."""
+    """None: no encryption, or encryption with the system's certificates if the URL begins with `tls://`. Not compared:
+    two contexts that were read from the same files are not equal."""
     tls_name: str | None = None
-    """The name that the server's certificate is for, where that is not the one in the URL."""
+    """The name in the server's certificate, if it differs from the one in the URL."""
     inbox: str = INBOX
-    """What the subjects that answers come to begin with."""
+    """Prefix of the subjects for answers."""
     outside: bool = False
-    """Whether it is a server that a connector talks to, not the pipeline's own."""
+    """Whether it is a connector's server rather than the pipeline's own."""
     monitor_url: str | None = None
-    """HTTP monitoring of the server, for one that does not tell its settings over NATS."""
+    """HTTP monitoring address of the server, if it does not report its settings over NATS."""
 
     @property
     def place(self) -> str:
-        """Where the server is."""
+        """The server's place, for messages."""
         return place_of(self.url)
 
     @property
     def servers(self) -> list[str]:
-        """One URL for each server."""
+        """The URL of each server."""
         return self.url.split(",")
 
     @property
     def identity(self) -> str:
-        """Who one is, for messages."""
+        """The user, for messages."""
         if self.user is not None:
             return f"user {self.user}"
         if self.credentials_file is not None:
@@ -64,7 +64,7 @@ class BrokerAccess:
         return "the user of the token" if self.token is not None else "a client without credentials"
 
     def client_options(self) -> Mapping[str, Any]:
-        """What `nats-py` takes to connect, but for the servers."""
+        """Arguments for `nats-py` to connect, without the servers."""
         given = {
             "user": self.user,
             "password": self.password,

@@ -1,8 +1,8 @@
-"""The parts of `nats-py` that are used here, imported without its web sockets.
+"""The parts of `nats-py` that are used here, imported without its support for WebSockets.
 
-Above it: code that speaks NATS. `nats-py` imports an HTTP library for connections over web sockets, where that is
-installed; that takes as long as all the rest of it, in every process that is started or started again, and no
-connection here is one. Code that needs the HTTP library itself imports it as usual.
+Above it: code that speaks NATS. `nats-py` imports an HTTP library for connections over WebSockets, if it is installed.
+That import takes as long as the rest of `nats-py`, in every process, and no connection here uses WebSockets. Code that
+needs the HTTP library itself imports it as usual.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LIBRARY = "aiohttp"
 
 _hidden = _LIBRARY not in sys.modules
 if _hidden:
-    # As if it were not installed, for the next lines.
+    # The next lines find the library not installed.
     sys.modules[_LIBRARY] = None  # type: ignore[assignment]
 try:
     from nats import errors as nats_errors

@@ -1,4 +1,4 @@
-"""The connection to a NATS server: opened once, retried forever, and honest about answers that were lost.
+"""The connection to a NATS server: opened once, retried forever. It reports lost answers as such.
 
 Above it: the ledger and the watermark store. Below it: `nats-py`. It knows requests and answers; it does not know
 streams.
@@ -29,23 +29,23 @@ from millstream.nats.direct import DirectClient, Listener
 _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
-"""How long the first connection is tried before the server counts as not reachable."""
+"""How long the first connection is tried before the server counts as unreachable."""
 API_TIMEOUT_S = 5.0
-"""How long an answer to a request is waited for."""
+"""Timeout for the answer to a request."""
 
 _RECONNECT_WAIT_S = 0.05
 _PING_INTERVAL_S = 5
 _PINGS_MAX = 2
-"""A peer that is silent is given up after the third ping: 15 s."""
+"""A silent peer is given up after the third ping: 15 s."""
 _PENDING_BYTES_MAX = 4 * limits.COMMIT_BYTES_MAX
-"""What the client buffers before `publish` waits for the socket."""
+"""Bytes that the client buffers before `publish` waits for the socket."""
 _CLOSE_TIMEOUT_S = 1.0
 _NO_RESPONDERS = "503"
 _VIOLATION = re.compile(
     r'permissions violation for (?P<kind>publish|subscription) to "(?P<subject>[^"]*)"', re.IGNORECASE
 )
 _TIDYING = "$JS.API.CONSUMER.DELETE."
-"""Requests that are sent without being waited for: the server does by itself, later, what they ask for."""
+"""Requests that no task waits for: the server does later, by itself, what they ask for."""
 _NOT_ADMITTED = (
     "authorization violation",
     "authentication timeout",
@@ -55,15 +55,15 @@ _NOT_ADMITTED = (
 
 
 class AnswerLostError(Exception):
-    """The connection broke, or nothing came in time: the request may or may not have had an effect."""
+    """The connection broke, or no answer arrived in time: the request may or may not have taken effect."""
 
 
 class UnansweredError(AnswerLostError):
-    """The server knows that nothing there answers such a request."""
+    """The server reports that nothing answers such a request."""
 
 
 class NotPermittedError(InfrastructureError):
-    """The server does not let this user do what was asked."""
+    """The server does not permit this user to do that."""
 
     def __init__(self, message: str) -> None:
         super().__init__(codes.BROKER_RIGHTS, message)
@@ -79,7 +79,7 @@ class ApiError(Exception):
 
 
 class BrokerConnection:
-    """One connection. Made by `open_connection`; used by any number of tasks."""
+    """One connection. Opened by `open_connection`; used by any number of tasks."""
 
     def __init__(self, access: BrokerAccess, name: str) -> None:
         self._access = access
@@ -92,26 +92,26 @@ class BrokerConnection:
         self._refusal: str | None = None
         self._opening: asyncio.Timeout | None = None
         self._hopeless: str | None = None
-        """Why another attempt to open the connection would end like the last one."""
+        """Why another attempt to open the connection would fail like the last one."""
         self._losses = 0
         self._answers: dict[str, asyncio.Future[Msg]] = {}
         self._asked: dict[str, str] = {}
-        """The subject of each request that waits for its answer."""
+        """The subject of each unanswered request."""
         self._denied: str | None = None
-        """What the server does not let this user do, where no request is there to fail with it."""
+        """What the server does not permit this user, if there is no request to fail with it."""
         self._requests = 0
         self._inbox = ""
         self._loss_listeners: set[Callable[[], None]] = set()
 
     @property
     def client(self) -> Client:
-        """The client below, for callers that need more than requests."""
+        """The underlying client, for callers that need more than requests."""
         return self._client
 
     @property
     def server(self) -> Mapping[str, Any]:
-        """What the server said of itself when the connection was made last: `server_id`, `cluster` and more."""
-        # The library keeps it and does not hand it out; a contract test sees that it is still there.
+        """What the server reported about itself at the last connection: `server_id`, `cluster` and more."""
+        # The library keeps this in a private attribute; a contract test checks that it still exists.
         return self._client._server_info
 
     @property
@@ -126,7 +126,7 @@ class BrokerConnection:
 
     @property
     def place(self) -> str:
-        """Where the server is, without user or password."""
+        """The server's place, without user or password."""
         return self._access.place
 
     async def open(self, timeout_s: float) -> None:
@@ -164,11 +164,11 @@ class BrokerConnection:
     async def close(self) -> None:
         self._closing = True
         self._fail_answers()
-        # A cancellation that comes just when an attempt fails is lost in `asyncio.wait_for`, and the client goes on.
+        # `asyncio.wait_for` loses a cancellation that arrives just as an attempt fails, and the client continues.
         self._transport.forbid()
         reconnecting = self._client._reconnection_task
         try:
-            # What cannot be sent any more is of a connection that is lost; uvloop has a word of its own for it.
+            # Unsent data of a lost connection does not matter; uvloop raises an exception of its own for it.
             with suppress(OSError, RuntimeError):
                 await self._client.close()
         finally:
@@ -179,7 +179,7 @@ class BrokerConnection:
                 await asyncio.wait([reconnecting], timeout=_CLOSE_TIMEOUT_S)
 
     async def connected(self) -> None:
-        """Wait until there is a connection, forever."""
+        """Wait until there is a connection, without a limit."""
         self._check_denied()
         while not self._client.is_connected or not self._up.is_set():
             if self._refusal is not None:
@@ -188,20 +188,21 @@ class BrokerConnection:
                 )
             await self._up.wait()
             if not self._client.is_connected and self._refusal is None:
-                # Between losing the connection and hearing of it.
+                # Between the loss of the connection and the client's notice of it.
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
     def on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever the connection is lost, until the function returned is called."""
+        """Call `listener` whenever the connection is lost, until the returned function is called."""
         self._loss_listeners.add(listener)
         return lambda: self._loss_listeners.discard(listener)
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
-        """Have `listener` called for each message on `subject`, as soon as it is read."""
+        """Subscribe `listener` to `subject`; it is called for each message as soon as it is read."""
         return await self._client.listen(subject, listener)
 
     def expect_answer(self) -> tuple[str, asyncio.Future[Msg]]:
-        """A subject to answer to, and the answer; it fails with `AnswerLostError` when the connection does."""
+        """A subject for the answer, and a future for it, which fails with `AnswerLostError` when the connection is
+        lost."""
         self._requests += 1
         token = str(self._requests)
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
@@ -210,7 +211,7 @@ class BrokerConnection:
         return f"{self._inbox}.{token}", answer
 
     async def answer_of(self, answer: asyncio.Future[Msg], timeout_s: float) -> Msg:
-        """The answer, when it comes in time."""
+        """The answer, if it arrives in time."""
         timer = asyncio.get_running_loop().call_later(timeout_s, self._too_late, answer, timeout_s)
         try:
             message = await answer
@@ -224,7 +225,7 @@ class BrokerConnection:
     async def publish(
         self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = ""
     ) -> None:
-        """Send one message. Returns before it is on the wire."""
+        """Send one message. Returns before it is on the network."""
         if reply.startswith(self._inbox):
             self._asked[reply.rpartition(".")[2]] = subject
         if self._client.send(subject, payload, headers, reply):
@@ -235,10 +236,11 @@ class BrokerConnection:
             raise AnswerLostError(repr(error)) from error
 
     async def settled(self, timeout_s: float) -> None:
-        """Until the server has processed all that was sent. Raises what the client raises, and `NotPermittedError`.
+        """Wait until the server has processed everything that was sent. Raises what the client raises, and
+        `NotPermittedError`.
 
-        The client writes a ping before what it has buffered, so one that is sent while something is buffered says
-        nothing about that.
+        The client writes a ping before what it has buffered, so a ping that is sent while the buffer is not empty says
+        nothing about its contents.
         """
         seconds = max(1, round(timeout_s))
         async with asyncio.timeout(timeout_s):
@@ -249,7 +251,7 @@ class BrokerConnection:
         await self.connected()
 
     async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float = API_TIMEOUT_S) -> Msg:
-        """Ask, once there is a connection. Raises `AnswerLostError`."""
+        """Send a request, once there is a connection. Raises `AnswerLostError`."""
         await self.connected()
         reply, answer = self.expect_answer()
         try:
@@ -278,11 +280,11 @@ class BrokerConnection:
             raise NotPermittedError(self._denied)
 
     def _on_violation(self, kind: str, subject: str) -> None:
-        """The server has not done something because this user may not."""
+        """The server has refused something because this user lacks the permission."""
         verb = "publish" if kind == "publish" else "subscribe"
         waiting = [token for token, asked in self._asked.items() if asked.lower() == subject and verb == "publish"]
         listening = [one.subject for one in self._client._subs.values()]
-        # The client library tells it in small letters.
+        # The client library converts the message to lower case.
         for known in (*(self._asked[token] for token in waiting), *listening):
             subject = known if known.lower() == subject else subject
         text = (
@@ -351,7 +353,7 @@ class BrokerConnection:
 
     def _give_up_opening(self, why: str) -> None:
         self._hopeless = why
-        # Once: a timeout that is ending takes no other time.
+        # Only once: a timeout that has expired cannot be rescheduled.
         opening, self._opening = self._opening, None
         if opening is not None:
             opening.reschedule(asyncio.get_running_loop().time())
@@ -372,7 +374,7 @@ class BrokerConnection:
 
 
 class _AbortingTransport(TcpTransport):
-    """A TCP connection that does not wait forever to be closed, and is closed before it is replaced."""
+    """A TCP connection whose `close` has a time limit, and which is closed before it is replaced."""
 
     def __init__(self, *, encrypted: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as its base class is
@@ -381,14 +383,14 @@ class _AbortingTransport(TcpTransport):
         self._forbidden = False
 
     def __bool__(self) -> bool:
-        # The client replaces a transport that is false, as one is that was never connected.
+        # The client replaces a transport that is falsy, such as one that was never connected.
         return True
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
         if self._forbidden:
-            # The one thing that ends the client's attempts.
+            # Nothing else ends the client's attempts.
             raise asyncio.CancelledError
-        # The client forgets a connection that broke before the server had introduced itself.
+        # The client forgets a connection that broke before the server had sent its INFO.
         self.abort()
         self._encrypts = False
         await super().connect(uri, buffer_size, connect_timeout)
@@ -398,15 +400,15 @@ class _AbortingTransport(TcpTransport):
     ) -> None:
         await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
         self._encrypts = True
-        # The client makes the protocol itself, and so nothing has told it that it runs over TLS: at the end of each
-        # connection the loop would warn of its answer.
+        # The client creates the protocol itself, so the protocol does not know that it runs over TLS, and the loop
+        # would log a warning at the end of each connection.
         protocol = self._io_writer.transport.get_protocol() if self._io_writer is not None else None
         # A server that refuses the client's certificate has closed the connection by now, and the transport has none.
         if protocol is not None:
             vars(protocol)["_over_ssl"] = True
 
     def write(self, payload: bytes) -> None:
-        # The client encrypts when the server says so, and would tell its credentials to any that does not.
+        # The client encrypts only if the server asks for it, and would send its credentials to a server that does not.
         if self._must_encrypt and not self._encrypts:
             raise ssl.SSLError("it does not offer encryption")
         super().write(payload)  # type: ignore[no-untyped-call]  # as its base class is
@@ -414,14 +416,13 @@ class _AbortingTransport(TcpTransport):
     async def wait_closed(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                # All tasks that wait for this end wait for one future: the cancellation of one must not reach the
-                # others.
+                # All tasks that wait for the end share one future: the cancellation of one must not reach the others.
                 await asyncio.shield(super().wait_closed())  # type: ignore[no-untyped-call]  # as its base class is
         except TimeoutError:
             self.abort()
 
     def forbid(self) -> None:
-        """Make no further connection."""
+        """Prevent further connections."""
         self._forbidden = True
 
     def abort(self) -> None:
@@ -436,8 +437,8 @@ async def open_connection(
 ) -> AsyncIterator[BrokerConnection]:
     """A connection to the server, or one of several.
 
-    Raises `InfrastructureError` when no connection comes up in `timeout_s`, and at once when the server does not take
-    the credentials; once it was up it is retried forever.
+    Raises `InfrastructureError` if there is no connection within `timeout_s`, and immediately if the server rejects the
+    credentials. After the first success it reconnects without a limit.
     """
     connection = BrokerConnection(access, name)
     try:

@@ -1,4 +1,4 @@
-"""What the reply subject of a message says that a consumer of JetStream has delivered. Pure."""
+"""What the reply subject of a message says about its delivery by a JetStream consumer. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class Origin(NamedTuple):
 
     consumer: str
     sequence: int
-    """In its stream."""
+    """Sequence in the stream."""
     delivered: int
-    """How many the consumer has delivered, this one included."""
+    """How many messages the consumer has delivered, including this one."""
     time_ns: int
-    """When it was stored."""
+    """When the message was stored."""
     waiting: int
-    """How many the consumer has for later."""
+    """How many messages the consumer has still to deliver."""
 
 
 def origin_of(reply: str) -> Origin:

@@ -1,11 +1,11 @@
-"""A client of NATS that takes the short way for what every frame needs: a message sent, and a message received.
+"""A NATS client with a fast path for what every frame needs: to send a message, and to receive one.
 
-    publish ─► socket                       unless something waits there already: then the library's buffer and its task
-    socket ─► listener, at once             instead of a queue and a task for each subscription
+    publish ─► socket                       unless data is waiting there: then the library's buffer and its task
+    socket ─► listener, directly            instead of a queue and a task for each subscription
 
-Above it: the connection. Below it: `nats-py`, which keeps the connection, the subscriptions and everything seldom. What
-is done here must look the same to it: its buffer stays in front of what is sent later, and errors of listeners are
-given to its callback.
+Above it: the connection. Below it: `nats-py`, which keeps the connection, the subscriptions and everything rare. The
+fast path must look the same to it: its buffer stays ahead of what is sent later, and its callback gets the errors of
+listeners.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Callable, Mapping
 from millstream.nats.client import Client, Msg, Subscription, TcpTransport
 
 Listener = Callable[[Msg], None]
-"""Is called while the socket is read, so it must not take long."""
+"""Called while the socket is read, so it must not take long."""
 
 _WRITES_AT_ONCE = 64 * 1024
-"""Bytes that may wait in the socket's buffer before a message goes through the library, which waits for room."""
+"""Bytes that may wait in the socket's buffer before a message goes through the library, which waits for space."""
 _JOINED_MAX = 16 * 1024
-"""A longer payload is not copied behind its header."""
+"""A longer payload is written separately, not copied after its header."""
 _SUBJECT = re.compile(r"\S+")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-"""A header's name that the library sends."""
+"""Header names that the library sends."""
 _NAME = re.compile(r"[!-9;-~]+")
-"""One that it reads."""
+"""Header names that it reads."""
 _LINE_BREAK = re.compile(r"[\r\n]")
 _SPACES = " \t\r\n\v\f"
 _HEAD = b"NATS/1.0\r\n"
@@ -34,29 +34,29 @@ _END = b"\r\n"
 
 
 class DirectClient(Client):
-    """See the module."""
+    """The client that the module describes."""
 
     def __init__(self, transport: TcpTransport) -> None:
-        """`transport`: of all its connections, one after another."""
+        """`transport`: the transport of all its connections, one after another."""
         super().__init__()
         self._transport = self._tcp = transport
         self._listeners: dict[int, Listener] = {}
-        """By the number of the subscription."""
+        """Listeners by subscription id."""
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
-        """Subscribe, and have `listener` called for each message when it is read, before the next one."""
+        """Subscribe `listener`, which is called for each message when it is read, before the next one."""
         sid = self._sid + 1
         self._listeners[sid] = listener
         try:
-            # The limits are off: nothing is kept for a listener, so nothing is dropped.
+            # No limits: nothing is queued for a listener, so nothing is dropped.
             return await self.subscribe(subject, pending_msgs_limit=0, pending_bytes_limit=0)
         except BaseException:
             self._listeners.pop(sid, None)
             raise
 
     def send(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bool:
-        """Write a message to the socket. False when that must be left to `publish`, which knows every case."""
-        # Not connected, or messages in front of it wait for their turn; the library waits for the server, or refuses.
+        """Write a message to the socket. False if the caller has to use `publish`, which covers every case."""
+        # Not connected, or earlier messages are still waiting; the library waits for the server, or refuses.
         if self._status != Client.CONNECTED or self._pending or len(payload) > self._max_payload:
             return False
         if not _SUBJECT.fullmatch(subject) or (reply and not _SUBJECT.fullmatch(reply)):
@@ -100,12 +100,12 @@ class DirectClient(Client):
         named = await self._process_headers(headers) if headers else None
         try:
             listener(Msg(self, subject.decode(), reply.decode(), data, named, _sid=sid))
-        except Exception as error:  # noqa: BLE001 - the others are still read
+        except Exception as error:  # noqa: BLE001 - the remaining messages are still read
             await self._error_cb(error)
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        """As the library's, which looks at each letter of each name."""
+        """Same as the library's, which checks each character of each name."""
         named: dict[str, str] = {}
         for line in raw.decode("utf-8", "replace").split("\r\n"):
             name, colon, value = line.partition(":")

@@ -1,7 +1,7 @@
-"""A lane's connection to a NATS server outside, and what its errors mean to the lane.
+"""A lane's connection to an external NATS server, and what its errors mean to the lane.
 
-Above it: connectors. Below it: the connection. Every failure becomes an error of ours, by who must act: what passes by
-itself is `RetryLaterError`, so a server that is away, restarts or is full is waited for.
+Above it: connectors. Below it: the connection. Every failure becomes a Millstream error, by who must act: one that
+passes by itself becomes `RetryLaterError`, so the lane waits for a server that is away, restarts or is full.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from millstream.wire.client_tls import context_of
 NO_STREAM = 10059
 NO_MESSAGE = 10037
 PASSING = (10008, 10009, 10023, 10028, 10047, 10077, 10176, 10210)
-"""Error codes of what time may change: no leader, no room, no resources, a store that failed, a batch of which a part
-was lost, too many batches at once."""
+"""Codes of errors that may pass: no leader, no space, no resources, a store that failed, a batch of which a part was
+lost, too many batches at once."""
 
 FAILURES = (AnswerLostError, ApiError, TimeoutError, nats_errors.Error)
-"""All that goes wrong between a lane and its server."""
+"""Exceptions of the client: everything that can go wrong between a lane and its server."""
 
 
 def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
-    """The server, with all secrets looked up. Raises `UserError`."""
+    """Access to the server, with all secrets resolved. Raises `UserError`."""
     auth = settings.auth
     user = password = token = seed = None
     if auth is not None and auth.basic is not None:
@@ -57,7 +57,7 @@ def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
 
 @asynccontextmanager
 async def linked(settings: NatsServer, base_dir: Path, where: str, name: str) -> AsyncIterator[BrokerConnection]:
-    """A connection, which is opened again whenever it is lost. Raises errors of ours where it cannot be made."""
+    """A connection, which is opened again whenever it is lost. Raises Millstream errors if it cannot be opened."""
     access = access_of(settings, base_dir, where)
     async with AsyncExitStack() as life:
         try:
@@ -72,7 +72,7 @@ async def linked(settings: NatsServer, base_dir: Path, where: str, name: str) ->
 
 @contextmanager
 def translated(connection: BrokerConnection, where: str) -> Iterator[None]:
-    """Makes every failure inside an error of ours."""
+    """Converts every failure inside it to a Millstream error."""
     place = f"{where}: NATS at {connection.place}"
     try:
         yield
@@ -84,7 +84,7 @@ def translated(connection: BrokerConnection, where: str) -> Iterator[None]:
         raise
     except ApiError as error:
         if error.code in PASSING:
-            raise RetryLaterError(codes.TARGET_AWAY, f"{place} cannot do it at the moment: {error}") from error
+            raise RetryLaterError(codes.TARGET_AWAY, f"{place} cannot do this now: {error}") from error
         raise UserError(codes.TARGET_UNFIT, f"{place}: {error}") from error
     except nats_errors.MaxPayloadError as error:
         raise UserError(codes.TARGET_UNFIT, f"{place}: a message is larger than its max_payload") from error

@@ -1,4 +1,4 @@
-"""How pipeline files name a NATS server outside."""
+"""How pipeline files name an external NATS server."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def _checked_url(written: str) -> str:
 
 
 def checked_subject(written: str) -> str:
-    """One to publish to. Raises a problem."""
+    """A subject to publish to. Raises a problem."""
     if not is_subject(written) or any(token in ("*", ">") for token in written.split(".")):
         raise problem(
-            codes.VALUE_MALFORMED, f"{written!r} is not a subject", "tokens with dots between them: orders.new"
+            codes.VALUE_MALFORMED, f"{written!r} is not a subject", "tokens separated by dots, such as orders.new"
         )
     return written
 
 
 def checked_filter(written: str) -> str:
-    """One to read, or several. Raises a problem."""
+    """A subject or pattern to read, or several. Raises a problem."""
     for name in filters_of(written):
         if not is_subject(name):
             what = f"{name!r} is not a subject or a pattern of subjects"
@@ -57,7 +57,7 @@ def is_subject(text: str) -> bool:
 
 
 def filters_of(written: str) -> Sequence[str]:
-    """The patterns that are named with commas between them, each once."""
+    """The comma-separated patterns, each once."""
     return tuple(dict.fromkeys(name.strip() for name in written.split(",")))
 
 
@@ -73,7 +73,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 def overlaps(patterns: Sequence[str], loc: tuple[str, ...]) -> Iterator[ShapeProblem]:
-    """A problem for each two patterns at `loc` that match the same subjects: their messages would be read twice."""
+    """A problem for each pair of patterns at `loc` that match the same subjects: their messages would be read twice."""
     for one, other in combinations(patterns, 2):
         if overlap(one, other):
             what = f"{one!r} and {other!r} match the same subjects, so their messages would be read twice"
@@ -107,7 +107,7 @@ class NatsAuth(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One way to say who one is."""
+        """Requires exactly one kind of credentials."""
         ways = [name for name in ("basic", "token", "nkey", "creds") if data.get(name) is not None]
         if len(ways) != 1:
             what = (
@@ -133,12 +133,12 @@ class NatsServer(SpecModel):
 
     @property
     def encrypted(self) -> bool:
-        """Whether the connection is."""
+        """Whether the connection uses TLS."""
         return self.tls is not None or self.url.startswith("tls:")
 
 
 def server_notes(settings: NatsServer, path: Path) -> Iterator[tuple[Path, str]]:
-    """What to know about the way to a server."""
+    """What `validate` notes about the connection to a server."""
     hosts = [urlsplit(server.strip()).hostname or "" for server in settings.url.split(",")]
     if settings.auth is not None and not settings.encrypted and not all(map(stays_on_this_machine, hosts)):
         yield (*path, "url"), "credentials and records are sent to the server unencrypted; `tls: {}` encrypts them"

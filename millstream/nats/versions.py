@@ -1,6 +1,6 @@
 """Which NATS servers can keep ledgers. Pure.
 
-Above it: ledgers in JetStream, and connectors. It knows what a server says of itself, and nothing else of it.
+Above it: ledgers in JetStream, and connectors. It knows only what a server reports about itself.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from millstream import codes
 from millstream.errors import InfrastructureError
 
 VERSION_MIN = (2, 14, 6)
-"""Older ones, of those that have atomic batches: a refused one takes one of 50 places permanently (2.12.1), or a buffer
-counts as full after it (2.12.4); one that was torn is not completed by a restart (2.14.0)."""
+"""Defects of older versions with atomic batches: a refused batch takes one of 50 places permanently (2.12.1), or a
+buffer counts as full after it (2.12.4); a restart does not complete a torn batch (2.14.0)."""
 
 
 def is_too_old(server: Mapping[str, Any]) -> bool:
-    """Whether a server says that it is older than that."""
+    """Whether a server reports an older version."""
     found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", str(server.get("version", "")))
     return found is not None and tuple(int(part) for part in found.groups()) < VERSION_MIN
 
 
 def check_version(server: Mapping[str, Any], place: str) -> None:
-    """Raise `InfrastructureError` for a server that is."""
+    """Raise `InfrastructureError` for an older server."""
     version = str(server.get("version", ""))
     if not is_too_old(server):
         return

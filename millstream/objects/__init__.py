@@ -1,1 +1,1 @@
-"""Object stores (S3, Google Cloud Storage, Azure) as something outside: how they are named and reached."""
+"""External object stores (S3, Google Cloud Storage, Azure): how they are named and reached."""

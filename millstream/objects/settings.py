@@ -10,27 +10,27 @@ from urllib.parse import urlsplit
 from millstream import codes
 from millstream.spec.addresses import SERVER_CHECK, without_secrets
 from millstream.spec.problems import Finding, Path
-from millstream.spec.references import TextOrReference, missing
+from millstream.spec.references import TextOrReference, missing, secret_in_file
 from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
 
 SCHEMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}
-"""Of URLs, with what people call the store."""
+"""Schemes of URLs, with the usual name of the store."""
 _SECRETS = ("accessKey", "secretKey", "sessionToken", "accountKey", "serviceAccountKey")
 
 
 class ObjectUrl(NamedTuple):
-    """Where objects are."""
+    """The place of objects."""
 
     scheme: str
     bucket: str
     key: str
-    """Of an object, or the beginning of one; may hold a pattern."""
+    """Key of an object, or the beginning of one; may contain a pattern."""
 
     @property
     def root(self) -> str:
-        """The bucket, as people name it."""
+        """The bucket, as users write it."""
         return f"{self.scheme}://{self.bucket}"
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class ObjectUrl(NamedTuple):
 
 
 def is_url(written: str) -> bool:
-    """Whether a path is one of an object store."""
+    """Whether a path is in an object store."""
     return "://" in written
 
 
@@ -52,7 +52,7 @@ def parse_url(written: str) -> ObjectUrl:
 
 
 def url_problem(written: str, loc: tuple[str | int, ...]) -> Iterator[ShapeProblem]:
-    """What is wrong with a path, where it is a URL."""
+    """What is wrong with a path that is a URL."""
     if is_url(written):
         try:
             parse_url(written)
@@ -62,15 +62,14 @@ def url_problem(written: str, loc: tuple[str | int, ...]) -> Iterator[ShapeProbl
 
 
 class ObjectStore(SpecModel):
-    """How an object store is reached, where the environment does not say."""
+    """How to reach an object store, where the environment does not say."""
 
     noun = "an object store"
 
     endpoint: Annotated[Text, After(SERVER_CHECK)] | None = None
-    """Address of the server, `https://host:port`, for stores that speak the protocol of S3. Default: that of the
-    cloud."""
+    """Address of the server, `https://host:port`, for stores with the protocol of S3. Default: the cloud's own."""
     region: Text | None = None
-    """Of the bucket (S3). Default: `AWS_REGION`, else us-east-1."""
+    """Region of the bucket (S3). Default: `AWS_REGION`, else us-east-1."""
     access_key: TextOrReference | None = None
     """Id of the access key (S3). Default: `AWS_ACCESS_KEY_ID`, or the role of the machine."""
     secret_key: TextOrReference | None = None
@@ -86,12 +85,12 @@ class ObjectStore(SpecModel):
     """JSON key of a service account (Google Cloud Storage), as `{file: PATH}`. Default: the credentials of the
     application or the machine."""
     anonymous: Flag = False
-    """Send requests without credentials, for buckets that everybody may read."""
+    """Send requests without credentials, for public buckets."""
     timeout_s: PositiveDuration = field(default=30.0, alias="timeout")
-    """How long a request may take; then it is repeated. Duration, default 30s."""
+    """Longest time for one request. After it, the request is repeated. Duration, default 30s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Halves of credentials."""
+        """Rejects an access key without its secret, and the reverse."""
         if (self.access_key is None) != (self.secret_key is None):
             absent = "accessKey" if self.access_key is None else "secretKey"
             what = "`accessKey` and `secretKey` belong together"
@@ -99,7 +98,7 @@ class ObjectStore(SpecModel):
 
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:
-        """Those that are given, by the names of their fields."""
+        """The secrets that are set, by the names of their fields."""
         values = (self.access_key, self.secret_key, self.session_token, self.account_key, self.service_account_key)
         for name, value in zip(_SECRETS, values, strict=True):
             if value is not None:
@@ -107,19 +106,19 @@ class ObjectStore(SpecModel):
 
 
 def store_findings(settings: ObjectStore, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    """What this machine lacks of the credentials."""
+    """Credentials that this machine does not have."""
     for name, value in settings.secrets:
         reason = missing(value, base_dir)
         if reason is not None:
-            yield Finding(codes.SECRET_MISSING, (*path, name), reason, "a variable or file that is there")
+            yield Finding(codes.SECRET_MISSING, (*path, name), reason, "an existing variable or file")
 
 
 def store_notes(settings: ObjectStore, path: Path) -> Iterator[tuple[Path, str]]:
-    """What to know about the way to a store."""
+    """What `validate` notes about the access to a store."""
     for name, value in settings.secrets:
         if isinstance(value, str) and name != "accessKey":
-            yield (*path, name), f"`{name}` stands in the file; `{{env: NAME}}` or `{{file: PATH}}` keeps it out"
+            yield (*path, name), secret_in_file(name)
     if settings.endpoint is not None:
         address = urlsplit(settings.endpoint)
         if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
-            yield (*path, "endpoint"), "the objects go over the network in the clear; https:// encrypts them"
+            yield (*path, "endpoint"), "the objects are sent over the network unencrypted; https:// encrypts them"

@@ -1,1 +1,1 @@
-"""PostgreSQL as something outside a pipeline: how a server is named and reached, and what its errors mean."""
+"""External PostgreSQL servers: how they are named and reached, and what their errors mean."""

@@ -1,7 +1,7 @@
 """Connections to PostgreSQL, and what its errors mean to a lane.
 
-Above it: connectors. Below it: asyncpg. Every failure becomes an error of ours, by who must act: what
-passes by itself is `RetryLaterError`, so a server that is away, restarts or is full is waited for.
+Above it: connectors. Below it: asyncpg. Every failure becomes a Millstream error, by who must act: one that passes by
+itself becomes `RetryLaterError`, so the lane waits for a server that is away, restarts or is full.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from millstream.spec.references import resolve
 Connection: TypeAlias = asyncpg.Connection
 
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
-"""All that goes wrong between a lane and its server."""
+"""Exceptions of the client: everything that can go wrong between a lane and its server."""
 
 _OF_A_RECORD = ("22", "23", "44", "P0", "27")
 """Classes of errors about the contents of a statement: values out of range, constraints, checks of views, triggers."""
 _PASSING = ("08", "25", "40", "53", "55", "57", "58", "XX")
-"""Classes that time may change: lost connections, a standby, deadlocks, full disks, locks, restarts, faulty storage."""
+"""Classes of errors that may pass: lost connections, a standby, deadlocks, full disks, locks, restarts, faulty
+storage."""
 _NO_TLS = "rejected SSL upgrade"
-"""What asyncpg says of a server without TLS, in an error that it has for servers that are away too."""
+"""asyncpg's text for a server without TLS, in an error that it also raises for servers that are away."""
 _REFUSED = ("28", "3D", "42501")
 _SERVER_SETTINGS = {"timezone": "UTC", "datestyle": "ISO", "intervalstyle": "iso_8601", "bytea_output": "hex"}
 
@@ -39,10 +40,10 @@ _SERVER_SETTINGS = {"timezone": "UTC", "datestyle": "ISO", "intervalstyle": "iso
 async def connect(
     server: PostgresServer, base_dir: Path, where: str, application: str, *, replicates: bool = False
 ) -> Connection:
-    """A connection whose commits are durable at the server. `application` is how the server's administrator sees it.
-    `replicates`: one to the sender of changes, which knows other commands.
+    """A connection whose commits are durable on the server. `application` is the name that the server's administrator
+    sees. `replicates`: a replication connection, which has other commands.
 
-    Raises `UserError` for what the user has to change, and `RetryLaterError` where the server cannot be reached now.
+    Raises `UserError` if the user has to change something, and `RetryLaterError` if the server cannot be reached now.
     """
     password = None
     if server.password is not None:
@@ -65,7 +66,7 @@ async def connect(
         if replicates:
             return connection
         try:
-            # A server or a role may be set up to acknowledge what it has not written yet.
+            # A server or a role may be configured to acknowledge commits before they are written.
             if await connection.fetchval("SHOW synchronous_commit") == "off":
                 await connection.execute("SET synchronous_commit TO on")
         except BaseException:
@@ -78,7 +79,7 @@ async def connect(
 
 @asynccontextmanager
 async def connected(server: PostgresServer, base_dir: Path, where: str, application: str) -> AsyncIterator[Connection]:
-    """A connection for a short while. Raises errors of ours."""
+    """A short-lived connection. Raises Millstream errors."""
     connection = await connect(server, base_dir, where, application)
     try:
         yield connection
@@ -102,24 +103,24 @@ def _tls(server: PostgresServer, base_dir: Path, where: str) -> ssl.SSLContext |
 
 
 def sqlstate_of(error: BaseException) -> str:
-    """The server's code of an error; empty where it comes from elsewhere."""
+    """The SQLSTATE of an error; empty if it does not come from the server."""
     return str(getattr(error, "sqlstate", None) or "")
 
 
 def is_of_a_record(error: BaseException) -> bool:
-    """Whether the server refuses what one of the records says."""
+    """Whether the server rejects the contents of a record."""
     return sqlstate_of(error).startswith(_OF_A_RECORD)
 
 
 def reason_of(error: BaseException) -> str:
-    """What the server refuses, in words from a small set: `unique violation`."""
+    """The reason for a rejection, from a small set: `unique violation`."""
     name = type(error).__name__.removesuffix("Error")
     words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
     return f"refused by the database: {words}"
 
 
 def error_of(error: BaseException, server: PostgresServer, where: str) -> MillstreamError:
-    """An error of ours for whatever went wrong."""
+    """The Millstream error for an error of the client."""
     place = f"{where}: PostgreSQL at {server.host}:{server.port}"
     code, said = sqlstate_of(error), str(error) or type(error).__name__
     if isinstance(error, asyncio.TimeoutError):

@@ -1,10 +1,11 @@
-"""A connection to the sender of changes of PostgreSQL: the streaming protocol of its replication.
+"""A connection for logical replication from PostgreSQL, with its streaming protocol.
 
     open_replication ─► login by asyncpg ─► the transport is ours ─► ask, start
-    start ─► take: messages of the output plugin, and how far the server has looked ─► confirm: how far we are
+    start ─► take: messages of the output plugin, and the server's position ─► confirm: our position
 
-asyncpg speaks all of PostgreSQL's protocol but this. So it logs in, with its TLS and its kinds of passwords, and what
-follows, a command, rows, and messages in both directions, is read here. Above it: sources. Below it: a transport.
+asyncpg supports all of PostgreSQL's protocol except this part. So asyncpg logs in, with TLS and all kinds of passwords,
+and this module handles what follows: a command, rows, and messages in both directions. Above it: sources. Below it: a
+transport.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SENT, _ALIVE = b"wk"
 
 
 class Passed(NamedTuple):
-    """The server has sent everything that was committed before."""
+    """The server has sent everything that was committed before this position."""
 
     lsn: int
 
@@ -50,7 +51,7 @@ class Replication(asyncio.Protocol):
         """How far the server's log was at its last message."""
         self._transport.set_protocol(self)
 
-    # What asyncio calls
+    # Called by asyncio
 
     def data_received(self, data: bytes) -> None:
         self._bytes += data
@@ -62,14 +63,14 @@ class Replication(asyncio.Protocol):
         self._lost = exc or ConnectionResetError("the server closed the connection")
         self._arrived.set()
 
-    # What a lane calls
+    # Called by a lane
 
     @property
     def is_closed(self) -> bool:
         return self._lost is not None
 
     async def ask(self, command: str) -> list[tuple[str | None, ...]]:
-        """The rows of an answer to a command."""
+        """The rows of the answer to a command."""
         self._write(b"Q", command.encode() + b"\0")
         rows: list[tuple[str | None, ...]] = []
         while True:
@@ -81,7 +82,7 @@ class Replication(asyncio.Protocol):
             await self._wait(None)
 
     async def start(self, slot: str, lsn: int, publication: str) -> None:
-        """Have changes sent that were committed at `lsn` or behind it."""
+        """Start to receive changes that were committed at `lsn` or later."""
         names = publication.replace('"', '""').replace("'", "''")
         options = f"proto_version '1', publication_names '\"{names}\"'"
         self._write(b"Q", f"START_REPLICATION SLOT {slot} LOGICAL {lsn_text(lsn)} ({options})".encode() + b"\0")
@@ -92,7 +93,7 @@ class Replication(asyncio.Protocol):
             await self._wait(None)
 
     async def take(self, timeout_s: float) -> Sequence[bytes | Passed]:
-        """What has arrived, in its order: messages of the plugin, and how far the server is. Nothing after the time."""
+        """What has arrived, in order: messages of the plugin, and the server's position. Empty after the timeout."""
         await self._wait(timeout_s)
         taken: list[bytes | Passed] = []
         for kind, body in self._messages():
@@ -113,17 +114,18 @@ class Replication(asyncio.Protocol):
 
     @property
     def is_asked(self) -> bool:
-        """Whether the server wants to hear from us."""
+        """Whether the server asks for a reply."""
         return self._asked_to_answer
 
     def confirm(self, lsn: int, *, asks: bool = False) -> None:
-        """What was committed before `lsn` is not needed any more. `asks`: have the server say how far it is."""
+        """Tell the server that changes committed before `lsn` are not needed any more. `asks`: request the server's
+        position."""
         now_us = time.time_ns() // 1000 - _EPOCH_US
         self._write(b"d", struct.pack("!cQQQqB", b"r", lsn, lsn, lsn, now_us, asks))
         self._asked_to_answer = False
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         self._transport.abort()
         self._connection.terminate()
 
@@ -132,7 +134,7 @@ class Replication(asyncio.Protocol):
             self._transport.write(kind + struct.pack("!I", len(body) + 4) + body)
 
     async def _wait(self, timeout_s: float | None) -> None:
-        """Until something has arrived; raises where nothing will."""
+        """Wait until something has arrived. Raises if nothing will."""
         if self._lost is not None and not self._bytes:
             raise self._lost
         try:
@@ -146,11 +148,11 @@ class Replication(asyncio.Protocol):
         self._arrived.clear()
 
     def _messages(self, until: int = 0) -> list[tuple[int, bytes]]:
-        """Whole messages that have arrived; none behind one of the kind `until`."""
+        """Complete messages that have arrived, up to one of the kind `until`."""
         found: list[tuple[int, bytes]] = []
         at, size = 0, len(self._bytes)
         if size < _HEAD_BYTES or size <= int.from_bytes(self._bytes[1:_HEAD_BYTES], "big"):
-            # Not one is whole, and a large one is not copied for each of its parts.
+            # No message is complete, and a large one is not copied for each of its parts.
             if self._lost is not None:
                 self._bytes.clear()
             return found
@@ -173,17 +175,17 @@ class Replication(asyncio.Protocol):
 
 
 async def open_replication(server: PostgresServer, base_dir: Path, where: str, application: str) -> Replication:
-    """Logged in. Raises errors of ours."""
+    """Opens a connection and logs in. Raises Millstream errors."""
     return Replication(await connect(server, base_dir, where, application, replicates=True))
 
 
 def lsn_text(lsn: int) -> str:
-    """As PostgreSQL writes it."""
+    """An LSN as PostgreSQL writes it."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def lsn_of(text: str) -> int:
-    """The inverse. Raises `ValueError`."""
+    """The inverse of `lsn_text`. Raises `ValueError`."""
     high, _, low = text.partition("/")
     return int(high, 16) << 32 | int(low, 16)
 
@@ -200,6 +202,6 @@ def _fields(body: bytes) -> tuple[str | None, ...]:
 
 
 def _error(body: bytes) -> Exception:
-    """What the server says, as asyncpg would raise it."""
+    """The server's error, as asyncpg would raise it."""
     fields = {part[:1].decode(): part[1:].decode("utf-8", "replace") for part in body.split(b"\0") if part}
     return cast("Exception", asyncpg.exceptions.PostgresError.new(fields))

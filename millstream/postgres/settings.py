@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from millstream import codes
 from millstream.spec.problems import Finding, Path
-from millstream.spec.references import TextOrReference
+from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import Strict
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
@@ -43,19 +43,16 @@ class PostgresServer(SpecModel):
     Duration, default 1m."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Certificates where they are looked at."""
+        """Rejects certificates that `sslmode` does not use."""
         if self.ssl_root_cert is not None and not self.sslmode.startswith("verify"):
             what = f"`sslRootCert` has no effect with `sslmode: {self.sslmode}`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslRootCert",), what, "`sslmode: verify-full`")
 
 
 def server_notes(settings: PostgresServer, path: Path) -> Iterator[tuple[Path, str]]:
-    """What to know about the way to a server."""
+    """What `validate` notes about the connection to a server."""
     if isinstance(settings.password, str):
-        yield (
-            (*path, "password"),
-            "the value of `password` is in the pipeline file; use `{env: NAME}` or `{file: PATH}` instead",
-        )
+        yield (*path, "password"), secret_in_file("password")
     if not settings.sslmode.startswith("verify") and not stays_on_this_machine(settings.host.lower()):
         if settings.host.startswith("/"):
             return
@@ -64,17 +61,17 @@ def server_notes(settings: PostgresServer, path: Path) -> Iterator[tuple[Path, s
 
 
 def server_findings(settings: PostgresServer, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    """What this machine lacks for the way to a server."""
+    """Files that the connection to a server needs and this machine does not have."""
     if settings.ssl_root_cert is not None and not (base_dir / settings.ssl_root_cert).is_file():
         what = f"there is no file {base_dir / settings.ssl_root_cert}"
         yield Finding(codes.NO_SUCH_FILE, (*path, "sslRootCert"), what, "a file with certificates, as PEM")
 
 
 def quoted(name: str) -> str:
-    """A name in a statement."""
+    """A name, quoted for a statement."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quoted_table(table: str) -> str:
-    """`schema.table` in a statement."""
+    """`schema.table`, quoted for a statement."""
     return ".".join(map(quoted, table.split(".")))

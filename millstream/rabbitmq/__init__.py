@@ -1,1 +1,1 @@
-"""A RabbitMQ server outside: how pipeline files name it, and the way to it."""
+"""An external RabbitMQ server: how pipeline files name it, and the connection to it."""

@@ -1,7 +1,7 @@
-"""A lane's connection to a RabbitMQ server outside, and what its errors mean to the lane.
+"""A lane's connection to an external RabbitMQ server, and what its errors mean to the lane.
 
-Above it: connectors. Below it: aiormq, AMQP 0.9.1. Every failure becomes an error of ours, by who must act: what passes
-by itself is `RetryLaterError`, so a server that is away, restarts or is full is waited for.
+Above it: connectors. Below it: aiormq, AMQP 0.9.1. Every failure becomes a Millstream error, by who must act: one that
+passes by itself becomes `RetryLaterError`, so the lane waits for a server that is away, restarts or is full.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
 
 FAILURES = (exceptions.AMQPError, OSError, TimeoutError, ValueError, RuntimeError)
-"""All that goes wrong between a lane and its server. aiormq raises the last two over frames that it does not expect."""
+"""Exceptions of the client: everything that can go wrong between a lane and its server. aiormq raises the last two for
+unexpected frames."""
 _HEARTBEAT_S = 10
 _CLOSE_S = 2.0
 _REFUSED = 403
-"""Which aiormq knows."""
+"""The authentication mechanisms that aiormq supports."""
 _PASSING = ("down or inaccessible", "' is down", "connection limit", "timed out", "in exclusive use")
-"""In what the server says while it starts, a consumer before this one is still known, or an acknowledgement took too
-long."""
+"""Parts of messages about conditions that pass: the server is starting, it still knows an earlier consumer, or an
+acknowledgement took too long."""
 
-# What it logs becomes an error of ours, which is said once.
+# What aiormq logs becomes a Millstream error, which is reported once.
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)
 
 
 class _Connection(Connection):
-    """One that keeps why the server refuses a virtual host, which aiormq does not. Uses a private name of it."""
+    """A connection that keeps the reason why the server refuses a virtual host, which aiormq drops. Uses a private
+    method of aiormq."""
 
     @staticmethod
     async def _rpc(request: Any, writer: Any, frame_receiver: Any, wait_response: bool = True) -> Any:
@@ -63,7 +65,7 @@ class _Receiver:
 
 
 class RabbitLink:
-    """One connection and its channel. Made by `open_link`; closed by `close`."""
+    """One connection and its channel. Opened by `open_link`, closed by `close`."""
 
     def __init__(self, server: RabbitServer, where: str, connection: Connection, channel: Channel) -> None:
         self.server = server
@@ -72,33 +74,33 @@ class RabbitLink:
         self._connection = connection
 
     async def close(self) -> None:
-        """Not longer than a moment: a server that is silent notices by itself."""
+        """Has a short time limit: a silent server notices by itself."""
         with suppress(*FAILURES):
             async with asyncio.timeout(_CLOSE_S):
                 await self._connection.close()
 
     def on_loss(self, lost: Callable[[MillstreamError], object]) -> None:
-        """Have `lost` called when the channel or its connection ends, or the server ends a consumer."""
+        """Call `lost` when the channel or its connection ends, or the server cancels a consumer."""
 
         def ended(closing: asyncio.Future[Any]) -> None:
             reason = None if closing.cancelled() else closing.exception()
             lost(self.error_of(reason or ConnectionError("the connection was closed")))
 
         async def cancelled(_: object) -> None:
-            lost(self.error_of(ConnectionError("the queue was removed, or its place has changed")))
+            lost(self.error_of(ConnectionError("the queue was removed, or has moved to another node")))
 
         self.channel.closing.add_done_callback(ended)
         self.channel.on_consumer_cancel_callbacks.add(cancelled)
 
     def error_of(self, error: BaseException) -> MillstreamError:
-        """An error of ours for whatever went wrong."""
+        """The Millstream error for an error of the client."""
         return error_of(error, self.server, self.where)
 
 
 async def open_link(server: RabbitServer, base_dir: Path, where: str, name: str) -> RabbitLink:
-    """A connection with a channel that confirms what is published.
+    """A connection with a channel that confirms publications.
 
-    Raises `UserError` for what the user has to change, and `RetryLaterError` where it cannot be reached now.
+    Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
     """
     password = None
     if server.password is not None:
@@ -109,7 +111,7 @@ async def open_link(server: RabbitServer, base_dir: Path, where: str, name: str)
         async with asyncio.timeout(server.timeout_s):
             await connection.connect()
             channel = await connection.channel()
-            assert isinstance(channel, Channel), "aiormq makes its own kind"
+            assert isinstance(channel, Channel), "aiormq creates its own class"
     except FAILURES as error:
         await _abandon(connection)
         raise error_of(error, server, where) from error
@@ -139,7 +141,7 @@ def _url(server: RabbitServer, password: str | None, name: str) -> URL:
 
 @asynccontextmanager
 async def linked(server: RabbitServer, base_dir: Path, where: str) -> AsyncIterator[RabbitLink]:
-    """A connection for a short while. Raises errors of ours."""
+    """A short-lived connection. Raises Millstream errors."""
     link = await open_link(server, base_dir, where, "millstream validate")
     try:
         yield link
@@ -150,7 +152,7 @@ async def linked(server: RabbitServer, base_dir: Path, where: str) -> AsyncItera
 
 
 def error_of(error: BaseException, server: RabbitServer, where: str) -> MillstreamError:
-    """An error of ours for whatever went wrong."""
+    """The Millstream error for an error of the client."""
     place = f"{where}: RabbitMQ at {server.host}:{server.port}"
     said = str(error) or type(error).__name__
     if any(part in said for part in _PASSING):

@@ -1,1 +1,1 @@
-"""Redis and Valkey as something outside a pipeline: how a server is named and reached, and what its errors mean."""
+"""External Redis and Valkey servers: how they are named and reached, and what their errors mean."""

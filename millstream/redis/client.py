@@ -1,4 +1,4 @@
-"""Clients of a Redis or Valkey server that repeat nothing by themselves and hand answers over as they come.
+"""Clients of a Redis or Valkey server that repeat nothing by themselves and return answers unconverted.
 
 Above it: the ledgers in Redis, and connectors. Below it: redis-py.
 """
@@ -17,14 +17,14 @@ from redis.backoff import NoBackoff
 
 
 class Script(NamedTuple):
-    """Lua, and the name by which the server finds it."""
+    """A Lua script, and the hash by which the server finds it."""
 
     text: str
     sha: str
 
 
 def script_of(text: str) -> Script:
-    """With its name."""
+    """A script with its hash."""
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -39,7 +39,7 @@ def make_client(
     connect_timeout_s: float,
     database: int = 0,
 ) -> Redis:
-    """One that connects when it is used. What is repeated, and when, is its user's to decide."""
+    """A client that connects when it is used. Its user decides what to repeat, and when."""
     options: dict[str, Any] = {
         "host": host,
         "port": port,
@@ -47,7 +47,7 @@ def make_client(
         "username": user,
         "password": password,
         "client_name": name.replace(" ", "-"),
-        # With a timeout of its own it waits in `asyncio.wait_for`, which may lose a cancellation (Python 3.11).
+        # With a timeout, the client would wait in `asyncio.wait_for`, which may lose a cancellation (Python 3.11).
         "socket_timeout": None,
         "socket_connect_timeout": connect_timeout_s,
         "retry": Retry(NoBackoff(), 0),
@@ -59,13 +59,13 @@ def make_client(
     else:
         pool = ConnectionPool(connection_class=Connection, **options)
     client = Redis(connection_pool=pool)
-    # Answers are taken as they come.
+    # Answers are returned unconverted.
     client.response_callbacks.clear()
     return client
 
 
 class _TlsConnection(SSLConnection):
-    """Encrypted by a context that is ready."""
+    """A connection that is encrypted with an existing context."""
 
     def __init__(self, *, context: Any, **options: Any) -> None:
         super().__init__(**options)

@@ -1,7 +1,7 @@
-"""A lane's connection to a Redis or Valkey server outside, and what its errors mean to the lane.
+"""A lane's connection to an external Redis or Valkey server, and what its errors mean to the lane.
 
-Above it: connectors. Below it: redis-py. Every failure becomes an error of ours, by who must act: what passes by itself
-is `RetryLaterError`, so a server that is away, restarts, loads or is full is waited for.
+Above it: connectors. Below it: redis-py. Every failure becomes a Millstream error, by who must act: one that passes by
+itself becomes `RetryLaterError`, so the lane waits for a server that is away, restarts, loads its data or is full.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 Word = str | int | bytes
 
 FAILURES = (exceptions.RedisError, OSError, TimeoutError)
-"""All that goes wrong between a lane and its server."""
+"""Exceptions of the client: everything that can go wrong between a lane and its server."""
 
 _PASSING = (
     *(
@@ -46,7 +46,8 @@ _PASSING = (
     ),
     *("MOVED", "ASK"),
 )
-"""First words of errors that time may change: what is loaded, full, without replicas, or moving in a cluster."""
+"""First words of errors that may pass: the server is loading, full or without replicas, or a slot is moving in a
+cluster."""
 _PASSING_TYPES = (
     exceptions.OutOfMemoryError,
     exceptions.ReadOnlyError,
@@ -56,32 +57,33 @@ _PASSING_TYPES = (
     exceptions.MasterDownError,
     exceptions.AskError,
 )
-"""The same, where the client has taken the first word off."""
+"""The same, for messages from which the client removes the first word."""
 _MOVES_MAX = 5
-"""Servers of a cluster that name another one, before it counts as not settled."""
+"""Number of redirections in a cluster before it counts as unstable."""
 _VERSION_MIN = 7
 
 
 class Link:
-    """The connection of one lane, to the server that has its keys. Made by `open_link`; closed by `close`."""
+    """The connection of one lane, to the server that has its keys. Opened by `open_link`, closed by `close`."""
 
     def __init__(self, server: RedisServer, client: Redis, place: str) -> None:
         self._server = server
         self._client = client
         self.place = place
-        """Where the server is."""
+        """The server's place, for messages."""
 
     async def ask(self, *command: Word, wait_s: float = 0.0) -> Any:
-        """One command. `wait_s`: how long the server may hold it back. Raises `FAILURES`."""
+        """Run one command. `wait_s`: how long the command may block on the server. Raises `FAILURES`."""
         async with asyncio.timeout(self._server.timeout_s + wait_s):
             return await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def run(self, script: Script, keys: Sequence[Word], arguments: Sequence[Word]) -> Any:
-        """Run a script once. Raises `FAILURES`; after one that is not an answer it may have had its effect."""
+        """Run a script once. Raises `FAILURES`; after a failure that is not an answer, the script may have taken
+        effect."""
         try:
             return await self.ask("EVALSHA", script.sha, len(keys), *keys, *arguments)
         except exceptions.NoScriptError:
-            # It was started again, or has never had it; with the text it keeps it.
+            # The server has restarted, or never had the script. With the text, it keeps the script.
             return await self.ask("EVAL", script.text, len(keys), *keys, *arguments)
 
     async def close(self) -> None:
@@ -89,9 +91,9 @@ class Link:
 
 
 async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, key: str) -> Link:
-    """A connection to the server that has `key`, which in a cluster may be another one than is named.
+    """A connection to the server that has `key`, which in a cluster may be a different one from that in the settings.
 
-    Raises `UserError` for what the user has to change, and `RetryLaterError` where it cannot be reached now.
+    Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
     """
     password = None
     if server.password is not None:
@@ -133,7 +135,7 @@ async def open_link(server: RedisServer, base_dir: Path, where: str, name: str, 
 
 @asynccontextmanager
 async def linked(server: RedisServer, base_dir: Path, where: str, key: str) -> AsyncIterator[Link]:
-    """A connection for a short while. Raises errors of ours."""
+    """A short-lived connection. Raises Millstream errors."""
     link = await open_link(server, base_dir, where, "millstream validate", key)
     try:
         yield link
@@ -144,12 +146,12 @@ async def linked(server: RedisServer, base_dir: Path, where: str, key: str) -> A
 
 
 async def warn_unless_durable(link: Link, where: str) -> None:
-    """Say in the log what the server may lose of what it has acknowledged."""
+    """Log what the server may lose of the writes that it has acknowledged."""
     names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
     try:
         found = {name: value.decode() for name, value in pairs(await link.ask("CONFIG", "GET", *names)).items()}
     except exceptions.ResponseError:
-        # It does not say; many services forbid the question.
+        # The server does not answer; many services forbid the command.
         return
     if found.get("appendonly") != "yes" or found.get("appendfsync") != "always":
         kept = "keeps nothing of what it acknowledged last" if found.get("appendonly") == "yes" else "keeps nothing"
@@ -170,7 +172,7 @@ async def _check_version(link: Link, where: str) -> None:
     try:
         info = await link.ask("INFO", "server")
     except exceptions.NoPermissionError:
-        # It does not say. What is missing shows when it is used.
+        # The server does not answer. A missing command fails when it is used.
         return
     lines = dict(line.partition(":")[::2] for line in info.decode(errors="replace").splitlines())
     version = lines.get("redis_version", "")
@@ -181,7 +183,7 @@ async def _check_version(link: Link, where: str) -> None:
 
 
 async def in_cluster(link: Link) -> bool:
-    """Whether the server is one of a cluster; False where it does not say."""
+    """Whether the server belongs to a cluster; False if it does not answer."""
     try:
         return b"cluster_enabled:1" in await link.ask("INFO", "cluster")
     except exceptions.NoPermissionError:
@@ -189,12 +191,12 @@ async def in_cluster(link: Link) -> bool:
 
 
 def pairs(answer: Any) -> Mapping[str, bytes]:
-    """What a hash holds, from an answer with names and values in turn."""
+    """The fields of a hash, from an answer with alternating names and values."""
     return {answer[i].decode(): answer[i + 1] for i in range(0, len(answer), 2)}
 
 
 def error_of(error: BaseException, server: RedisServer, where: str) -> MillstreamError:
-    """An error of ours for whatever went wrong."""
+    """The Millstream error for an error of the client."""
     place = f"{where}: Redis at {server.host}:{server.port}"
     said = str(error) or type(error).__name__
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError | exceptions.NoPermissionError):
@@ -211,7 +213,7 @@ def error_of(error: BaseException, server: RedisServer, where: str) -> Millstrea
 
 
 def hash_tag(name: str) -> str:
-    """What of a name says where a cluster puts it."""
+    """The part of a key that determines its slot in a cluster."""
     _, brace, behind = name.partition("{")
     tag, end, _ = behind.partition("}")
     return tag if brace and end and tag else name

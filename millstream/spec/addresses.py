@@ -1,4 +1,4 @@
-"""Addresses of servers as pipeline files give them: a URL that holds no credentials.
+"""Addresses of servers in pipeline files: URLs without credentials.
 
 Above it: the settings of connectors and formats. Below it: the problems of values.
 """
@@ -13,14 +13,14 @@ from millstream import codes
 from millstream.spec.values import problem
 
 _SECRETS_BEGIN = re.compile(r"[?;#]")
-"""Where a URL has options, which may be a token."""
+"""Characters after which a URL has options, which may be a token."""
 
 
 def without_secrets(written: str) -> str:
-    """What a message may show of an address, which a user may have written with credentials in it."""
+    """The part of an address that messages may show, because a user may have written credentials in it."""
     before, _, after = written.rpartition("@")
     if _SECRETS_BEGIN.search(before) is not None:
-        # The `@` may be that of a user or one within an option, so either side of it may be a secret.
+        # The `@` may belong to a user or to an option, so either side of it may be a secret.
         return "…"
     return _SECRETS_BEGIN.split(after, maxsplit=1)[0].strip()
 
@@ -28,10 +28,10 @@ def without_secrets(written: str) -> str:
 def address_check(
     noun: str, schemes: Collection[str], expected: str, *, path: Callable[[str], bool]
 ) -> Callable[[str], str]:
-    """A check that returns a URL as it was written, and raises a problem if it is not the address of `noun`.
+    """A check that returns a URL unchanged, and raises a problem if it is not the address of `noun`.
 
-    `path`: whether a path is valid. Credentials in a URL would be printed with it, so they are refused, and omitted
-    from the message.
+    `path`: whether a path is valid. Credentials in a URL would be printed with it, so they are refused and omitted from
+    the message.
     """
 
     def checked(written: str) -> str:
@@ -49,4 +49,4 @@ def address_check(
 
 
 SERVER_CHECK = address_check("the address of a server", ("http", "https"), "https://host:port", path=lambda _: True)
-"""Of one that is reached over HTTP."""
+"""A check of the address of an HTTP server."""

@@ -1,4 +1,4 @@
-"""The technology that keeps a pipeline's records between its steps. Owns `spec.interStepBuffer`, only its names.
+"""The technology that keeps a pipeline's records between its steps. Owns the names in `spec.interStepBuffer`.
 
 Above it: the spec, and the registry that opens the technologies.
 """

@@ -4,8 +4,8 @@
 
 A connector is one object in its own folder: `millstream_reader.sources.<name>`, `millstream_writer.sinks.<name>`, or a
 package of a third party (docs/extending.md). `millstream validate` and every vertex of a pipeline that names the
-connector import the module with that object, so the module imports nothing but what this page offers. The modules that
-a connector works with are imported when it is opened.
+connector import the module with that object, so the module imports only this one and the modules it names. The modules
+that a connector works with are imported when it is opened.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -27,12 +27,12 @@ S = TypeVar("S", bound=SpecModel)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A use of a connector in a pipeline, and what this machine has there."""
+    """A use of a connector in a pipeline on this machine."""
 
     path: Path
-    """Of its settings, in the file."""
+    """Place of its settings in the file."""
     vertex_path: Path
-    """Of its vertex, in the file."""
+    """Place of its vertex in the file."""
     base_dir: FilePath
     """The directory of relative paths."""
     replicas: int
@@ -84,7 +84,7 @@ class Guarantee:
     id: GuaranteeId
     """Its id."""
     sentence: str
-    """The guarantee and how it is achieved, for people."""
+    """The guarantee and how it is achieved, as a sentence."""
 
     def holds(self, demand: Demand) -> bool:
         """Whether it is at least the required one."""
@@ -99,11 +99,10 @@ class Guarantee:
 
 
 class Connector(Generic[S]):
-    """A kind of source or of sink."""
+    """A kind of source or sink."""
 
     model: type[S]
-    """The model of its settings, which are under its name in the pipeline file. A `Program` runs a program of the
-    user's."""
+    """The model of its settings, which are under its name in the pipeline file. A `Program` runs a user's program."""
     meaning: str
     """A line for the reference of the pipeline file."""
     promise: Guarantee
@@ -112,13 +111,13 @@ class Connector(Generic[S]):
     """Modules that it imports when it is opened and that may be missing, each with the argument of `pip install`."""
 
     encoded = False
-    """Whether values may be bytes in an encoding of others, so that `format` can name it."""
+    """Whether values may be bytes in another encoding, which `format` can name."""
 
     keys_encoded = False
     """Whether keys may be such bytes, too, so that `keyFormat` can name their encoding."""
 
     def unencoded(self, settings: S) -> str | None:
-        """Which of the settings keeps them from being so, and what it would have to be."""
+        """The required settings, if these settings prevent a `format`; None if they do not."""
         return None
 
     def keys_unencoded(self, settings: S) -> str | None:
@@ -141,7 +140,7 @@ class Connector(Generic[S]):
 
 
 IdsCount = Annotated[int, Strict(ge=FRAME_RECORDS_MAX)]
-"""One read of a source returns ids for at most that many records."""
+"""A source whose reads return ids for at most that many records each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +148,9 @@ class IdBounds:
     """How many ids of a source's records are remembered, and for how long."""
 
     ttl_s: float
-    """For how long."""
+    """How long an id is remembered, in seconds."""
     ids_max: int
-    """Maximum number, all partitions together."""
+    """Maximum number, for all partitions together."""
 
 
 class SourceKind(Connector[S]):
@@ -160,7 +159,7 @@ class SourceKind(Connector[S]):
     has_headers = True
     """Whether its records may have headers."""
     strangers = False
-    """Whether others set the event times: one far ahead of the clock is then held back."""
+    """Whether other systems set the event times: `watermark.maxFuture` then applies to times far ahead of the clock."""
     ends: ClassVar[str] = "never"
     """When it ends by itself, for lists; `bounded` returns it for given settings."""
 
@@ -187,7 +186,7 @@ class SinkUse:
     """How a pipeline uses a sink."""
 
     buffer_records: int
-    """Number of records at which the buffer before it is full: it never holds more of them."""
+    """Number of records at which the buffer before it is full: the buffer never holds more."""
     envelope: bool
     """Whether it gets the envelope of each record instead of its value."""
 
@@ -281,7 +280,7 @@ def format_problems(
     settings: SpecModel,
     formats: Iterator[tuple[str, object]],
 ) -> Iterator[ShapeProblem]:
-    """What is wrong with `format` and `keyFormat` beside the settings of that kind."""
+    """Problems with `format` and `keyFormat` beside the settings of that kind."""
     connector = registry.load(kind)
     for name, _ in formats:
         noun = "values" if name == "format" else "keys"

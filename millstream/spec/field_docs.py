@@ -18,7 +18,7 @@ _WITHOUT = frozenset(("abc", "builtins", "pydantic", "typing"))
 
 @cache
 def field_docs_of(model: type) -> dict[str, str]:
-    """By field, including those of base classes."""
+    """The meanings by field, including those of base classes."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if owner.__module__.partition(".")[0] not in _WITHOUT:
@@ -28,13 +28,13 @@ def field_docs_of(model: type) -> dict[str, str]:
 
 @cache
 def _of_module(name: str) -> Mapping[str, dict[str, str]]:
-    """For each class, by its qualified name. A module is parsed once for all its models."""
+    """The meanings of the fields of each class, by its qualified name. A module is parsed once for all its models."""
     module = sys.modules.get(name)
     try:
         tree = ast.parse(inspect.getsource(module)) if module is not None else None
     except OSError:
         tree = None
-    # A model that was made while running, or comes without its source, has none.
+    # A model that was created at run time, or is installed without its source, has none.
     return {} if tree is None else dict(_classes(tree, ""))
 
 

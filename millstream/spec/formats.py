@@ -1,4 +1,4 @@
-"""How the values of records are encoded outside, and where their schemas are: `format`. Pure."""
+"""`format`: how the values of records are encoded in external systems, and where their schemas are. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from urllib.parse import urlsplit
 from millstream import codes
 from millstream.spec.addresses import address_check
 from millstream.spec.problems import Path
-from millstream.spec.references import TextOrReference
+from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
 
 _READS: Mapping[str, Mapping[str, str]] = {"avro": {"fastavro": "millstream[avro]"}}
-"""By encoding, the modules that reading it needs, each with the argument of `pip install`."""
+"""The modules required to read each encoding, each with the argument of `pip install`."""
 _WRITES: Mapping[str, Mapping[str, str]] = {**_READS, "json": {"jsonschema_rs": "millstream[jsonschema]"}}
-"""As `_READS`, for writing."""
+"""The same as `_READS`, for writing."""
 
 
 _check = address_check(
@@ -30,7 +30,7 @@ _check = address_check(
 
 
 def _checked_url(written: str) -> str:
-    """Without a trailing `/`: paths are appended to it."""
+    """Removes a trailing `/`, because paths are appended to the URL."""
     return _check(written).rstrip("/")
 
 
@@ -52,7 +52,7 @@ class SchemaRegistry(SpecModel):
     """Maximum time to wait for a response before a request is repeated. Duration, default 10s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Certificates only where they are used; a user with a password."""
+        """Rejects `tls` for an unencrypted connection, and a user without a password or the reverse."""
         if self.tls is not None and not self.encrypted:
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), "`tls` has no effect with http://", "https://")
         if (self.user is None) != (self.password is None):
@@ -66,7 +66,7 @@ class SchemaRegistry(SpecModel):
 
 
 class Encoded(SpecModel):
-    """What formats of sources and sinks have in common."""
+    """The common settings of formats of sources and sinks."""
 
     encoding: Literal["avro", "json", "protobuf"]
     """`avro`, `protobuf`, or `json` with a JSON Schema. All in Confluent's wire format: a zero byte, the id of the
@@ -89,8 +89,7 @@ class Encoded(SpecModel):
         """Notes on a valid format, each with its place."""
         registry = self.registry
         if isinstance(registry.password, str):
-            what = "`password` is in the file; `{env: NAME}` or `{file: PATH}` keeps it out of it"
-            yield (*path, "registry", "password"), what
+            yield (*path, "registry", "password"), secret_in_file("password")
         host = (urlsplit(registry.url).hostname or "").lower()
         if registry.password is not None and not registry.encrypted and not stays_on_this_machine(host):
             what = "the password is sent to the schema registry unencrypted; https:// encrypts it"
@@ -98,23 +97,23 @@ class Encoded(SpecModel):
 
 
 class Format(Encoded):
-    """The encoding of values outside. Records in the pipeline have JSON values."""
+    """The encoding of values in the external system. Records in the pipeline have JSON values."""
 
     noun = "a format"
 
     reader_schema: Annotated[int, Strict(ge=1)] | None = None
-    """Id of the Avro schema to which values are resolved, whichever schema they were written with. Default: each value
-    is read with the schema that it was written with."""
+    """Id of the Avro schema to which values are resolved, whatever their writer schema. Default: each value is read
+    with its writer schema."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Only Avro resolves one schema to another."""
+        """Rejects a reader schema except for Avro, the only encoding that resolves schemas."""
         if self.reader_schema is not None and self.encoding != "avro":
             what = f"`readerSchema` has no effect with `encoding: {self.encoding}`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("readerSchema",), what, "`encoding: avro`")
 
 
 class SinkFormat(Encoded):
-    """The encoding of values outside. Records in the pipeline have JSON values."""
+    """The encoding of values in the external system. Records in the pipeline have JSON values."""
 
     noun = "a format"
 
@@ -122,15 +121,15 @@ class SinkFormat(Encoded):
     """Subject of the schema in the registry. Default: that of Confluent's clients, `<topic>-value`, for a `kafka` sink.
     Other sinks need one."""
     schema_text: TextOrReference | None = field(default=None, alias="schema")
-    """The schema to write with: its text, or `{file: PATH}`. Default: the newest of the subject when the sink is
+    """The schema to write with: its text, or `{file: PATH}`. Default: the newest in the subject when the sink is
     opened."""
     auto_register: Flag = False
-    """Register `schema` in the subject if it is not there."""
+    """Register `schema` in the subject if the subject does not have it."""
     message: Text | None = None
     """Name of the message in a Protobuf schema. Default: its first message."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A schema to register; a message of Protobuf."""
+        """Rejects `autoRegister` without a schema, and `message` except for Protobuf."""
         if self.auto_register and self.schema_text is None:
             what = "`autoRegister` has no effect without a schema"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("autoRegister",), what, "`schema`")

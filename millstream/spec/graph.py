@@ -200,7 +200,8 @@ class Graph:
 
 
 def _chains(vertices: Sequence[Vertex], edges: Sequence[Edge]) -> Iterator[tuple[str, ...]]:
-    """In a valid pipeline each vertex has at most one chained edge in and one out, and none of them closes a cycle."""
+    """The vertices of each chain. In a valid pipeline each vertex has at most one chained edge in and one out, and none
+    of them closes a cycle."""
     following = {edge.from_: edge.to for edge in edges if edge.chain}
     for vertex in vertices:
         if vertex.name in following and vertex.name not in following.values():

@@ -5,8 +5,8 @@ above.
 
 A kind is one object in its own module: `millstream_worker.kinds.<name>`, or in a package of a third party
 (docs/extending.md). `millstream validate` and every worker of a pipeline that names the kind import the module with
-that object, so the module imports nothing but what this page offers. The modules that lanes work with are imported when
-one is opened.
+that object, so the module imports only this one and the modules it names. The modules that lanes work with are imported
+when one is opened.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -28,12 +28,12 @@ S = TypeVar("S", bound=SpecModel)
 
 @dataclass(frozen=True, slots=True)
 class PlacedProgram:
-    """A program of the user's, and its place in the settings of its vertex."""
+    """A user's program, and its place in the settings of its vertex."""
 
     role: str
     """Its role in the vertex: udf, transformer, source, sink or fallback."""
     path: Path
-    """In the settings."""
+    """Place in the settings."""
     program: Program
     beside: bool = True
     """Whether a worker of the vertex starts it or calls it; otherwise another process does, such as Spark."""
@@ -44,13 +44,13 @@ class PlacedEnd:
     """A source or a sink, and its place in the settings of its vertex."""
 
     path: Path
-    """In the settings."""
+    """Place in the settings."""
     end: Source | FallbackSink
 
 
 @dataclass(frozen=True, slots=True)
 class VertexUse:
-    """A use of a vertex in a pipeline."""
+    """A vertex in its pipeline."""
 
     buffer_records: int
     """Number of records at which a buffer before it is full."""
@@ -85,7 +85,7 @@ class VertexKind(Generic[S]):
     is_paced: ClassVar[bool] = False
     """Whether its lanes often commit without output. They then commit no more often than watermarks are published."""
     reports: ClassVar[frozenset[LaneReport]] = frozenset()
-    """Which metrics its lanes have beside those of all lanes."""
+    """The metrics of its lanes in addition to those of all lanes."""
     drawn: ClassVar[tuple[str, str]] = ("[", "]")
     """The brackets of its shape in Mermaid."""
 
@@ -111,15 +111,16 @@ class VertexKind(Generic[S]):
         return True
 
     def id_bounds(self, settings: S) -> IdBounds | None:
-        """How many ids its lanes remember, committed with their records; None: none."""
+        """How many ids its lanes remember, committed with their records; None if they remember none."""
         return None
 
     def strangers(self, settings: S) -> bool:
-        """Whether others set the event times of its records: one far ahead of the clock is held back."""
+        """Whether other systems set the event times of its records: `watermark.maxFuture` then applies to times far
+        ahead of the clock."""
         return False
 
     def on_invalid(self, settings: S) -> OnInvalid | None:
-        """What happens to input that cannot be read; None: that depends on whether there is a dead-letter edge."""
+        """What happens to input that cannot be read; None if that depends on whether there is a dead-letter edge."""
         return None
 
     def concurrency(self, settings: S) -> int | None:

@@ -1,4 +1,4 @@
-"""A pipeline file into a pipeline, or into a list of all problems.
+"""Loads a pipeline file: the result is a pipeline, or a list of all problems.
 
     bytes ─► text ─► YAML with places ─► sift Numaflow's own fields ─► models
                                                    └─► outline ─► graph checks
@@ -163,7 +163,7 @@ def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]
     try:
         return Pipeline.model_validate(sifted.value), findings
     except ValueError as failure:
-        # Only of a file with problems: they are pydantic's.
+        # Imported only for a file with problems, because they are pydantic's.
         from millstream.spec.messages import findings_of
 
         explained = {finding.path[:-1] for finding in sifted.problems}

@@ -87,7 +87,7 @@ def _path_in(loc: Path, value: Any, *, is_missing: bool) -> Path:
         elif isinstance(step, int) and isinstance(value, list):
             value = value[step] if step < len(value) else None
         elif isinstance(step, str):
-            # Nothing has a member here: the step names what a union took the value for.
+            # The value has no members: the step is the name of a union member.
             continue
         path.append(step)
     return tuple(path)
@@ -185,14 +185,14 @@ def _member(value: Any, step: str | int) -> Any:
 
 
 def _resolved(node: Any, value: Any) -> Any:
-    """A schema with its reference resolved and without null; of a union, the member that is meant."""
+    """A schema with its reference resolved and without null; for a union, the schema of the intended member."""
     while True:
         if "$ref" in node:
             node = _schema()["$defs"][node["$ref"].rsplit("/", 1)[1]]
         elif "anyOf" in node:
             node = next((part for part in node["anyOf"] if part.get("type") != "null"), {})
         elif "oneOf" in node and "discriminator" not in node:
-            # A text or a reference: fields are the reference's.
+            # A text or a reference: only the reference has fields.
             named = (part for part in node["oneOf"] if "$ref" in part)
             node = next(named, {}) if isinstance(value, Mapping) else {}
         elif "oneOf" in node:

@@ -4,10 +4,10 @@
         length_s: Duration = field(alias="length")
         \"\"\"How long. Duration.\"\"\"
 
-A model is read in two ways that agree. `read` takes what is right, by the types of the fields and their rules, and says
-nothing about anything else. `model_validate` hands what `read` does not take to pydantic, which finds every problem
-(`millstream.spec.validation`). So pydantic, which costs a process more at its start than all that it does with a
-pipeline, is imported only where something is wrong.
+A model can be read in two ways with the same result. `read` accepts valid input, by the types of the fields and their
+rules, and does not explain anything else. `model_validate` passes input that `read` rejects to pydantic, which finds
+every problem (`millstream.spec.validation`). So pydantic, whose import takes longer than everything else that a process
+does with a pipeline, is imported only if something is wrong.
 
 Above it: the types of fields, and the models. Below it: the rules of types.
 """
@@ -46,13 +46,14 @@ SPEC_PROBLEM = "spec_problem"
 """The pydantic error type of problems that already carry `what` and `expected`."""
 
 NONE_GIVEN = "none_given"
-"""The same, where the problem is that none of several fields is there."""
+"""The same, for the problem that none of several fields is set."""
 
 _REQUIRED: Any = object()
 
 
 class ShapeProblem(NamedTuple):
-    """A problem that a model finds itself: where (relative to the model), what, what was expected."""
+    """A problem that a model itself finds: the place (relative to the model), the description, and the expected
+    value."""
 
     code: Code
     loc: tuple[str | int, ...]
@@ -62,7 +63,7 @@ class ShapeProblem(NamedTuple):
 
 
 class NotReadError(ValueError):
-    """The value is wrong, or may be. Contains no message for users: pydantic explains the error."""
+    """The value is invalid, or may be. Contains no message for users: pydantic explains the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +71,18 @@ class SpecField:
     """A field of a model."""
 
     alias: str = ""
-    """Its name in files. Empty: that of the attribute, in camelCase."""
+    """Its name in files; empty for the attribute's name in camelCase."""
     default: Any = _REQUIRED
-    """What it is where it is not written."""
+    """The default value."""
     factory: Callable[[], Any] | None = None
-    """Makes the default, for one that could be changed."""
+    """Creates the default value, if it is mutable."""
 
     @property
     def is_required(self) -> bool:
         return self.default is _REQUIRED and self.factory is None
 
     def absent(self) -> Any:
-        """Its value where it is not written."""
+        """The value of a field that is not written."""
         return self.default if self.factory is None else self.factory()
 
 
@@ -92,23 +93,23 @@ def field(
     alias: str = "",
     init: bool = True,
 ) -> Any:
-    """A field with another name in files than its attribute in camelCase. `init`: false for what no file has; its name
-    begins with `_`."""
+    """A field whose name in files differs from its attribute in camelCase. `init`: false for a member that files do not
+    have; its name begins with `_`."""
     return SpecField(alias, default, default_factory)
 
 
 def to_camel(name: str) -> str:
-    """`max_delay` as files have it: `maxDelay`."""
+    """The name in files: `maxDelay` for `max_delay`."""
     return re.sub(r"_+([a-z0-9])", lambda found: found[1].upper(), name)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class SpecModel:
-    """Base of everything a user writes: frozen, strict about unknown fields, camelCase as in YAML.
+    """Base class of everything that users write: frozen, strict about unknown fields, in camelCase as in YAML.
 
-    A subclass reports what its fields cannot: `shape_problems` on the raw mapping (always run, so
-    that they are reported together with faulty fields) and `relation_problems` on the valid model.
-    Its constructor takes values as they are: it is for values that a program has made.
+    A subclass reports problems that its fields cannot: `shape_problems` on the raw mapping (always run, so that they
+    are reported together with faulty fields) and `relation_problems` on the valid model. The constructor does not
+    validate: it is for values that a program has created.
     """
 
     __slots__ = ("__dict__", "__weakref__", "model_fields_set")
@@ -119,10 +120,10 @@ class SpecModel:
     """Its fields, by attribute."""
 
     if TYPE_CHECKING:
-        # A type checker takes an annotation for a field of subclasses.
+        # A type checker treats an annotation as a field of subclasses.
         @property
         def model_fields_set(self) -> frozenset[str]:
-            """The attributes that were written, or given to the constructor."""
+            """The attributes that were written, or passed to the constructor."""
 
     def __init_subclass__(cls) -> None:
         own: dict[str, SpecField] = {}
@@ -132,7 +133,7 @@ class SpecModel:
                 continue
             written = cls.__dict__.get(name, _REQUIRED)
             if type(written).__module__.partition(".")[0] == "pydantic":
-                raise TypeError(f"{cls.__name__}.{name}: a field is made by `millstream.spec.values.field`")
+                raise TypeError(f"{cls.__name__}.{name}: create a field with `millstream.spec.values.field`")
             given = written if isinstance(written, SpecField) else SpecField(default=written)
             if name.startswith("_"):
                 setattr(cls, name, given.default)
@@ -154,7 +155,7 @@ class SpecModel:
         self._fill(values)
 
     def _fill(self, values: Mapping[str, Any]) -> Self:
-        """Raises `TypeError` where a field is missing."""
+        """Raises `TypeError` if a field is missing."""
         contents = self.__dict__
         for name, field in self.model_fields.items():
             if name in values:
@@ -168,7 +169,7 @@ class SpecModel:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Self:
-        """One with such valid values, by attribute. Raises `TypeError` where a field is missing."""
+        """A model with these valid values, by attribute. Raises `TypeError` if a field is missing."""
         return cls.__new__(cls)._fill(values)
 
     @classmethod
@@ -187,7 +188,7 @@ class SpecModel:
 
     @classmethod
     def model_validate(cls, written: Any) -> Self:
-        """The model that is written. Raises pydantic's `ValidationError`, a `ValueError`, with every problem."""
+        """The model from the written value. Raises pydantic's `ValidationError`, a `ValueError`, with every problem."""
         try:
             return cls.read(written)
         except NotReadError:
@@ -197,7 +198,7 @@ class SpecModel:
 
     @classmethod
     def read(cls, written: Any) -> Self:
-        """The model that is written. Raises `NotReadError` where it is not certain to be right."""
+        """The model from the written value. Raises `NotReadError` if the value is not certainly valid."""
         if isinstance(written, cls):
             return written
         if not isinstance(written, dict) or any(True for _ in cls.shape_problems(written)):
@@ -212,7 +213,7 @@ class SpecModel:
 
     @classmethod
     def taken(cls, written: Mapping[str, Any]) -> Self:
-        """The model with its fields, each of which is right. Raises `ValueError` or `TypeError`."""
+        """The model with its fields, each of which is valid. Raises `ValueError` or `TypeError`."""
         types = _types_of(cls)
         named = {field.alias: name for name, field in cls.model_fields.items()}
         values = {}
@@ -225,7 +226,7 @@ class SpecModel:
 
     @classmethod
     def validated(cls, data: Any, handler: Callable[[Any], Self], details: list[InitErrorDetails]) -> Self | None:
-        """The model with valid fields, for pydantic. None when it has none; `details` then say why."""
+        """The model with valid fields, for pydantic. None if fields are invalid; `details` then have the reasons."""
         from millstream.spec.validation import validated
 
         return validated(data, handler, details)
@@ -236,12 +237,13 @@ class SpecModel:
         return {}
 
     def members(self) -> Iterator[tuple[str, Any]]:
-        """Its members, by their names in the file."""
+        """The members, by their names in the file."""
         for name, field in self.model_fields.items():
             yield field.alias, getattr(self, name)
 
     def as_written(self, *, given_only: bool = False) -> dict[str, Any]:
-        """It as plain values, as they are in files and in JSON. `given_only`: without what was left out."""
+        """The model as plain values, in the form of files and JSON. `given_only`: without members that were not
+        written."""
         return {
             field.alias: _plain(getattr(self, name), given_only=given_only)
             for name, field in self.model_fields.items()
@@ -249,7 +251,7 @@ class SpecModel:
         }
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self:
-        """The same with other values, by attribute, which are taken as they are."""
+        """A copy with other values, by attribute, which are not validated."""
         copy = type(self).__new__(type(self))
         copy.__dict__.update({**self.__dict__, **update})
         object.__setattr__(copy, "model_fields_set", self.model_fields_set | set(update))
@@ -289,14 +291,15 @@ _TYPES: dict[type, Mapping[str, Any]] = {}
 
 
 def _types_of(model: type[SpecModel]) -> Mapping[str, Any]:
-    """The types of fields, by attribute; found when the first one is read, as they may name what is defined later."""
+    """The types of fields, by attribute. They are resolved when the first model is read, because they may refer to
+    later definitions."""
     if model not in _TYPES:
         _TYPES[model] = get_type_hints(model, include_extras=True)
     return _TYPES[model]
 
 
 def value_of(kind: Any, written: Any) -> Any:
-    """What is written as a value of a type. Raises `ValueError` where it is not one, and where that is not certain."""
+    """The written value as a value of a type. Raises `ValueError` if it is not one, or not certainly."""
     origin = get_origin(kind)
     if origin is Annotated:
         rules = [rule for rule in kind.__metadata__ if isinstance(rule, Rule)]
@@ -339,7 +342,7 @@ def _scalar_of(kind: Any, written: Any) -> Any:
     if kind is Any:
         return written
     if kind is str and type(written) is str:
-        # Half a character cannot be stored. The error is a `ValueError`.
+        # An unpaired surrogate cannot be stored. The error is a `ValueError`.
         written.encode()
         return written
     if kind is float and type(written) in (int, float) and math.isfinite(written):

@@ -1,4 +1,4 @@
-"""What the pods of a pipeline have to mount, so that its references to Kubernetes Secrets can be looked up. Pure.
+"""The volumes that the pods of a pipeline have to mount for its references to Kubernetes Secrets. Pure.
 
 Above it: the command line. Below it: references, and where they are read (`millstream.spec.references`).
 """
@@ -11,21 +11,22 @@ from millstream.spec.models import Pipeline
 from millstream.spec.references import SECRETS_DIR, references_in
 
 DRIVER = "spark-driver"
-"""The Spark driver among the vertices. Its pod needs what `spark` of the pipeline refers to."""
+"""The Spark driver among the vertices. Its pod needs the Secrets that the pipeline's `spark` refers to."""
 
 _MODE = 0o440
-"""Of the mounted files: for the owner and the group of the pod (`fsGroup`), not for other users."""
+"""Mode of the mounted files: readable for the owner and the pod's group (`fsGroup`), not for other users."""
 
 
 def mounts_of(pipeline: Pipeline) -> dict[str, dict[str, list[Any]]]:
-    """By vertex: `volumes` of its pod, and `volumeMounts` of its container. Only those that need Secrets are there."""
+    """By vertex: `volumes` of its pod, and `volumeMounts` of its container. Only vertices that need Secrets are
+    included."""
     needed: dict[str, object] = {vertex.name: vertex for vertex in pipeline.spec.vertices}
     if pipeline.spec.spark is not None:
         needed[DRIVER] = pipeline.spec.spark
     found: dict[str, dict[str, list[Any]]] = {}
     for pod, settings in needed.items():
         secrets = sorted({one.secret.name for one in references_in(settings) if one.secret is not None})
-        # A Secret may have a longer name than a volume, and dots in it.
+        # The name of a Secret may be longer than that of a volume, and contain dots.
         named = {f"secret-{number}": secret for number, secret in enumerate(secrets)}
         if named:
             found[pod] = {

@@ -1,4 +1,4 @@
-"""Notes on a valid pipeline: settings without effect beside others, and what some cost. Pure."""
+"""Notes on a valid pipeline: settings without effect, and the costs of some settings. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

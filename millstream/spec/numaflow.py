@@ -112,7 +112,7 @@ class Sifted:
     """A pipeline without the fields that only Numaflow has."""
 
     value: Any = None
-    """The rest, for the models; the input itself is not changed."""
+    """The remaining fields, for the models; the input itself is not changed."""
     notes: list[tuple[Path, str]] = field(default_factory=list)
     """Fields without effect, each with its note."""
     problems: list[Finding] = field(default_factory=list)

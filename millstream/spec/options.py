@@ -1,4 +1,4 @@
-"""The fields of a model for people: name, type, default, meaning. Created from the JSON schema of the model.
+"""The fields of a model for display: name, type, default, meaning. Created from the JSON schema of the model.
 
 Above it: the reference of the pipeline file, and `millstream connectors`. Below it: the schema.
 """
@@ -23,7 +23,7 @@ class Option:
     """One field, or one of a model below it."""
 
     name: str
-    """As written, with the fields that contain it: `batch.maxRecords`."""
+    """Its name, with the fields that contain it: `batch.maxRecords`."""
     type: str
     default: str
     """Empty if there is none; `required` if it has to be given."""
@@ -71,7 +71,7 @@ def name_of(reference: str) -> str:
 
 
 def flat(text: str) -> str:
-    """On one line."""
+    """The text on one line."""
     return " ".join(text.split())
 
 

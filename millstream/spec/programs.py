@@ -47,7 +47,7 @@ def _is_strptime(pattern: str) -> bool:
     try:
         time.strptime("", pattern)
     except ValueError as problem:
-        # That no text was given is always in the way; a pattern that is none is refused before that.
+        # An empty text never matches; an invalid pattern is refused before that.
         return "bad directive" not in str(problem) and "stray %" not in str(problem)
     return True
 
@@ -111,12 +111,12 @@ class EventTime(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One place, not two."""
+        """Requires exactly one place."""
         yield from exactly_one(data, ("field", "header"), cls.noun)
 
 
 class NoArguments(SpecModel):
-    """No arguments."""
+    """The built-in has no arguments."""
 
 
 class FilterArguments(SpecModel):
@@ -136,7 +136,7 @@ class FilterArguments(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One condition per filter."""
+        """Requires exactly one condition."""
         yield from exactly_one(data, ("equals", "matches", "exists"), cls.noun)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
@@ -270,7 +270,7 @@ class Program(SpecModel):
     noun = "a user-defined program"
     kinds: ClassVar[tuple[str, ...]] = ("command", "python", "container", "address")
     function: ClassVar[FunctionKind] = FunctionKind.MAP
-    """Its purpose."""
+    """The purpose of the program."""
 
     command: Annotated[tuple[Text, ...], NotEmpty()] | None = None
     """Program and arguments, started once per replica, without a shell."""
@@ -298,7 +298,7 @@ class Program(SpecModel):
     """`strict`: the program sees programs and libraries, its working directory and the `readable` paths, all read-only;
     a scratch directory (`/tmp`, 256 MiB, in memory, deleted when the program ends); and its own socket. It has no
     network and no capabilities, and sees no other process. Needs Linux with user namespaces; without them the pipeline
-    is refused. Default: all rights of the runner's user."""
+    is refused. Default: all permissions of the runner's user."""
     network: Flag = False
     """In a sandbox: gives access to the network of this machine, including loopback. Needs Linux 6.12."""
     readable: tuple[Text, ...] = ()
@@ -306,7 +306,7 @@ class Program(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One way to specify the program; process settings only for a process that we start."""
+        """Requires one way to specify the program, and process settings only for a process that Millstream starts."""
         yield from exactly_one(data, cls.kinds, cls.noun)
         yield from _idle_process_settings(data)
         yield from _idle_tls(data)
@@ -319,7 +319,7 @@ class Program(SpecModel):
             yield from _repeated_names(self.container.env, ("container", "env"))
 
     def _protocol_problems(self) -> Iterator[ShapeProblem]:
-        """The protocol has this type of function."""
+        """Requires a protocol with this type of function."""
         protocol, name = PROTOCOLS.load(self.protocol), self.protocol
         kind = self.function_kind
         if name != NATIVE and not (self.command or self.container or self.address):
@@ -336,7 +336,7 @@ class Program(SpecModel):
 
     @property
     def function_kind(self) -> FunctionKind:
-        """Its purpose, and the settings beside it."""
+        """Checks the protocol for its purpose, and the settings beside it."""
         return self.function
 
 
@@ -422,7 +422,7 @@ class ValueFormat(SpecModel):
                 )
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A schema is JSON."""
+        """Requires a schema to be JSON."""
         try:
             json.loads(self.avro_schema or "{}")
         except ValueError as problem:
@@ -457,8 +457,8 @@ class Sql(SpecModel):
     value: ValueFormat | None = None
     """How `value` is decoded. Default: `value` is the bytes."""
     unsafe: bool = False
-    """Allows the query to do everything that Spark can do with the rights of the runner: call Java, and read files and
-    other tables. Otherwise `validate` accepts only queries that compute over the records of their window."""
+    """Allows the query to do everything that Spark can do with the permissions of the runner: call Java, and read files
+    and other tables. Otherwise `validate` accepts only queries that compute over the records of their window."""
 
 
 class Udf(Program):
@@ -488,12 +488,12 @@ class Udf(Program):
 
     @property
     def function_kind(self) -> FunctionKind:
-        """Its purpose, and the settings beside it."""
+        """Checks the protocol for its purpose, and the settings beside it."""
         return FunctionKind.MAP if self.group_by is None else FunctionKind.REDUCE
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """A program that can process what it gets: records or windows."""
+        """Requires a program for the vertex's input: records or windows."""
         if data.get("groupBy") is None:
             misplaced = [name for name in ("sql",) if data.get(name) is not None]
             for name in misplaced:

@@ -1,6 +1,6 @@
-"""Protocols between a vertex and its user's programs, found by name; their implementation is added above.
+"""Protocols between a vertex and the user's programs, found by name; their implementation is added above.
 
-    PROTOCOLS ─► ProtocolKind: what kinds of functions it has, whether it is encrypted
+    PROTOCOLS ─► ProtocolKind: its kinds of functions, whether it can be encrypted
 
 A protocol is one object in its own folder: `millstream.udf.native`, or a package of a third party (docs/extending.md).
 Reading a pipeline imports the module with the object, so that module imports no client library; the modules that a

@@ -82,7 +82,7 @@ class Reference(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One place."""
+        """Requires exactly one place."""
         yield from exactly_one(data, ("env", "file", "secret"), cls.noun)
 
 
@@ -94,7 +94,7 @@ def _with_secret(written: Any) -> Any:
 
 
 def _never_text(written: Any) -> Any:
-    """As `_with_secret`. Texts are refused without the value, which the general message would show."""
+    """Like `_with_secret`, but refuses texts without showing the value, as the general message would."""
     if isinstance(written, str):
         what = "this value is a secret, which a pipeline file may only refer to"
         raise problem(codes.WRONG_TYPE, what, "`{env: NAME}`, `{file: PATH}` or `{secret: {name: NAME, key: KEY}}`")
@@ -162,6 +162,12 @@ def missing(value: object, base_dir: FilePath) -> str | None:
     return None
 
 
+def secret_in_file(name: str, field: str | None = None) -> str:
+    """The note of `validate` on a secret in the pipeline file. `field`: what has to be a reference, if not `name`."""
+    whole = f" for the whole `{field}`" if field is not None else ""
+    return f"the value of `{name}` is in the pipeline file; use `{{env: NAME}}` or `{{file: PATH}}`{whole} instead"
+
+
 def resolve(value: object, base_dir: FilePath, what: str) -> str:
     """The text of a value of the pipeline file.
 
@@ -184,16 +190,16 @@ def resolve(value: object, base_dir: FilePath, what: str) -> str:
 
 
 def _file_of(reference: Reference, base_dir: FilePath) -> FilePath:
-    """Of a reference that is not to the environment."""
+    """The file of a reference that is not to the environment."""
     if reference.secret is not None:
         secrets = FilePath(os.environ.get(SECRETS_VARIABLE) or SECRETS_DIR)
         return secrets / reference.secret.name / reference.secret.key
-    assert reference.file is not None, "one of the three is there"
+    assert reference.file is not None, "one of the three is set"
     return base_dir / reference.file
 
 
 def _contents(path: FilePath, what: str, absent: str) -> str:
-    """`absent`: what to do if there is no such file."""
+    """The contents of a file. `absent`: advice if it does not exist."""
     try:
         with path.open("rb") as stream:
             data = stream.read(VALUE_BYTES_MAX + 1)

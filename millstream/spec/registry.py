@@ -41,8 +41,8 @@ class Registry(Generic[K]):
 
     @cached_property
     def _installed(self) -> Mapping[str, Mapping[str, EntryPoint]]:
-        """By name and target: a package that is found in two places counts once."""
-        # It takes longer to import than a worker's other modules of the standard library.
+        """Entry points by name and target: a package that is found in two places counts once."""
+        # This import takes longer than those of a worker's other modules of the standard library.
         from importlib.metadata import entry_points
 
         found: dict[str, dict[str, EntryPoint]] = {}
@@ -53,11 +53,12 @@ class Registry(Generic[K]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them: Millstream's own, then those of other packages."""
+        """All kinds: Millstream's own, then those of other packages."""
         return (*self._own, *sorted(self._installed))
 
     def __contains__(self, name: object) -> bool:
-        # Other packages are looked for only when a name is not one of ours: that reads the metadata of all of them.
+        # Other packages are searched only if a name is not Millstream's own, because that reads the metadata of all of
+        # them.
         return name in self._own or name in self._installed
 
     def load(self, name: str) -> K:
@@ -82,7 +83,7 @@ class Registry(Generic[K]):
         return found
 
     def _place(self, name: str) -> tuple[str, str]:
-        """Where its object is, `module:object`, and in which package."""
+        """The place of its object, `module:object`, and its package."""
         if name in self._own:
             return self._own[name], OURS
         entry, *others = self._installed[name].values()
@@ -123,7 +124,7 @@ class Choice(SpecModel):
     """
 
     registry: ClassVar[Registry[Any]]
-    """Of its kinds. Each has a `model` of its settings and a `meaning`, for the reference."""
+    """The registry of its kinds. Each has a `model` of its settings and a `meaning`, for the reference."""
     kinds_after: ClassVar[str] = ""
     """The field after which the reference lists the kinds; empty: before all fields."""
 
@@ -137,7 +138,7 @@ class Choice(SpecModel):
 
     @property
     def kind(self) -> str:
-        """What people call its kind."""
+        """The name of its kind in messages."""
         return self._key
 
     @property
@@ -158,19 +159,19 @@ class Choice(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One kind."""
+        """Requires exactly one kind."""
         named = [name for name in data if cls.is_kind(name)]
         if len(named) != 1 or data[named[0]] is None:
             yield from exactly_one(data, cls.kind_names(), cls.noun)
 
     @classmethod
     def kind_names(cls) -> tuple[str, ...]:
-        """All that may be chosen."""
+        """The kinds and fields that may be written."""
         return cls.registry.names
 
     @classmethod
     def taken(cls, written: Mapping[str, Any]) -> Self:
-        """With the settings of the one kind that is named."""
+        """Reads the settings of the named kind, too."""
         key, *others = (name for name in written if cls.is_kind(name))
         if others:
             raise NotReadError
@@ -211,7 +212,7 @@ class Choice(SpecModel):
         return model.with_settings(key, settings)
 
     def with_settings(self, key: str, settings: SpecModel) -> Self:
-        """Itself, which is being made, with its settings."""
+        """Adds the settings to the model that is being created."""
         self.__dict__.update(_key=key, _settings=settings)
         return self
 
@@ -222,7 +223,7 @@ class Choice(SpecModel):
         return {name: (kind.model, kind.meaning) for name, kind in cls.registry.all() if name not in names}
 
     def members(self) -> Iterator[tuple[str, Any]]:
-        """The settings too."""
+        """The settings, too."""
         yield self.key, self.settings
         yield from super().members()
 

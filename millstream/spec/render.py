@@ -1,4 +1,4 @@
-"""A pipeline's graph for people: text for a terminal, Mermaid for a page. Pure."""
+"""A pipeline's graph for display: text for a terminal, Mermaid for a page. Pure."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
 
 
 def description(vertex: Vertex) -> str:
-    """What a vertex is, in a line."""
+    """A description of a vertex, on one line."""
     contents = vertex.definition.contents(vertex.settings)
     parts = [vertex.kind, f"({contents})"] if contents else [vertex.kind]
     if vertex.group_by is not None:

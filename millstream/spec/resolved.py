@@ -34,7 +34,8 @@ def dump(pipeline: Pipeline, base_dir: Path) -> str:
     contents = {
         "format": FORMAT,
         "baseDir": str(base_dir.absolute()),
-        # What the user left out stays left out: some defaults mean less than the same value written down.
+        # Fields that the user omitted stay omitted: some defaults have less effect than the same value if it is
+        # written.
         "pipeline": pipeline.as_written(given_only=True),
     }
     return json.dumps(contents, indent=1)

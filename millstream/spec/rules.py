@@ -1,8 +1,8 @@
-"""What a field's type says beside the type: bounds, checks, how a value is written. The members of `Annotated`.
+"""Rules in addition to a field's type: bounds, checks, the written form of a value. They are members of `Annotated`.
 
-Each rule does the same in two ways: `before` and `after` hold a value to it, and `pydantic` is what stands for it where
-pydantic explains what is wrong with a file, or describes what may be in one (`millstream.spec.validation`). So a
-process that reads what is right never imports pydantic.
+Each rule has two equivalent forms: `before` and `after` check a value, and `pydantic` is the form with which pydantic
+explains problems of a file, or describes its allowed contents (`millstream.spec.validation`). So a process that reads
+valid input never imports pydantic.
 
 Above it: the types of `millstream.spec.values` and of connectors. Below it: nothing.
 """
@@ -15,14 +15,14 @@ from typing import Any
 
 
 class Rule:
-    """Holds values of a type to something."""
+    """A rule for the values of a type."""
 
     def before(self, written: Any) -> Any:
-        """What is written, as a value of the type. Raises `ValueError` where it cannot be one."""
+        """The written value as a value of the type. Raises `ValueError` if it cannot be one."""
         return written
 
     def after(self, value: Any) -> Any:
-        """The value of the type. Raises `ValueError` where it breaks the rule."""
+        """The value, after the check. Raises `ValueError` if it breaks the rule."""
         return value
 
     def pydantic(self) -> object:
@@ -32,12 +32,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Before(Rule):
-    """How what is written becomes a value of the type."""
+    """Converts the written value to a value of the type."""
 
     read: Callable[[Any], Any]
-    """Raises what `millstream.spec.values.problem` gives."""
+    """The conversion. Raises the error of `millstream.spec.values.problem`."""
     written: object = None
-    """The type of what is written, for descriptions; None: that of the value."""
+    """The type of the written value, for descriptions; None if it is that of the value."""
 
     def before(self, written: Any) -> Any:
         return self.read(written)
@@ -57,7 +57,7 @@ class After(Rule):
     """A check of the value."""
 
     check: Callable[[Any], Any]
-    """Gives the value to take. Raises what `millstream.spec.values.problem` gives."""
+    """Returns the value to use. Raises the error of `millstream.spec.values.problem`."""
 
     def after(self, value: Any) -> Any:
         return self.check(value)
@@ -70,7 +70,7 @@ class After(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Strict(Rule):
-    """A value of that type, nothing that merely looks like it, and within bounds."""
+    """Requires a value of exactly that type, within bounds."""
 
     ge: float | None = None
     le: float | None = None
@@ -93,7 +93,7 @@ class Strict(Rule):
 
 @dataclass(frozen=True, slots=True)
 class NotEmpty(Rule):
-    """A list has something in it."""
+    """Requires a list that is not empty."""
 
     def after(self, value: Any) -> Any:
         if not value:
@@ -108,7 +108,7 @@ class NotEmpty(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schema(Rule):
-    """What the schema of the pipeline file says of the type, where that is not what the type says."""
+    """The schema of the type in the pipeline file, if it differs from that of the type."""
 
     schema: Mapping[str, Any]
 
@@ -120,10 +120,10 @@ class Schema(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Chosen(Rule):
-    """Which member of a union is meant, so that what is wrong is looked for in that one alone."""
+    """Selects the intended member of a union, so that problems are reported only for that member."""
 
     by: str | Callable[[Any], str]
-    """The field that says so, or what tells the `Tag` of the member."""
+    """The field that selects it, or a function that returns the `Tag` of the member."""
 
     def pydantic(self) -> object:
         from pydantic import Discriminator

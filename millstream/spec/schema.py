@@ -40,7 +40,7 @@ def _for_editors(node: Any) -> Any:
     if isinstance(properties, dict) and "type" in found:
         for name, contents in properties.items():
             if "title" in contents:
-                # Pydantic makes words of the name, which an editor would show.
+                # Pydantic derives a title from the name, which an editor would show.
                 contents["title"] = name
     if isinstance(found.get("description"), str):
         found["description"] = " ".join(found["description"].split())

@@ -1,8 +1,8 @@
 """The shape of a pipeline as far as it can be read, and all problems with it.
 
-An outline is taken from the file's plain values, before or after the models have seen them, so that the problems of the
-graph are reported together with the problems of the fields. Parts that cannot be read are left out, and checks that
-would mistake them for missing parts are skipped.
+An outline is created from the file's plain values, whether or not the models accept them, so that problems of the graph
+are reported together with those of the fields. Parts that cannot be read are left out, and checks that would mistake
+them for missing parts are skipped.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ class VertexOutline:
     key: str
     """The key of its settings; empty if it has no kind."""
     settings: Mapping[str, Any]
-    """As written."""
+    """The settings, as written."""
     shares: Mapping[str, Any]
     """Its partitions, replicas and placement, which the vertices of a chain share."""
 
@@ -133,7 +133,7 @@ def _kind_of(key: str, settings: Mapping[str, Any]) -> VertexKind[SpecModel] | N
     try:
         return KINDS.load(key).of([name for name, value in settings.items() if value is not None])
     except UserError:
-        # The models say what is wrong with its package.
+        # The models report the problem with its package.
         return None
 
 
@@ -252,7 +252,7 @@ def _unconnected(outline: Outline) -> Iterator[Finding]:
 
 
 def _dead_letters(outline: Outline) -> Iterator[Finding]:
-    """Dead-letter edges that can never carry a record, policies without an edge, and circles."""
+    """Dead-letter edges that can never carry a record, policies without an edge, and cycles of dead letters."""
     vertices = {vertex.name: vertex for vertex in outline.vertices}
     arcs = [(edge.origin, edge.target) for edge in outline.edges]
     with_edge = set()

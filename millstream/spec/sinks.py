@@ -1,4 +1,4 @@
-"""Where records go: the sink of a vertex. Its kinds are connectors; what they have in common is here."""
+"""The sink of a vertex. Its kinds are connectors; their common settings are here."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -43,7 +43,7 @@ class FallbackSink(Choice):
 
     format: SinkFormat | None = None
     """How values are encoded, in a sink of messages such as `kafka`. They have to be JSON before. Default: values stay
-    as they are."""
+    unchanged."""
 
     key_format: SinkFormat | None = None
     """How keys are encoded, in `kafka`. A key fits the schema as a text, or else as the JSON that it is. The default of
@@ -64,13 +64,13 @@ class FallbackSink(Choice):
         return self.settings if isinstance(self.settings, Program) else None
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A format only where it can be, with a subject."""
+        """Rejects a format that the sink does not support, or without a subject."""
         yield from format_problems(SINKS, self.kind, self.settings, self.formats())
         if self.format is None:
             return
         if self.connector.encoded and self.format.subject is None and self.connector.subject(self.settings) is None:
-            what = f"a {self.kind} sink has no subject by itself"
-            expected = "`subject`, by which the registry has the schema"
+            what = f"a {self.kind} sink has no default subject"
+            expected = "`subject`, the schema's subject in the registry"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("format", "subject"), what, expected)
 
     def promise(self, *, fallback: bool = False) -> Guarantee:
@@ -119,8 +119,8 @@ class Sink(FallbackSink):
             yield from self.fallback.promise(fallback=True).demand_problems(self.guarantee, ("fallback",), aside)
 
     def use_problems(self, buffer_records: int, *, dead_letters: bool) -> Iterator[ShapeProblem]:
-        """What is wrong with it and its fallback after such a buffer. `dead_letters`: an edge with dead letters leads
-        here."""
+        """Problems of the sink and its fallback for this input buffer. `dead_letters`: whether an edge with dead
+        letters leads here."""
         for place, one in (((), self), (("fallback",), self.fallback)):
             if one is not None:
                 use = SinkUse(buffer_records, dead_letters if one.envelope is None else one.envelope)

@@ -1,4 +1,4 @@
-"""Where records come from: the source of a vertex. Its kinds are connectors; what they have in common is here."""
+"""The source of a vertex. Its kinds are connectors; their common settings are here."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -42,7 +42,7 @@ class Source(Choice):
     edges), `drop` (counted) or `stop`. Default: `deadLetter` if the vertex has a dead-letter edge, else `stop`."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Event time is where the source has it."""
+        """Rejects an event time from headers if the source has none, and a guarantee that the source does not have."""
         if self.event_time is not None and self.event_time.header is not None and not self.connector.has_headers:
             what = f"records of a {self.kind} source have no headers"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("eventTime", "header"), what, "`eventTime.field`")
@@ -83,7 +83,7 @@ class Source(Choice):
 
     @classmethod
     def is_open_to_strangers(cls, written: Mapping[str, Any]) -> bool:
-        """Whether others set the event times, for a source as written, which may have other errors."""
+        """Whether other systems set the event times, for a source as written, which may have other errors."""
         named = [name for name in written if cls.is_kind(name) and written[name] is not None]
         with suppress(UserError):
             return any(SOURCES.load(name).strangers for name in named)

@@ -77,7 +77,7 @@ class Spark(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """A driver of ours, or a server."""
+        """Requires either a local driver or a server."""
         yield from at_most_one(data, ("master", "remote"), cls.noun)
         if data.get("remote") is not None and data.get("driverMemory") is not None:
             what = "`driverMemory` is only for a driver that is started here"
@@ -86,7 +86,7 @@ class Spark(SpecModel):
             )
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A heap that Spark accepts; settings that are Spark's and have no field here."""
+        """Requires a heap size that Spark accepts, and allows only Spark's settings that have no field here."""
         if self.driver_memory < DRIVER_MEMORY_MIN:
             yield ShapeProblem(
                 codes.OUT_OF_RANGE, ("driverMemory",), "Spark does not start with such a small heap", "at least 512Mi"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _DIALECT = "spark"
 
-_CALLS_JAVA = "which can run any Java code with the rights of the runner"
+_CALLS_JAVA = "which can run any Java code with the permissions of the runner"
 _READS_FILES = "whose options can name files and addresses to read"
 UNSAFE_FUNCTIONS = {
     "reflect": _CALLS_JAVA,
@@ -31,12 +31,12 @@ UNSAFE_FUNCTIONS = {
     "from_xml": _READS_FILES,
     "schema_of_xml": _READS_FILES,
 }
-"""Functions of Spark's that a query may not call, and why."""
+"""Spark functions that a query may not call, and why."""
 _TABLE = "window"
 
 
 def doubts_of(pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
-    """Places with queries that may not be SQL, and where in the query."""
+    """Queries that may not be SQL: their places in the file, and the doubt with its place in the query."""
     for index, vertex in enumerate(pipeline.spec.vertices):
         sql = vertex.sql
         if sql is None:
@@ -49,7 +49,7 @@ def doubts_of(pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
 def doubt_of(query: str) -> str | None:
     """What seems wrong with a query; None if nothing does, or if sqlglot is not installed."""
     try:
-        # Imported here because only pipelines with SQL need it, and it is not always there.
+        # Imported here because only pipelines with SQL need it, and it may not be installed.
         import sqlglot
         from sqlglot.errors import ParseError, SqlglotError
     except ImportError:

@@ -10,7 +10,7 @@ from millstream.spec.rules import After
 from millstream.spec.values import Text, problem
 
 NAME_BYTES_MAX = 63
-"""PostgreSQL cuts longer names off, so two could become one; MySQL refuses them."""
+"""Maximum length of names. PostgreSQL truncates longer names, so two could become the same; MySQL refuses them."""
 
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\([0-9, ]+\))?( with(out)? time zone)?(\[\])*")
 
@@ -46,13 +46,13 @@ def _checked_query(written: str) -> str:
 
 
 ColumnName = Annotated[Text, After(_checked_name)]
-"""As it is in the database; upper and lower case differ where they do there."""
+"""A name in the database; it is case-sensitive if the database is."""
 TableName = Annotated[Text, After(_checked_table)]
-"""`table` or `schema.table`, as it is in the database."""
+"""`table` or `schema.table`, as in the database."""
 ColumnTypeName = Annotated[Text, After(_checked_type)]
 """A type, as the database names it."""
 Query = Annotated[Text, After(_checked_query)]
-"""A SELECT, without a semicolon behind it."""
+"""A SELECT, without a semicolon at its end."""
 
 
 def table_parts(table: str) -> tuple[str | None, str]:

@@ -26,7 +26,7 @@ class ServerTls(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """A certificate and its key."""
+        """Requires a certificate and its key together."""
         yield from _whole_pair(data)
 
 
@@ -47,7 +47,7 @@ class ProgramTls(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """A certificate and its key."""
+        """Requires a certificate and its key together."""
         yield from _whole_pair(data)
 
 

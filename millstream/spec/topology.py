@@ -27,7 +27,7 @@ def reachable(starts: Iterable[str], arcs: Iterable[Arc]) -> set[str]:
 def components(nodes: Sequence[str], arcs: Sequence[Arc]) -> list[tuple[str, ...]]:
     """Strongly connected components, each in file order, in a topological order of the whole.
 
-    Among components that could come next, the one whose first node stands first in the file does.
+    Among components that could come next, the one whose first node is first in the file does.
     """
     member_of = _component_of(nodes, arcs)
     groups: dict[str, list[str]] = defaultdict(list)
@@ -55,7 +55,7 @@ def back_arcs(nodes: Sequence[str], arcs: Sequence[Arc]) -> set[Arc]:
 
 
 def ordered(nodes: Sequence[str], arcs: Sequence[Arc]) -> list[str]:
-    """Nodes in topological order, back arcs left out; the members of a cycle stand together."""
+    """Nodes in topological order without back arcs; the members of a cycle are adjacent."""
     backs = back_arcs(nodes, arcs)
     forward = [arc for arc in arcs if arc not in backs]
     result: list[str] = []
@@ -94,7 +94,7 @@ def _following(arcs: Iterable[Arc]) -> Mapping[str, list[str]]:
 
 
 def _component_of(nodes: Sequence[str], arcs: Sequence[Arc]) -> dict[str, str]:
-    """For each node one node that stands for its component (Kosaraju)."""
+    """For each node, the representative of its component (Kosaraju)."""
     following = _following(arcs)
     preceding = _following((b, a) for a, b in arcs)
     member_of: dict[str, str] = {}

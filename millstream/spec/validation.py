@@ -1,8 +1,8 @@
-"""What is wrong with a file, found by pydantic, and the schema of what may be in one.
+"""Finds the problems of a file with pydantic, and creates the schema of its allowed contents.
 
-    SpecModel ─► the same fields as a model of pydantic's ─► every problem at once, or the `SpecModel` after all
+    SpecModel ─► the same fields as a pydantic model ─► every problem at once, or the `SpecModel` after all
 
-Pydantic's models are made from ours when the first problem turns up. Above it: `SpecModel`, which imports it then, and
+Pydantic's models are created from ours when the first problem occurs. Above it: `SpecModel`, which imports it then;
 nothing else does. Below it: pydantic.
 """
 
@@ -34,15 +34,15 @@ ModelT = TypeVar("ModelT", bound=SpecModel)
 
 
 class Validating(BaseModel):
-    """Pydantic's side of a `SpecModel`; what it gives is one of those."""
+    """The pydantic counterpart of a `SpecModel`, which it returns."""
 
     model_config = ConfigDict(
-        # Only the pipeline as a whole is ever validated: its parts need not be ready to be by themselves.
+        # Only the pipeline as a whole is validated: its parts need not be complete by themselves.
         defer_build=True,
         frozen=True,
         extra="forbid",
         allow_inf_nan=False,
-        # A field may be called as one of pydantic's methods.
+        # A field may have the name of one of pydantic's methods.
         protected_namespaces=(),
     )
 
@@ -91,14 +91,14 @@ def _schemas_of(
         key: (validating(model) | None, Field(default=None, description=meaning))
         for key, (model, meaning) in members.items()
     }
-    # Pydantic takes models of one name for one another when the first of them is gone.
+    # Pydantic confuses models with the same name once the first one has been deleted.
     made = create_model(f"{name}Kinds", **fields)
     found: dict[str, Any] = handler.resolve_ref_schema(handler(made.__pydantic_core_schema__))["properties"]
     return found
 
 
 def _insert(properties: dict[str, Any], more: Mapping[str, Any], model: type[SpecModel]) -> None:
-    """Put members among those of the fields, behind the one that the model names."""
+    """Insert members among those of the fields, after the one that the model names."""
     own = dict(properties)
     after: str = getattr(model, "kinds_after", "")
     first = list(own).index(after) + 1 if after else 0
@@ -112,7 +112,7 @@ _MADE: dict[type[SpecModel], type[Validating]] = {}
 
 
 def validating(model: type[SpecModel]) -> type[Validating]:
-    """Pydantic's model with the fields of one of ours."""
+    """The pydantic model with the fields of one of ours."""
     if model not in _MADE:
         _MADE[model] = _made(model)
     return _MADE[model]
@@ -156,14 +156,14 @@ def translated(kind: Any) -> Any:
 
 
 def validate(model: type[ModelT], written: Any) -> ModelT:
-    """The model that is written. Raises `ValidationError` with every problem."""
+    """The model from the written value. Raises `ValidationError` with every problem."""
     found: Any = validating(model).model_validate(written)
-    assert isinstance(found, model), "pydantic's side of a model gives one"
+    assert isinstance(found, model), "the pydantic counterpart returns the model"
     return found
 
 
 def validated(data: Any, handler: Callable[[Any], ModelT], details: list[InitErrorDetails]) -> ModelT | None:
-    """What the handler gives; None where fields are not valid, and `details` then say why."""
+    """The handler's result; None if fields are invalid, and `details` then have the reasons."""
     try:
         return handler(data)
     except ValidationError as failure:
@@ -172,7 +172,7 @@ def validated(data: Any, handler: Callable[[Any], ModelT], details: list[InitErr
 
 
 def json_schema(model: type[SpecModel]) -> dict[str, Any]:
-    """What may be written, as JSON Schema."""
+    """The allowed contents, as JSON Schema."""
     return validating(model).model_json_schema(by_alias=True)
 
 
@@ -182,7 +182,7 @@ def shape_detail(item: ShapeProblem) -> InitErrorDetails:
 
 
 def field_detail(error: dict[str, Any]) -> InitErrorDetails:
-    """An error of pydantic's, to be reported with others."""
+    """A pydantic error, to be reported with others."""
     context = {key: value for key, value in error.get("ctx", {}).items() if key != "error"}
     kind = PydanticCustomError(error["type"], error["msg"], context)
     return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])

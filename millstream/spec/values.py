@@ -1,6 +1,6 @@
-"""The scalar types of the pipeline file, of which models consist, and their base class.
+"""The scalar types of the pipeline file, from which models are built, and their base class.
 
-Owns how a duration, a quantity and a name are written. Above it: the models. It knows nothing of pipelines.
+Owns the written forms of durations, quantities and names. Above it: the models. It knows nothing of pipelines.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class IdleSource(SpecModel):
     Default: such a source holds the watermark."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A step is not longer than the silence that it represents."""
+        """Rejects a step that is longer than the silence that it represents."""
         if self.increment_by_s > self.threshold_s:
             what = "`incrementBy` is longer than `threshold`"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("incrementBy",), what, "at most `threshold`")

@@ -128,7 +128,7 @@ class Trigger(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One trigger."""
+        """Requires exactly one trigger."""
         yield from exactly_one(data, ("count", "every"), cls.noun)
 
     def __str__(self) -> str:
@@ -163,7 +163,7 @@ class Window(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One kind of window."""
+        """Requires exactly one kind of window."""
         yield from exactly_one(data, ("fixed", "sliding", "session", "global"), cls.noun)
 
     @property
@@ -195,7 +195,7 @@ class Window(SpecModel):
 
     @property
     def streaming(self) -> bool:
-        """Whether early results are given."""
+        """Whether early results are emitted."""
         chosen = self.fixed or self.sliding or self.session
         return chosen is not None and chosen.streaming
 
@@ -213,7 +213,7 @@ class Early(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One measure."""
+        """Requires exactly one condition."""
         yield from exactly_one(data, ("every", "count"), cls.noun)
 
 
@@ -231,7 +231,7 @@ class PersistentVolumeClaim(SpecModel):
 
 
 class EmptyDir(SpecModel):
-    """A directory that lives as long as the pod. On this machine: the data directory."""
+    """A directory that exists as long as the pod. On this machine: the data directory."""
 
     noun = "emptyDir"
 
@@ -259,7 +259,7 @@ class Storage(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One kind of storage."""
+        """Requires exactly one kind of storage."""
         yield from exactly_one(data, ("persistentVolumeClaim", "emptyDir", "no_store"), cls.noun)
 
 
@@ -287,7 +287,8 @@ class GroupBy(SpecModel):
     lost. Not for windows with a count trigger. Default: true with `no_store`, else false."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Early results are configured in two places; without a log, the input must stay, and be sufficient."""
+        """Checks early results, which are configured in two places, and that without a log the input is kept and
+        sufficient."""
         if self.early is not None and not self.window.streaming:
             what = "`early` has no effect without `streaming: true`"
             expected = "no `early`: its trigger applies" if self.window.global_ else "`streaming: true` in the window"
@@ -317,7 +318,7 @@ class GroupBy(SpecModel):
 
     @property
     def early_results(self) -> Early | None:
-        """When early results are given; None where there are none."""
+        """When early results are emitted; None if there are none."""
         if not self.window.streaming:
             return None
         return self.early or Early.model_validate({"every": EARLY_EVERY_S})

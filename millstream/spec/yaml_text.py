@@ -1,4 +1,4 @@
-"""YAML text into plain values, with the place of every key and value.
+"""Converts YAML text to plain values, with the place of every key and value.
 
 Works on the node graph instead of constructed objects, because only nodes have the places of all values, including
 repeated keys. It knows nothing of pipelines.

@@ -1,1 +1,1 @@
-"""A database outside that SQLAlchemy speaks to: how pipeline files name it, and the way to it."""
+"""An external database, through SQLAlchemy: how pipeline files name it, and the connection to it."""

@@ -1,8 +1,8 @@
-"""Connections to databases by SQLAlchemy, each in a thread of its own, and what their errors mean to a lane.
+"""Connections to databases through SQLAlchemy, each in its own thread, and what their errors mean to a lane.
 
-Above it: connectors. Below it: SQLAlchemy and a driver. What is run here blocks, so a lane has a thread for it
-(`SqlThread`). Every failure becomes an error of ours, by who must act: what passes by itself is `RetryLaterError`, so a
-server that is away, restarts or is full, a lock and a deadlock are waited for.
+Above it: connectors. Below it: SQLAlchemy and a driver. The calls block, so a lane has a thread for them (`SqlThread`).
+Every failure becomes a Millstream error, by who must act: one that passes by itself becomes `RetryLaterError`, so the
+lane waits for a server that is away, restarts or is full, and tries again after a lock or a deadlock.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from millstream.wire.client_tls import context_of
 T = TypeVar("T")
 
 FAILURES = (exc.SQLAlchemyError, OSError, TimeoutError, OverflowError, UnicodeEncodeError)
-"""All that goes wrong between a lane and its database."""
+"""Exceptions of the client: everything that can go wrong between a lane and its database."""
 
 
 class _Means(Enum):
-    RECORD = "one of the records is wrong"
+    RECORD = "a record is invalid"
     PASSING = "it may work later"
-    REFUSED = "who connects may not"
+    REFUSED = "the user lacks a permission"
     UNFIT = "the user has to change something"
 
 
@@ -59,7 +59,7 @@ _MYSQL: dict[int, _Means] = {
     # Columns, tables and functions that do not exist.
     **dict.fromkeys((1054, 1064, 1146, 1305, 1364), _Means.UNFIT),
 }
-"""By the server's number; what PyMySQL makes of it is too coarse."""
+"""By the server's error number; PyMySQL's classes are too coarse."""
 _SQLITE: dict[int, _Means] = {
     sqlite3.SQLITE_CONSTRAINT: _Means.RECORD,
     sqlite3.SQLITE_MISMATCH: _Means.RECORD,
@@ -72,17 +72,17 @@ _SQLITE: dict[int, _Means] = {
     sqlite3.SQLITE_READONLY: _Means.REFUSED,
     sqlite3.SQLITE_CANTOPEN: _Means.REFUSED,
 }
-"""By its primary code; others may pass: busy, locked, full, I/O errors, no memory, interrupted."""
+"""By SQLite's primary code. Other codes may pass: busy, locked, full, I/O errors, no memory, interrupted."""
 _SQLSTATES = {
     _Means.RECORD: ("22", "23", "44", "P0", "27"),
     _Means.REFUSED: ("28", "3D", "42501"),
     _Means.PASSING: ("08", "25", "40", "53", "55", "57", "58", "XX", "HYT"),
 }
-"""Of other databases, whose driver tells the state that the standard has for an error."""
+"""By the first characters of the SQLSTATE, for other databases whose driver reports it."""
 
 
 class SqlThread:
-    """A lane's thread, and its connection to the database in it."""
+    """A lane's thread, with the lane's connection to the database."""
 
     def __init__(self, settings: SqlDatabase, base_dir: Path, where: str, thread: ClientThread) -> None:
         self._settings = settings
@@ -97,7 +97,8 @@ class SqlThread:
         return self._connection is not None
 
     async def open(self, *, create: bool = False, writes: bool = False) -> None:
-        """Connect. `create`: a file of SQLite that does not exist; `writes`: what for. Raises errors of ours."""
+        """Connect. `create`: create a SQLite file that does not exist. `writes`: whether the connection writes. Raises
+        Millstream errors."""
         settings = self._settings
         if self._engine is None:
             self._engine = _engine(settings, self._base_dir, self._where, create=create, writes=writes)
@@ -106,7 +107,7 @@ class SqlThread:
             async with asyncio.timeout(settings.timeout_s):
                 await self._thread.run(lambda engine: opened.append(engine.connect()), self._engine)
         except BaseException as error:
-            # It may be made after it was waited for.
+            # The connection may be opened after the timeout.
             self._thread.submit(lambda: _give_up(*opened))
             if isinstance(error, FAILURES):
                 raise error_of(error, settings, self._where) from error
@@ -114,19 +115,19 @@ class SqlThread:
         self._connection = opened[0]
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """The result of a call in the thread, on the connection. Raises what it raises, and `TimeoutError`."""
+        """The result of a call on the connection, in the thread. Raises what the call raises, and `TimeoutError`."""
         connection = self._connection
         assert connection is not None, "it is open"
         async with asyncio.timeout(self._settings.timeout_s):
             return await self._thread.run(call, connection)
 
     def close(self) -> None:
-        """Gives the connection up, with what was not committed. Does not wait for it."""
+        """Abandon the connection and its uncommitted changes. Does not wait for it."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
         if self._settings.backend == SQLITE:
-            # A statement that waits or runs ends at once.
+            # Interrupts a statement that waits or runs.
             raw: Any = connection.connection.driver_connection if not connection.closed else None
             if raw is not None:
                 raw.interrupt()
@@ -136,14 +137,14 @@ class SqlThread:
 def _give_up(*connections: Connection) -> None:
     for connection in connections:
         with suppress(Exception):
-            # Without asking the server, which may not answer.
+            # Without a request to the server, which may not answer.
             connection.invalidate()
             connection.close()
 
 
 @asynccontextmanager
 async def open_sql_thread(settings: SqlDatabase, base_dir: Path, where: str, name: str) -> AsyncIterator[SqlThread]:
-    """A thread, without a connection so far. Whatever it is busy with is not waited for at the end."""
+    """A thread, without a connection at first. The end does not wait for a call in progress."""
     async with open_thread(name) as thread:
         way = SqlThread(settings, base_dir, where, thread)
         try:
@@ -153,10 +154,10 @@ async def open_sql_thread(settings: SqlDatabase, base_dir: Path, where: str, nam
 
 
 def _engine(settings: SqlDatabase, base_dir: Path, where: str, *, create: bool, writes: bool) -> Engine:
-    """What makes connections; each is given to the lane alone."""
+    """The engine, which opens connections. Each one is used by its lane only."""
     fault = driver_fault(settings)
     if fault is not None:
-        raise UserError(codes.EXTRA_NEEDED, f"{where}: {settings.shown}: it {fault[0]} ({fault[1]})")
+        raise UserError(codes.EXTRA_NEEDED, f"{where}: {settings.shown}: it {fault[0]} (expected: {fault[1]})")
     if settings.file is not None:
         return _sqlite_engine(base_dir / settings.file, create=create, writes=writes)
     password = None
@@ -169,7 +170,7 @@ def _engine(settings: SqlDatabase, base_dir: Path, where: str, *, create: bool, 
         arguments = {"connect_timeout": SQL_CONNECT_TIMEOUT_S, "read_timeout": seconds, "write_timeout": seconds}
         if settings.tls is not None:
             arguments["ssl"] = context_of(settings.tls, base_dir, where)
-        # What does not fit is refused, not cut off.
+        # Values that do not fit are rejected, not truncated.
         arguments["init_command"] = (
             "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'), time_zone = '+00:00', "
             f"innodb_lock_wait_timeout = {SQL_LOCK_TIMEOUT_S}"
@@ -181,12 +182,12 @@ def _sqlite_engine(file: Path, *, create: bool, writes: bool) -> Engine:
     address = f"file:{quote(str(file))}?mode={'rwc' if create else 'rw'}"
 
     def connect() -> sqlite3.Connection:
-        # A statement is ended from another thread where it is given up.
+        # A statement that is given up is interrupted from another thread.
         connection = sqlite3.connect(
             address, uri=True, timeout=SQL_LOCK_TIMEOUT_S, check_same_thread=False, isolation_level=None
         )
         if not writes:
-            # A text that is not UTF-8 is shown with marks in place of its bytes.
+            # Text that is not UTF-8 is read with replacement characters.
             connection.text_factory = lambda found: found.decode("utf-8", "surrogateescape")
             connection.execute("PRAGMA query_only = ON")
         # `FULL` does not sync the removal of the journal: a loss of power could take a commit back.
@@ -196,8 +197,8 @@ def _sqlite_engine(file: Path, *, create: bool, writes: bool) -> Engine:
 
     engine = sa.create_engine("sqlite://", creator=connect, poolclass=NullPool)
 
-    # The driver begins no transaction by itself: one that writes has the lock from its first moment, and one that reads
-    # takes none.
+    # The driver does not begin transactions by itself: a transaction that writes takes the lock at its start, and one
+    # that reads takes none.
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -211,15 +212,15 @@ def _url(settings: SqlDatabase) -> sa.URL:
 
 
 def driver_fault(settings: SqlDatabase) -> tuple[str, str] | None:
-    """What is wrong with the way to a database that the URL names, and what would do."""
+    """What is wrong with the database or driver that the URL names, and what is expected."""
     try:
         dialect: type[Dialect] = _url(settings).get_dialect()
         if dialect.is_async:
-            return f"has the driver {dialect.driver}, whose calls are coroutines", "a driver without them"
+            return f"has the asynchronous driver {dialect.driver}", "a synchronous driver"
         dialect.import_dbapi()
     except exc.NoSuchModuleError:
         return (
-            f"is of a kind that SQLAlchemy does not know: {settings.url.partition(':')[0]}",
+            f"has a dialect that SQLAlchemy does not know: {settings.url.partition(':')[0]}",
             "a dialect of SQLAlchemy",
         )
     except ImportError as error:
@@ -250,18 +251,18 @@ def _means(error: BaseException) -> _Means:
 
 
 def is_of_a_record(error: BaseException) -> bool:
-    """Whether the database refuses what one of the records says."""
+    """Whether the database rejects the contents of a record."""
     return isinstance(error, FAILURES) and _means(error) is _Means.RECORD
 
 
 def is_a_lock(error: BaseException) -> bool:
-    """Whether another transaction holds what is wanted."""
+    """Whether another transaction holds a lock that this one needs."""
     cause = getattr(error, "orig", None)
     return bool(cause is not None and cause.args and cause.args[0] == 1205)
 
 
 def said(error: BaseException) -> str:
-    """What the database says, without the statement and its values."""
+    """The database's message, without the statement and its values."""
     cause = getattr(error, "orig", None) or error
     number = cause.args[0] if len(cause.args) > 1 else None
     text = str(cause.args[1]) if isinstance(number, int) else str(cause)
@@ -269,7 +270,7 @@ def said(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """What the database refuses, in words from a small set: `integrity error`."""
+    """The reason for a rejection, from a small set: `integrity error`."""
     cause = getattr(error, "orig", None) or error
     code = getattr(cause, "sqlite_errorname", None)
     if code is not None:
@@ -281,7 +282,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def error_of(error: BaseException, settings: SqlDatabase, where: str) -> MillstreamError:
-    """An error of ours for whatever went wrong."""
+    """The Millstream error for an error of the client."""
     place, text = f"{where}: {settings.shown}", said(error)
     if isinstance(error, TimeoutError):
         return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")

@@ -1,1 +1,1 @@
-"""A queue of Amazon SQS outside: how pipeline files name it, and the way to it."""
+"""An external Amazon SQS queue: how pipeline files name it, and the access to it."""

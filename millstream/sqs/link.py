@@ -1,7 +1,7 @@
-"""A lane's way to a queue of SQS, and what its errors mean to the lane.
+"""A lane's access to an SQS queue, and what its errors mean to the lane.
 
-Above it: connectors. Below it: aiobotocore. Every failure becomes an error of ours, by who must act: what passes by
-itself is `RetryLaterError`, so a service that is away or throttles is waited for.
+Above it: connectors. Below it: aiobotocore. Every failure becomes a Millstream error, by who must act: one that passes
+by itself becomes `RetryLaterError`, so the lane waits for a service that is away or throttles.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from millstream.spec.references import resolve
 from millstream.sqs.settings import SqsQueue
 
 FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError)
-"""All that goes wrong between a lane and its queue."""
+"""Exceptions of the client: everything that can go wrong between a lane and its queue."""
 BATCH = 10
-"""Messages of a request at most."""
+"""Maximum number of messages in a request."""
 _CONNECTIONS = 16
 _ABSENT = ("NonExistentQueue", "QueueDoesNotExist")
 _REFUSED = (
@@ -36,7 +36,7 @@ _REFUSED_STATUSES = (401, 403)
 
 
 class SqsLink:
-    """One client. Made by `open_link`; closed by `close`."""
+    """One client. Opened by `open_link`, closed by `close`."""
 
     def __init__(self, queue: SqsQueue, where: str, opened: Any, client: Any) -> None:
         self.queue = queue
@@ -45,7 +45,8 @@ class SqsLink:
         self._client = client
 
     async def ask(self, request: str, *, wait_s: float = 0.0, **arguments: Any) -> Mapping[str, Any]:
-        """One request about the queue. `wait_s`: how long the service may hold it back. Raises errors of ours."""
+        """Send one request about the queue. `wait_s`: how long the service may delay the answer. Raises Millstream
+        errors."""
         try:
             async with asyncio.timeout(self.queue.timeout_s + wait_s):
                 answer: Mapping[str, Any] = await getattr(self._client, request)(
@@ -60,7 +61,7 @@ class SqsLink:
 
 
 async def open_link(queue: SqsQueue, base_dir: Path, where: str) -> SqsLink:
-    """Raises `UserError` for credentials that cannot be looked up. Nothing is sent yet."""
+    """Raises `UserError` for credentials that are not available. Sends nothing yet."""
     given: dict[str, Any] = {}
     for name, value in (
         ("aws_access_key_id", queue.access_key),
@@ -69,7 +70,8 @@ async def open_link(queue: SqsQueue, base_dir: Path, where: str) -> SqsLink:
     ):
         if value is not None:
             given[name] = resolve(value, base_dir, f"{where}: {name} for {queue.address}")
-    # Long polls are held back, so the client's own limit is beyond ours; what is repeated is ours to decide.
+    # The service delays the answer to a long poll, so the client's timeout is longer than ours. The lane decides what
+    # to repeat.
     config = AioConfig(
         connect_timeout=queue.timeout_s,
         read_timeout=queue.timeout_s + 30,
@@ -84,7 +86,7 @@ async def open_link(queue: SqsQueue, base_dir: Path, where: str) -> SqsLink:
 
 @asynccontextmanager
 async def linked(queue: SqsQueue, base_dir: Path, where: str) -> AsyncIterator[SqsLink]:
-    """A client for a while."""
+    """A short-lived client."""
     link = await open_link(queue, base_dir, where)
     try:
         yield link
@@ -93,7 +95,7 @@ async def linked(queue: SqsQueue, base_dir: Path, where: str) -> AsyncIterator[S
 
 
 def error_of(error: BaseException, queue: SqsQueue, where: str) -> MillstreamError:
-    """An error of ours for whatever went wrong."""
+    """The Millstream error for an error of the client."""
     place = f"{where}: SQS at {queue.address}"
     said = str(error) or type(error).__name__
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
@@ -104,7 +106,7 @@ def error_of(error: BaseException, queue: SqsQueue, where: str) -> MillstreamErr
             return UserError(codes.TARGET_UNFIT, f"{place}: there is no queue {queue.queue_url}")
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500))
         if any(part in code for part in _REFUSED) or status in _REFUSED_STATUSES:
-            return UserError(codes.TARGET_REFUSES, f"{place} refuses it: {said}")
+            return UserError(codes.TARGET_REFUSES, f"{place} refuses the request: {said}")
         if 400 <= status < 429 and "Throttl" not in code and "Limit" not in code:
             return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
     if "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:

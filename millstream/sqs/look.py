@@ -1,4 +1,4 @@
-"""Whether a queue is there: `validate --online`."""
+"""Whether a queue exists, for `validate --online`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from millstream.sqs.settings import SqsQueue
 
 
 async def look(queue: SqsQueue, base_dir: Path) -> list[tuple[str, str]]:
-    """What does not fit, with what would. Raises errors of ours where the service is not reached, or refuses."""
+    """What does not fit the settings, with what is expected. Raises Millstream errors if the service cannot be reached
+    or refuses access."""
     async with linked(queue, base_dir, "validate --online") as link:
         try:
             await link.ask("get_queue_attributes", AttributeNames=["QueueArn"])
         except UserError as error:
             if "there is no queue" in str(error):
-                return [("there is no such queue", "one that is there")]
+                return [("there is no such queue", "an existing one")]
             raise
     return []

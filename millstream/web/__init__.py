@@ -1,1 +1,1 @@
-"""Servers outside that are reached over HTTP: how pipeline files name them, and the way to them."""
+"""External HTTP servers: how pipeline files name them, and the access to them."""

@@ -1,8 +1,8 @@
-"""A lane's way to a server that is reached over HTTP, and what its answers mean to the lane.
+"""A lane's access to an HTTP server, and what its answers mean to the lane.
 
-Above it: connectors. Below it: aiohttp. Every failure becomes an error of ours, by who must act: what passes by itself
-is `RetryLaterError`. Redirects are not followed, since headers with secrets would follow them. Messages and stack
-traces show host and port only: the URL and the bodies of answers may hold secrets.
+Above it: connectors. Below it: aiohttp. Every failure becomes a Millstream error, by who must act: one that passes by
+itself becomes `RetryLaterError`. Redirects are not followed, because they would send headers with secrets elsewhere.
+Messages and stack traces show host and port only: the URL and the bodies of answers may hold secrets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from millstream.web.settings import WebServer, is_url
 from millstream.wire.client_tls import context_of
 
 PASSING = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that pass by themselves. 409 is what a server says that is still busy with the same request."""
+"""Statuses below 500 that pass by themselves. A server answers 409 while it is still processing the same request."""
 NOT_A_HEADER_NAME = re.compile(r"[^A-Za-z0-9!#$%&'*+.^_`|~-]|^$")
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _REFUSED = (401, 403, 407)
@@ -49,7 +49,7 @@ _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
 class AskedToWaitError(RetryLaterError):
-    """The server has said for how long it wants to be left alone."""
+    """The server has asked for a pause, with its length."""
 
     def __init__(self, message: str, delay_s: float) -> None:
         super().__init__(codes.TARGET_AWAY, message)
@@ -57,7 +57,7 @@ class AskedToWaitError(RetryLaterError):
 
 
 class _RedirectedError(ClientError):
-    """A request of a kind that follows redirects would follow one."""
+    """A client that always follows redirects was about to follow one."""
 
     def __init__(self, status: int, headers: Mapping[str, str]) -> None:
         super().__init__(f"redirected with status {status}")
@@ -70,7 +70,7 @@ async def _refuse(session: ClientSession, context: object, parameters: TraceRequ
 
 
 def _no_redirects() -> TraceConfig:
-    """For the handshake of a WebSocket, which has no other way to leave them."""
+    """For the handshake of a WebSocket, which has no other way to refuse redirects."""
     tracing = TraceConfig()
     tracing.on_request_redirect.append(_refuse)
     return tracing
@@ -78,12 +78,12 @@ def _no_redirects() -> TraceConfig:
 
 @dataclass(frozen=True, slots=True)
 class WebLink:
-    """A session, and what it asks."""
+    """A session, and the URL it requests."""
 
     session: ClientSession
     url: str
     where: str
-    """Whose it is, for messages."""
+    """The session's owner, for messages."""
     secrets: Collection[str] = ()
     """Values that the settings refer to, in each form in which an answer may repeat them."""
 
@@ -99,42 +99,42 @@ class WebLink:
         return f"the server at {place_of(self.url)}"
 
     def away(self, what: str) -> RetryLaterError:
-        """What passes by itself."""
+        """The error for a failure that passes by itself."""
         return RetryLaterError(codes.TARGET_AWAY, f"{self.where}: {self.place} {what}")
 
     def unfit(self, what: str) -> UserError:
-        """What the user has to change: settings, or the server."""
+        """The error for a failure that the user has to fix, in the settings or on the server."""
         return UserError(codes.TARGET_UNFIT, f"{self.where}: {self.place} {what}")
 
     def refused(self, status: int, headers: Mapping[str, str]) -> MillstreamError:
-        """What a status means that is not the one hoped for."""
+        """The error for an unexpected status."""
         if status in _REFUSED:
-            what = f"{self.where}: {self.place} refuses with status {status}: see `auth` and `headers`"
+            what = f"{self.where}: {self.place} refuses the request with status {status}: check `auth` and `headers`"
             return UserError(codes.TARGET_REFUSES, what)
         if status >= 500 or status in PASSING:
             what = f"{self.where}: {self.place} answers with status {status}"
             return AskedToWaitError(what, retry_after_s(headers, datetime.now(UTC)))
         if 300 <= status < 400:
             return self.unfit(
-                f"answers with status {status} and leads to {_origin_text(headers.get('Location', ''))}; redirects are "
-                "not followed. Set `url` to where it leads"
+                f"answers with status {status} and redirects to {_origin_text(headers.get('Location', ''))}; redirects "
+                "are not followed. Set `url` to the target of the redirect"
             )
-        return self.unfit(f"answers with status {status}; see `url`")
+        return self.unfit(f"answers with status {status}; check `url`")
 
 
 @contextmanager
 def translated(link: WebLink) -> Iterator[None]:
-    """Makes every failure of a request an error of ours."""
+    """Converts every failure of a request to a Millstream error."""
     try:
         yield
     except (ClientConnectorCertificateError, ClientConnectorSSLError, ssl.SSLError) as error:
-        what = f"{link.where}: no encrypted connection to {link.place}: {error}; see `tls`"
+        what = f"{link.where}: no encrypted connection to {link.place}: {error}; check `tls`"
         raise UserError(codes.TARGET_REFUSES, what) from error
     except _RedirectedError as error:
         raise link.refused(error.status, error.headers) from error
     except InvalidURL:
         # Its text is the URL, which a stack trace would show.
-        raise link.unfit("has an address that cannot be used; see `url`") from None
+        raise link.unfit("has an address that cannot be used; check `url`") from None
     except TimeoutError as error:
         raise link.away("does not answer in time") from error
     except ClientResponseError as error:
@@ -155,15 +155,15 @@ def said(error: ClientError | OSError) -> str:
 
 @asynccontextmanager
 async def linked(settings: WebServer, base_dir: Path, where: str, schemes: Collection[str]) -> AsyncIterator[WebLink]:
-    """A session with all that the settings refer to looked up. Nothing is asked yet.
+    """A session with all references in the settings resolved. Sends nothing yet.
 
-    Raises `UserError` for what is missing or cannot be sent.
+    Raises `UserError` for values that are missing or cannot be sent.
     """
     url = resolve(settings.url, base_dir, f"{where}: url")
     if not is_url(url, schemes):
-        # It may hold a secret, so it is not shown.
+        # The URL may contain a secret, so it is not shown.
         raise UserError(
-            codes.WEB_SETTINGS, f"{where}: what `url` refers to is not a URL that can be used ({schemes_text(schemes)})"
+            codes.WEB_SETTINGS, f"{where}: the value that `url` refers to is not a usable URL ({schemes_text(schemes)})"
         )
     headers = headers_of(settings, base_dir, where)
     encrypted = urlsplit(url).scheme in ("https", "wss")
@@ -196,13 +196,13 @@ def _secrets_of(settings: WebServer, base_dir: Path, url: str, headers: Mapping[
 
 
 def schemes_text(schemes: Collection[str]) -> str:
-    """How a URL looks, for messages."""
+    """The form of URLs, for messages."""
     plain, encrypted = schemes
     return f"{plain}://host:port/path or {encrypted}://…"
 
 
 def headers_of(settings: WebServer, base_dir: Path, where: str) -> dict[str, str]:
-    """Headers of every request, those of `auth` among them. Raises `UserError`."""
+    """Headers of every request, including those from `auth`. Raises `UserError`."""
     headers = {
         name: resolve(value, base_dir, f"{where}: the header {name!r}") for name, value in settings.headers.items()
     }
@@ -219,9 +219,9 @@ def headers_of(settings: WebServer, base_dir: Path, where: str) -> dict[str, str
 
 
 def check_header(name: str, value: str, where: str) -> None:
-    """Raises `UserError` for one that cannot be sent."""
+    """Raises `UserError` for a header that cannot be sent."""
     if NOT_A_HEADER_NAME.search(name) is not None:
-        what = f"{where}: the header {name!r} cannot be sent: that is not a header's name"
+        what = f"{where}: the header {name!r} cannot be sent: this is not a valid header name"
         raise UserError(codes.WEB_SETTINGS, what)
     if CONTROL.search(value) is not None:
         what = f"{where}: the header {name!r} cannot be sent: its value has a line break or another control character"
@@ -229,7 +229,8 @@ def check_header(name: str, value: str, where: str) -> None:
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float:
-    """Seconds the server asks to be left alone: a number or a date; 0 when it does not, or says nothing sensible."""
+    """Seconds for which the server asks to pause, from a number or a date; 0 if it does not ask, or the value is
+    invalid."""
     text = headers.get("Retry-After", "").strip()
     if text.isdecimal():
         return min(float(text), DELAY_MAX_S)

@@ -7,7 +7,7 @@ import (
 	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
 )
 
-// Call says where records come from. All records of a call share it.
+// Call describes the origin of records. All records of a call share it.
 type Call struct {
 	Pipeline, Vertex string
 	// The input partition, for example "in-map.0".
@@ -15,7 +15,7 @@ type Call struct {
 	Replica int
 	// 0 for the first attempt at these records; then how often the function failed on one of them or asked for it again.
 	Attempt int
-	// No record older than this will follow (late data excepted). Zero if the function gets none.
+	// No record older than this will follow, except late data. Zero if the function gets no watermark.
 	Watermark time.Time
 	// W3C trace context of the mesh's span around this call; empty when it is not sampled.
 	Traceparent string
@@ -23,7 +23,7 @@ type Call struct {
 
 type callKey struct{}
 
-// CallFrom gives the call that a function's context belongs to.
+// CallFrom returns the call to which a function's context belongs.
 func CallFrom(ctx context.Context) Call {
 	call, _ := ctx.Value(callKey{}).(Call)
 	return call

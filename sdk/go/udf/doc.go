@@ -10,9 +10,10 @@
 // function: [NewMap], [NewSourceTransform], [NewReduce], [NewSink], [NewPositionSink], [NewSinkFunc] and
 // [NewSource]. Package udftest runs them without a pipeline.
 //
-// An error is the outcome of the record it was returned for and of no other. The same goes for a panic. [Retry], [DeadLetter], [Drop]
-// and [Fallback] are errors that say what is to become of the record; after any other the vertex's retry strategy decides.
+// An error is the outcome of the record it was returned for and of no other. The same goes for a panic. [Retry],
+// [DeadLetter], [Drop] and [Fallback] are errors that decide what happens to the record; after any other error, the
+// vertex's retry strategy decides.
 //
-// The lanes of a vertex share the process, so a function is called by several goroutines at once. Sinks and sources have
-// an instance for each lane, whose methods are called one after the other.
+// The lanes of a vertex share the process, so several goroutines call a function concurrently. Sinks and sources have
+// an instance for each lane, whose methods are called sequentially.
 package udf

@@ -11,12 +11,12 @@ import (
 
 const (
 	reasonBytesMax = 1000
-	// Of one stack trace, and of all in an answer: failures beyond it come without theirs.
+	// Maximum bytes of one stack trace, and of all in an answer: further failures have no trace.
 	detailBytesMax  = 16 << 10
 	detailsBytesMax = 1 << 20
 )
 
-// panicked is what a function panicked with.
+// panicked is the value with which a function panicked.
 type panicked struct {
 	value any
 	stack string
@@ -24,7 +24,7 @@ type panicked struct {
 
 func (p *panicked) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 
-// guard makes a panic an error.
+// guard converts a panic to an error.
 func guard(call func() error) (err error) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -34,15 +34,15 @@ func guard(call func() error) (err error) {
 	return call()
 }
 
-// each calls call for 0 to len(failures)-1 and notes what it gave. A panic is the failure of its own index.
+// each calls call for 0 to len(failures)-1 and stores the results. A panic is the failure of its own index only.
 func each(failures []error, call func(i int) error) {
 	for next := 0; next < len(failures); {
 		next = some(failures, next, call)
 	}
 }
 
-// some goes on until the end or the first panic, and gives the index to go on from: to guard every call costs as much as
-// a short function takes.
+// some continues until the end or the first panic, and returns the index to continue from: guarding every call would
+// cost as much as a short function.
 func some(failures []error, next int, call func(i int) error) (after int) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -56,7 +56,7 @@ func some(failures []error, next int, call func(i int) error) (after int) {
 	return next
 }
 
-// told gives what went wrong on one line, and all there is to say about it where that is more.
+// told returns the error on one line, and the full text if there is more.
 func told(err error) (reason, detail string) {
 	text := valid(strings.TrimSpace(err.Error()))
 	reason, _, several := strings.Cut(text, "\n")
@@ -74,7 +74,7 @@ func told(err error) (reason, detail string) {
 	return reason, clip(detail, detailBytesMax)
 }
 
-// wholeCall is the error of a call as a whole: the message first.
+// wholeCall formats the error of a call as a whole, with the message first.
 func wholeCall(err error) string {
 	reason, detail := told(err)
 	if detail == "" {
@@ -83,7 +83,7 @@ func wholeCall(err error) string {
 	return reason + "\n" + detail
 }
 
-// clip cuts a text that is too long, between two characters.
+// clip truncates a text that is too long, between two characters.
 func clip(text string, most int) string {
 	if len(text) <= most {
 		return text
@@ -91,10 +91,10 @@ func clip(text string, most int) string {
 	return strings.ToValidUTF8(text[:most], "") + "..."
 }
 
-// valid replaces what is not UTF-8, which a protobuf string cannot hold.
+// valid replaces bytes that are not UTF-8, which a protobuf string cannot contain.
 func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
-// outcomes collects what became of the records of a call that were not simply processed.
+// outcomes collects the outcomes of the records of a call that were not processed normally.
 type outcomes struct {
 	sink    bool
 	details int
@@ -123,7 +123,7 @@ func (o *outcomes) add(index int, err error) {
 		outcome.Result, outcome.Code = udfv1.Outcome_RESULT_ERROR, codeOf(err)
 	}
 	if outcome.Result != udfv1.Outcome_RESULT_ERROR && err.Error() == "" {
-		// Its own affair to give no reason.
+		// The function may omit the reason.
 		o.items = append(o.items, outcome)
 		return
 	}
@@ -134,7 +134,7 @@ func (o *outcomes) add(index int, err error) {
 	o.items = append(o.items, outcome)
 }
 
-// gone: the stream has ended, and no call waits for what its records give.
+// gone: the stream has ended, and no call waits for the results of its records.
 func gone(done <-chan struct{}) bool {
 	select {
 	case <-done:

@@ -11,8 +11,8 @@ import (
 	"github.com/millstream/millstream/sdk/go/internal/wire/framev1"
 )
 
-// recordsOf reads a frame. Ids are prefix and the index from first on, unless the frame has its own. The records are put
-// into `into` where it has room for them; what they refer to is the frame's memory, or new.
+// recordsOf reads a frame. Ids are prefix and the index from first on, unless the frame has its own. The records are
+// stored in `into` if they fit; they refer to the frame's memory, or to new memory.
 func recordsOf(frame *framev1.Frame, prefix string, first uint32, into []Record) (records []Record, err error) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -22,7 +22,7 @@ func recordsOf(frame *framev1.Frame, prefix string, first uint32, into []Record)
 	offsets, data, times := frame.GetValues().GetOffsets(), frame.GetValues().GetData(), frame.GetEventTimesUs()
 	records = slices.Grow(into[:0], max(0, len(offsets)-1))[:max(0, len(offsets)-1)]
 	for i := range records {
-		// Appending to one value must not write into the next.
+		// Appending to a value must not overwrite the next.
 		value := data[offsets[i]:offsets[i+1]:offsets[i+1]]
 		records[i] = Record{Value: value, EventTime: time.UnixMicro(times[i]).UTC()}
 	}
@@ -46,7 +46,7 @@ func recordsOf(frame *framev1.Frame, prefix string, first uint32, into []Record)
 	return records, nil
 }
 
-// frameOf packs the records of a source. There is at least one.
+// frameOf packs the records of a source, at least one.
 func frameOf(records []Record) *framev1.Frame {
 	frame := &framev1.Frame{Info: &framev1.FrameInfo{Records: uint32(len(records))}}
 	values, times := make([][]byte, len(records)), make([]int64, len(records))
@@ -81,7 +81,7 @@ func frameOf(records []Record) *framev1.Frame {
 	return frame
 }
 
-// number gives each record its place as id. They share one string: that is a tenth of the time.
+// number sets each record's id from its index. The ids share one string, which takes a tenth of the time.
 func number(records []Record, prefix string, first uint32) {
 	last := uint64(first) + uint64(len(records))
 	var text strings.Builder
@@ -92,7 +92,7 @@ func number(records []Record, prefix string, first uint32) {
 		digits = strconv.AppendUint(digits[:0], uint64(first)+uint64(i), 10)
 		text.WriteString(prefix)
 		text.Write(digits)
-		// What is written stays where it is: there is room for all.
+		// The buffer does not move, because it has space for all ids.
 		records[i].ID = text.String()[begin:]
 	}
 }

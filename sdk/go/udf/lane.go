@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// lane runs the records of one stream, as many at once as it may, over all calls.
+// lane processes the records of one stream, with the configured concurrency across all calls.
 type lane struct {
 	mutex   sync.Mutex
 	pending []*job
@@ -38,8 +38,8 @@ func (l *lane) begin(records int, run func(index int), done func()) {
 	}
 }
 
-// each calls call for each record of a call, and notes what it gave in failures; then done. Where one record is worked on at
-// a time a call is one piece of work: the lock would cost more than a short function does.
+// each calls call for each record of a call, and stores the results in failures; then it calls done. Without
+// concurrency, a call is one piece of work, because the lock would cost more than a short function.
 func (l *lane) each(failures []error, call func(index int) error, done func()) {
 	if l.most == 1 {
 		l.begin(1, func(int) { each(failures, call) }, done)
@@ -48,7 +48,7 @@ func (l *lane) each(failures []error, call func(index int) error, done func()) {
 	l.begin(len(failures), func(i int) { failures[i] = guard(func() error { return call(i) }) }, done)
 }
 
-// work takes one record after the other, of the oldest call first, until there is none.
+// work processes records one by one, those of the oldest call first, until there are none.
 func (l *lane) work() {
 	for {
 		l.mutex.Lock()
@@ -72,7 +72,7 @@ func (l *lane) work() {
 	}
 }
 
-// held bounds the calls and bytes of a stream that have no answer yet.
+// held bounds the unanswered calls of a stream, and their bytes.
 type held struct {
 	mutex        sync.Mutex
 	freed        sync.Cond
@@ -86,7 +86,7 @@ func newHeld(callsMax int) *held {
 	return h
 }
 
-// acquire waits for room. A call larger than all room is let in alone.
+// acquire waits for space. A call larger than the whole space is admitted alone.
 func (h *held) acquire(size int) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
@@ -105,7 +105,7 @@ func (h *held) release(size int) {
 	h.freed.Broadcast()
 }
 
-// wait returns when every call has its answer.
+// wait returns when every call is answered.
 func (h *held) wait() {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()

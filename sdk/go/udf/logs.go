@@ -12,12 +12,13 @@ import (
 
 const (
 	logLevelVariable = "MILLSTREAM_LOG_LEVEL"
-	// Millstream takes lines of up to 64 KiB; what is longer than this is cut, so that a few such values fit one line.
+	// Millstream accepts lines of up to 64 KiB. Longer values are truncated, so that several fit into one line.
 	logTextBytesMax = 16 << 10
 )
 
-// NewLogHandler writes log records to w in the form that Millstream reads level and fields from, one line each. A record
-// that is logged with a function's context (slog.InfoContext and the like) has lane, attempt and trace id of its call.
+// NewLogHandler writes log records to w, one line each, in the form from which Millstream reads level and fields. A
+// record that is logged with a function's context (slog.InfoContext and similar functions) has the lane, attempt and
+// trace id of its call.
 //
 // Serve makes it the default of log/slog, and so of package log, unless the program has set another.
 func NewLogHandler(w io.Writer, level slog.Leveler) slog.Handler {
@@ -26,7 +27,7 @@ func NewLogHandler(w io.Writer, level slog.Leveler) slog.Handler {
 	return &logHandler{base: base, whole: base}
 }
 
-// logHandler keeps how it was derived: the fields of a call stand beside the message, whatever group is open.
+// logHandler keeps how it was derived: the fields of a call are at the top level, whatever group is open.
 type logHandler struct {
 	base    slog.Handler
 	derived []func(slog.Handler) slog.Handler
@@ -58,7 +59,7 @@ func (h *logHandler) WithGroup(name string) slog.Handler {
 }
 
 func (h *logHandler) derive(how func(slog.Handler) slog.Handler) slog.Handler {
-	// A full slice expression: two handlers derived from one must not share what they append.
+	// A full slice expression: two handlers that are derived from one must not share appended values.
 	return &logHandler{base: h.base, derived: append(h.derived[:len(h.derived):len(h.derived)], how), whole: how(h.whole)}
 }
 
@@ -76,7 +77,7 @@ func callFields(call Call) []slog.Attr {
 	return fields
 }
 
-// inLine names and writes the members of a line as docs/udf-protocol.md has them.
+// inLine names and formats the members of a line as docs/udf-protocol.md specifies.
 func inLine(groups []string, attr slog.Attr) slog.Attr {
 	if len(groups) == 0 {
 		switch attr.Key {
@@ -117,7 +118,7 @@ func levelName(level slog.Level) string {
 
 var goLogger = slog.Default()
 
-// logInLines has slog write lines that Millstream reads, where it has started the program.
+// logInLines makes slog write lines that Millstream reads, if Millstream has started the program.
 func logInLines() {
 	text := os.Getenv(logLevelVariable)
 	if text == "" || slog.Default() != goLogger {

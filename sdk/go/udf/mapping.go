@@ -35,9 +35,9 @@ func (s *service) Map(stream mapStream) error {
 	})
 }
 
-// mapWork is what it takes to work on one call. It is used again, since making a megabyte for each frame keeps the garbage
-// collector busy. So nothing in it may be referred to by what a function is given: that gets copies of records, whose
-// values, keys and headers lie in the frame's own memory.
+// mapWork is the working memory for one call. It is reused, because allocating a megabyte for each frame keeps the
+// garbage collector busy. So a function must not get references into it: it gets copies of records, whose values, keys
+// and headers are in the frame's own memory.
 type mapWork struct {
 	records  []Record
 	results  [][]Message
@@ -47,12 +47,12 @@ type mapWork struct {
 
 var mapWorks = sync.Pool{New: func() any { return &mapWork{} }}
 
-// sized gives a slice of n zeros, the given one where it has room. What is behind its end is zero.
+// sized returns a slice of n zeros, reusing the given one if it is large enough. The rest of its capacity is zero.
 func sized[Item any](given []Item, n int) []Item {
 	return slices.Grow(given[:0], n)[:n]
 }
 
-// free lets go of what it refers to and gives it back.
+// free clears its references and returns it to the pool.
 func (w *mapWork) free() {
 	clear(w.records)
 	clear(w.results)
@@ -123,10 +123,10 @@ func (w *mapWork) answer(id uint64) *udfv1.MapAnswer {
 		CallId: id, Records: uint32(len(w.out)), Values: packed.values, Keys: packed.keys, Tags: packed.tags,
 		Headers: packed.headers, EventTimesUs: packed.eventTimesUs, Parents: parents, Outcomes: outcomes.items,
 	}
-	// With room for the envelope.
+	// With space for the envelope.
 	if size := proto.Size(answer) + 64; size > messageBytesMax {
 		return &udfv1.MapAnswer{CallId: id, Error: fmt.Sprintf("the outputs of one call came to %d bytes, larger than the "+
-			"protocol's limit of %d. Give smaller or fewer outputs per record", size, messageBytesMax)}
+			"protocol's limit of %d. Return smaller or fewer outputs per record", size, messageBytesMax)}
 	}
 	return answer
 }

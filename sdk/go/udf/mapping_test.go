@@ -12,7 +12,7 @@ import (
 	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
 )
 
-// Of a frame that comes in and the answer that goes out, without gRPC: the time is that of 4,096 records of 100 bytes.
+// From an incoming frame to the outgoing answer, without gRPC: the time is for 4,096 records of 100 bytes.
 func BenchmarkMap(b *testing.B) {
 	records := make([]Record, 4096)
 	for i := range records {
@@ -43,7 +43,8 @@ func BenchmarkMap(b *testing.B) {
 	}
 }
 
-// What one call leaves behind is used for the next: nothing of it may show there, and what a function kept stays.
+// The memory of one call is reused for the next: it must not appear there, and records that a function kept must not
+// change.
 func TestCallsThatUseTheSameRoomDoNotSeeEachOther(t *testing.T) {
 	var kept []Record
 	service := &service{function: NewMap(func(_ context.Context, record Record) ([]Message, error) {

@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// misfitCode is MS-3005 of Millstream's catalogue of errors: a record does not fit the type that its function takes.
+// misfitCode is MS-3005 of Millstream's catalogue of errors: a record does not fit the type that its function accepts.
 const misfitCode = 3005
 
-// Misfit is an error about a record that does not fit what the function takes. Another attempt would not help, so none
-// is made: what becomes of the record is what the vertex's retry strategy says of a failure (`onFailure`), with the code
-// MS-3005. In a reduce function it is about the group.
+// Misfit is an error about a record that does not fit the type that the function accepts. A retry would not help, so
+// there is none: `onFailure` of the vertex's retry strategy decides, with the code MS-3005. In a reduce function it
+// applies to the group.
 type Misfit struct{ Reason string }
 
 func (m Misfit) Error() string { return m.Reason }
 
-// FromJSON decodes a value with encoding/json. Its error is a Misfit that names the type and the field. Fields that are
-// missing keep their zero values, and further ones are left out, as encoding/json does it.
+// FromJSON decodes a value with encoding/json. Its error is a Misfit that names the type and the field. Missing fields
+// keep their zero values, and unknown ones are ignored, as usual in encoding/json.
 func FromJSON[T any](value []byte) (T, error) {
 	var decoded T
 	err := json.Unmarshal(value, &decoded)
@@ -46,11 +46,11 @@ func FromJSON[T any](value []byte) (T, error) {
 	if errors.As(err, &syntax) {
 		return zero, Misfit{fmt.Sprintf("the value does not fit %s: it is not JSON, at byte %d of %d", owner, syntax.Offset, len(value))}
 	}
-	// From an UnmarshalJSON or UnmarshalText of the user's own.
+	// From a user's UnmarshalJSON or UnmarshalText.
 	return zero, Misfit{fmt.Sprintf("the value does not fit %s: %s", owner, err)}
 }
 
-// codeOf is the number of an error in Millstream's catalogue; 0 when it is none of its own.
+// codeOf is the number of an error in Millstream's catalogue; 0 if it is not in the catalogue.
 func codeOf(err error) uint32 {
 	var misfit Misfit
 	if errors.As(err, &misfit) {

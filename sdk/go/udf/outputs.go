@@ -9,7 +9,7 @@ import (
 	"github.com/millstream/millstream/sdk/go/internal/wire/framev1"
 )
 
-// packed are the columns of an answer. A column that no message needs is nil: absent, its outputs inherit.
+// packed are the columns of an answer. A column that no message needs is nil: it is absent, and its outputs inherit.
 type packed struct {
 	values       *framev1.BytesColumn
 	keys, tags   *framev1.ListColumn
@@ -17,7 +17,7 @@ type packed struct {
 	eventTimesUs []int64
 }
 
-// pack makes columns of messages; parent gives the record that message i inherits from.
+// pack converts messages to columns; parent returns the record from which message i inherits.
 func pack(messages []*Message, parent func(i int) *Record) packed {
 	var some struct{ keys, tags, headers, times bool }
 	for _, message := range messages {
@@ -65,7 +65,7 @@ func pack(messages []*Message, parent func(i int) *Record) packed {
 	return out
 }
 
-// fault says why messages cannot be sent.
+// fault reports why messages cannot be sent.
 func fault(messages []Message, timesAllowed bool) error {
 	for i := range messages {
 		message := &messages[i]

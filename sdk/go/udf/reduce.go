@@ -12,7 +12,7 @@ import (
 	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
 )
 
-// Results leave when they have come to so many bytes.
+// Results are sent when they reach this many bytes.
 const answerBytes = 1 << 20
 
 type reduceStream = grpc.BidiStreamingServer[udfv1.ReduceRequest, udfv1.ReduceResponse]
@@ -41,14 +41,14 @@ func (s *service) Reduce(stream reduceStream) error {
 			return err
 		}
 	}
-	// What was answered in the part that broke off, if anything.
+	// Results before the failure, if there are any.
 	if err := groups.send(); err != nil {
 		return err
 	}
 	return groups.err
 }
 
-// reduced gives the results of a group. A panic is the failure of its own group.
+// reduced returns the results of a group. A panic is the failure of its own group only.
 func (s *service) reduced(ctx context.Context, group Group, records iter.Seq[Record]) (messages []Message, err error) {
 	err = guard(func() (err error) {
 		if messages, err = s.function.reduce(ctx, group, records); err != nil {
@@ -59,7 +59,7 @@ func (s *service) reduced(ctx context.Context, group Group, records iter.Seq[Rec
 	return messages, err
 }
 
-// groups cuts the parts of a stream into groups and collects what they give.
+// groups splits the parts of a stream into groups and collects their results.
 type groups struct {
 	stream reduceStream
 	parts  <-chan received[udfv1.ReduceRequest]
@@ -70,18 +70,18 @@ type groups struct {
 
 	answer *udfv1.ReduceAnswer
 	out    []*Message
-	owners []Group // of each of out
+	owners []Group // the group of each of out
 	bytes  int
 
-	begun      []*udfv1.Group // of the part, not yet begun
-	counts     []uint32       // of the part, of what is not yet read
-	unfinished bool           // the last of counts goes on in the next part
-	inGroup    bool           // counts[0] is of the group that is being read
+	begun      []*udfv1.Group // groups of the part that have not begun
+	counts     []uint32       // counts of the part that are not read yet
+	unfinished bool           // the last of counts continues in the next part
+	inGroup    bool           // counts[0] belongs to the group that is being read
 	keyed      bool           // whether the records of the part have keys of their own
-	unread     []Record       // of the part, not yet read
+	unread     []Record       // records of the part that are not read yet
 }
 
-// advance goes to the next group; false at the end of the stream.
+// advance moves to the next group; false at the end of the stream.
 func (g *groups) advance() bool {
 	for len(g.counts) == 0 {
 		if !g.pull() {
@@ -97,7 +97,7 @@ func (g *groups) advance() bool {
 	return true
 }
 
-// pull takes the next part; false at the end of the stream, or when this process is asked to stop.
+// pull reads the next part; false at the end of the stream, or if this process is asked to stop.
 func (g *groups) pull() bool {
 	var next received[udfv1.ReduceRequest]
 	select {
@@ -108,7 +108,7 @@ func (g *groups) pull() bool {
 		}
 		next = received
 	case <-g.drain:
-		// Groups that are not answered are sent again to the next process.
+		// Unanswered groups are sent again to the next process.
 		return false
 	}
 	part := next.request.GetPart()
@@ -134,7 +134,7 @@ func (g *groups) pull() bool {
 	return true
 }
 
-// records are those of the group, and are read once.
+// records returns the records of the group, which can be read once.
 func (g *groups) records(yield func(Record) bool) {
 	for g.inGroup {
 		for g.counts[0] > 0 {
@@ -159,14 +159,14 @@ func (g *groups) records(yield func(Record) bool) {
 	}
 }
 
-// skip reads what the function has left of its group.
+// skip reads the records of its group that the function has not read.
 func (g *groups) skip() {
 	for range g.records {
 	}
 }
 
-// add takes the results of the group, and sends what there is when that is enough for an answer, or when the next group
-// is in a part that may take a while to come.
+// add collects the results of the group, and sends an answer when it is large enough, or when the next group is in a
+// part that may not arrive soon.
 func (g *groups) add(messages []Message, err error) error {
 	g.answer.Counts = append(g.answer.Counts, 0)
 	if err != nil {
@@ -177,7 +177,7 @@ func (g *groups) add(messages []Message, err error) error {
 	}
 	for i := range messages {
 		if g.bytes >= answerBytes {
-			// The group goes on in the next answer.
+			// The group continues in the next answer.
 			g.answer.Unfinished = true
 			if err := g.send(); err != nil {
 				return err
@@ -186,7 +186,7 @@ func (g *groups) add(messages []Message, err error) error {
 		}
 		g.answer.Counts[len(g.answer.Counts)-1]++
 		g.out, g.owners = append(g.out, &messages[i]), append(g.owners, g.group)
-		// The offsets take room too: an answer of empty results has an end.
+		// The offsets take space, too, so an answer with empty results is also bounded.
 		g.bytes += len(messages[i].Value) + 8
 	}
 	if g.bytes >= answerBytes || len(g.counts) == 0 {

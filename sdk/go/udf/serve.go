@@ -20,31 +20,31 @@ const (
 	socketVariable      = "MILLSTREAM_UDF_SOCKET"
 	concurrencyVariable = "MILLSTREAM_UDF_CONCURRENCY"
 	messageBytesMax     = 64 << 20
-	// A few frames, so that the next one is here when a call is answered.
+	// A few frames, so that the next one has arrived when a call is answered.
 	windowBytes = 4 << 20
 )
 
-// hopeless is an error that another start of the same program would meet again.
+// hopeless is an error that a restart of the same program would not fix.
 type hopeless struct{ error }
 
 func (h hopeless) Unwrap() error { return h.error }
 
-// heapFloorBytes is the size of a block that is never touched, and so takes no memory. The garbage collector counts it as
-// live: a function that keeps little would else be collected every other frame, for half of its time. With it up to as
-// much garbage lies about.
+// heapFloorBytes is the size of a block that is never touched, so it takes no memory. The garbage collector counts it
+// as live. Otherwise a function with little memory would be collected every other frame, for half of its time. With the
+// block, up to the same amount of garbage may accumulate.
 const heapFloorBytes = 32 << 20
 
 var heapFloor []byte
 
-// raiseHeapFloor leaves the collector to the environment where that says anything about it.
+// raiseHeapFloor does nothing if the environment configures the garbage collector.
 var raiseHeapFloor = sync.OnceFunc(func() {
 	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
 		heapFloor = make([]byte, heapFloorBytes)
 	}
 })
 
-// Main serves function until SIGTERM, finishes what it holds, and ends the process: with 0, with 2 where another start
-// cannot help, else with 1.
+// Main serves function until SIGTERM, finishes the calls that it has, and ends the process: with 0, with 2 if a restart
+// cannot help, otherwise with 1.
 func Main(function *Function) {
 	err := Serve(context.Background(), function)
 	if err != nil {
@@ -53,7 +53,7 @@ func Main(function *Function) {
 	os.Exit(ExitCode(err))
 }
 
-// ExitCode is what a program ends with after Serve, for those that do not use Main.
+// ExitCode is the exit code for the result of Serve, for programs that do not use Main.
 func ExitCode(err error) int {
 	switch {
 	case err == nil:
@@ -64,8 +64,8 @@ func ExitCode(err error) int {
 	return 1
 }
 
-// Serve serves function at the socket that the environment names, until ctx ends or SIGTERM or SIGINT comes; then it
-// finishes what it holds.
+// Serve serves function at the socket that the environment names, until ctx ends or SIGTERM or SIGINT arrives; then it
+// finishes the calls that it has.
 func Serve(ctx context.Context, function *Function) error {
 	path := os.Getenv(socketVariable)
 	if path == "" {
@@ -92,7 +92,7 @@ func Serve(ctx context.Context, function *Function) error {
 	return ServeListener(ctx, listener, function)
 }
 
-// ServeListener serves function at a listener, which it closes, until ctx ends; then it finishes what it holds.
+// ServeListener serves function at a listener, which it closes, until ctx ends; then it finishes the calls that it has.
 func ServeListener(ctx context.Context, listener net.Listener, function *Function) error {
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax),
 		grpc.InitialWindowSize(windowBytes), grpc.InitialConnWindowSize(windowBytes),
@@ -114,7 +114,7 @@ func ServeListener(ctx context.Context, listener net.Listener, function *Functio
 	return err
 }
 
-// listen takes the socket. The file of a socket without a listener, as a killed process leaves it, is replaced.
+// listen opens the socket. It replaces the file of a socket without a listener, which a killed process leaves.
 func listen(path string) (net.Listener, error) {
 	listener, err := net.Listen("unix", path)
 	if errors.Is(err, syscall.EADDRINUSE) {

@@ -16,9 +16,9 @@ import (
 
 const (
 	protocolVersion = 1
-	// Calls held at a time where records are worked on one after the other: there is always a next one.
+	// Calls held at a time if records are processed sequentially, so that the next one is always there.
 	callsMaxPlain = 16
-	// Where many are worked on at once: calls may be as small as one record.
+	// Calls held at a time if records are processed concurrently: calls may be as small as one record.
 	callsMaxConcurrent = 1024
 )
 
@@ -33,7 +33,7 @@ var kindNames = map[udfv1.Kind]string{
 type service struct {
 	udfv1.UnimplementedUdfServer
 	function *Function
-	// Closed when streams are to end.
+	// Closed when streams have to end.
 	drain <-chan struct{}
 }
 
@@ -52,8 +52,8 @@ func (s *service) callsMax() int {
 	return min(max(callsMaxPlain, s.function.concurrency), callsMaxConcurrent)
 }
 
-// check says whether the client's first message fits. An error of these codes stops the pipeline with its message: the
-// same would happen on the next stream.
+// check checks the client's first message. An error with one of these codes stops the pipeline with its message,
+// because the next stream would fail in the same way.
 func (s *service) check(hello *udfv1.Hello, kinds ...udfv1.Kind) error {
 	if hello == nil || hello.ProtocolVersion == 0 {
 		return status.Error(codes.InvalidArgument, "the first message of a stream must be Hello")
@@ -81,7 +81,7 @@ type received[Request any] struct {
 	err     error
 }
 
-// receive reads a stream ahead by one message.
+// receive prefetches one message of a stream.
 func receive[Request, Response any](stream grpc.BidiStreamingServer[Request, Response]) <-chan received[Request] {
 	requests := make(chan received[Request])
 	go func() {
@@ -104,8 +104,9 @@ func receive[Request, Response any](stream grpc.BidiStreamingServer[Request, Res
 	return requests
 }
 
-// converse reads calls, hands each to begin, and writes the answers as they come, until the stream ends or the drain
-// begins. What is not read then comes again to the next process. begin returns at once, and answers later.
+// converse reads calls, passes each to begin, and writes the answers as they become ready, until the stream ends or the
+// drain begins. Calls that are not read then are sent again to the next process. begin returns immediately, and answers
+// later.
 func converse[Request, Response any](
 	s *service, stream grpc.BidiStreamingServer[Request, Response], begin func(*Request, func(*Response)),
 ) error {
@@ -130,7 +131,7 @@ func converse[Request, Response any](
 			defer held.release(size)
 			sending.Lock()
 			defer sending.Unlock()
-			// Where the stream is gone its reader finds the same, and the call comes again on the next one.
+			// If the stream is lost, its reader fails, too, and the call is sent again on the next one.
 			_ = stream.Send(response)
 		})
 	}

@@ -72,7 +72,7 @@ type sourceLane struct {
 func (l *sourceLane) answer(stream sourceStream, request *udfv1.SourceRequest) error {
 	if committed := request.GetCommitted(); committed != nil {
 		if err := guard(func() error { return l.source.Committed(l.ctx, committed.GetPosition()) }); err != nil {
-			// It has no answer of its own: the stream ends with it, and is opened again.
+			// Committed has no answer: a failure ends the stream, which is then opened again.
 			log.Printf("the source failed in Committed: %s", wholeCall(err))
 			reason, _ := told(err)
 			return status.Error(codes.Aborted, reason)
@@ -95,7 +95,7 @@ func (l *sourceLane) read(request *udfv1.SourceRead) (*udfv1.SourceBatch, error)
 		return err
 	})
 	if errors.Is(err, context.DeadlineExceeded) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		// Nothing came in time.
+		// No record was ready in time.
 		batch, err = Batch{}, nil
 	}
 	if err != nil {
@@ -119,7 +119,7 @@ func (l *sourceLane) read(request *udfv1.SourceRead) (*udfv1.SourceBatch, error)
 	return answer, nil
 }
 
-// batchFault says why a batch cannot be sent.
+// batchFault reports why a batch cannot be sent.
 func batchFault(batch Batch, most int) error {
 	if len(batch.Records) > most {
 		return fmt.Errorf("Read returned %d records, but at most %d were requested", len(batch.Records), most)

@@ -4,31 +4,31 @@ import (
 	"time"
 )
 
-// Record is one input, and what a source gives.
+// Record is one input, or a record that a source returns.
 type Record struct {
 	Value   []byte
 	Keys    []string
 	Headers map[string][]byte
-	// When it happened. A source that leaves it out gives the epoch, 1970.
+	// The event time. If a source omits it, it is the epoch, 1970.
 	EventTime time.Time
-	// The same at every attempt: the source's own where it gave one, else the record's place in the buffer it was read
-	// from. Empty in reduce functions, and in a source transform where the source gives none. A source that gives ids
-	// gives every record of a batch one.
+	// The same at every attempt: the source's own id if it gave one, otherwise the record's place in the buffer that it
+	// was read from. Empty in reduce functions, and in a source transform if the source gives no ids. A source that gives
+	// ids must give one to every record of a batch.
 	ID string
 }
 
-// Message is one output. What is nil or zero is taken over from the record it came from (in a reduce function: from the
-// group); tags never are. Keys or headers that are empty but not nil say that there are none.
+// Message is one output. Members that are nil or zero are inherited from the input record (in a reduce function, from
+// the group), except tags. Keys or headers that are empty but not nil mean that there are none.
 type Message struct {
 	Value   []byte
 	Keys    []string
 	Tags    []string
 	Headers map[string][]byte
-	// Only in source transforms: the watermark is taken behind them.
+	// Only in source transforms, because the watermark is computed after them.
 	EventTime time.Time
 }
 
-// Group is one window, from Start to before End, and one key of it where the vertex is keyed.
+// Group is one window, from Start to before End, or, in a keyed vertex, one key of a window.
 type Group struct {
 	Start, End time.Time
 	Keys       []string
@@ -36,40 +36,40 @@ type Group struct {
 	Early int
 }
 
-// SourceStart says where a source goes on and which share of the input is its own.
+// SourceStart is where a source continues, and its share of the input.
 type SourceStart struct {
-	// Position of the last batch that counts, as the source gave it; empty at the very start.
+	// Position of the last committed batch, as the source returned it; empty at the first start.
 	Position []byte
-	// Of this lane, from 0.
+	// Partition of this lane, from 0.
 	Partition, Partitions int
 }
 
-// Batch is what one read of a source gives.
+// Batch is the result of one read of a source.
 type Batch struct {
 	Records []Record
-	// Where the source stands behind these records, in its own encoding. It may be left out with no records: then the
-	// source stands where it stood.
+	// The source's position after these records, in its own encoding. It may be omitted if there are no records: then the
+	// position does not change.
 	Position []byte
-	// Nothing will follow, ever.
+	// Whether this is the last batch.
 	Ended bool
-	// How many records wait behind these; nil when the source does not know.
+	// Number of records that wait after these; nil if the source does not know.
 	Pending *uint64
 }
 
-// Retry is an error that asks for the record again after Delay. It costs no attempt of the vertex's retry strategy,
-// whose `maxRetries` says how often it may be asked.
+// Retry is an error that asks for the record again after Delay. It does not count as an attempt of the vertex's retry
+// strategy, whose `maxRetries` limits how often a function may ask.
 type Retry struct {
 	Delay  time.Duration
 	Reason string
 }
 
-// DeadLetter is an error that hands the record to the dead-letter edge, without another attempt.
+// DeadLetter is an error that sends the record to the dead-letter edge, without another attempt.
 type DeadLetter struct{ Reason string }
 
-// Drop is an error that leaves the record out. It is counted under its reason, so use few different ones.
+// Drop is an error that drops the record. Records are counted by reason, so use few different ones.
 type Drop struct{ Reason string }
 
-// Fallback is an error that hands the record to the fallback sink. Only sinks have one.
+// Fallback is an error that sends the record to the fallback sink. Only sinks have one.
 type Fallback struct{ Reason string }
 
 func (r Retry) Error() string {

@@ -1,5 +1,5 @@
-// Package udftest runs a function without a pipeline, as a pipeline would: its own server serves it over the protocol, in
-// this process and without a network.
+// Package udftest runs a function without a pipeline, as a pipeline would: the SDK's server serves it over the
+// protocol, in this process and without a network.
 //
 //	func TestWords(t *testing.T) {
 //		results := udftest.Map(t, udf.NewMap(words), udftest.Values("a b", "c")...)
@@ -31,35 +31,36 @@ import (
 const (
 	messageBytesMax = 64 << 20
 	idPrefix        = "test/in-test/0/1/"
-	// What one test of a function may take.
+	// Time limit of one test of a function.
 	timeLimit = time.Minute
 )
 
-// Outcome is what became of an input that was not simply processed.
+// Outcome describes an input that was not processed normally.
 type Outcome struct {
-	// Of the input.
+	// Index of the input.
 	Index int
 	// "error", "retry", "dead letter", "drop" or "fallback".
 	Result string
-	// One line, and all there is to say where that is more: a panic's stack, for example.
+	// The reason on one line, and further details, such as the stack of a panic.
 	Reason, Detail string
-	// Of a retry.
+	// Delay of a retry.
 	Delay time.Duration
-	// Of Millstream's catalogue of errors, where the error has one of its own: 3005, the value does not fit.
+	// Code in Millstream's catalogue of errors, if the error has one: 3005, the value does not fit.
 	Code int
 }
 
-// Results are what a function made of its inputs.
+// Results are the results of a function for its inputs.
 type Results struct {
-	// Outputs in order, with what they take over filled in: keys, headers, event time.
+	// Outputs in order, with inherited members filled in: keys, headers, event time.
 	Messages []udf.Message
 	// Index of the input of each output.
 	Parents []int
-	// Of the inputs that were not simply processed. One with neither output nor outcome was filtered, or written.
+	// Outcomes of the inputs that were not processed normally. An input with neither output nor outcome was filtered, or
+	// written.
 	Outcomes []Outcome
 }
 
-// Values are those of the outputs, as text.
+// Values returns the values of the outputs, as text.
 func (r Results) Values() []string {
 	values := make([]string, len(r.Messages))
 	for i, message := range r.Messages {
@@ -68,7 +69,7 @@ func (r Results) Values() []string {
 	return values
 }
 
-// Values makes records of texts.
+// Values creates records from texts.
 func Values(texts ...string) []udf.Record {
 	records := make([]udf.Record, len(texts))
 	for i, text := range texts {
@@ -198,15 +199,15 @@ type Input struct {
 	Records []udf.Record
 }
 
-// Reduced is what became of a group: its results, or why it failed.
+// Reduced is the outcome of a group: its results, or why it failed.
 type Reduced struct {
 	Messages       []udf.Message
 	Failed, Detail string
-	// As that of an Outcome.
+	// As in Outcome.
 	Code int
 }
 
-// Values are those of the results, as text.
+// Values returns the values of the results, as text.
 func (r Reduced) Values() []string { return Results{Messages: r.Messages}.Values() }
 
 // Reduce runs a reduce function on groups; each has at least one record. There is one entry for each.
@@ -268,8 +269,8 @@ func Reduce(t testing.TB, function *udf.Function, inputs ...Input) []Reduced {
 	return all
 }
 
-// Read opens a source at start and reads it so many times, or until it has ended. Each batch is committed at once. A
-// read that fails ends the test.
+// Read opens a source at start and reads it the given number of times, or until it has ended. Each batch is committed
+// immediately. A failed read ends the test.
 func Read(t testing.TB, function *udf.Function, start udf.SourceStart, reads, recordsMax int) []udf.Batch {
 	t.Helper()
 	ctx, client, kind := serve(t, function)
@@ -303,7 +304,7 @@ func Read(t testing.TB, function *udf.Function, start udf.SourceStart, reads, re
 	return batches
 }
 
-// serve starts the function's server, until the test ends, and asks it what it serves.
+// serve starts the function's server, which runs until the test ends, and asks it for its description.
 func serve(t testing.TB, function *udf.Function) (context.Context, udfv1.UdfClient, udfv1.Kind) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), timeLimit)
@@ -421,7 +422,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// ended waits for the end of a stream, behind which nothing of the function runs any more.
+// ended waits for the end of a stream, after which no code of the function runs any more.
 func ended(t testing.TB, receive func() error) {
 	t.Helper()
 	if err := receive(); !errors.Is(err, io.EOF) {

@@ -25,7 +25,7 @@ func expect[T any](t *testing.T, got, want T) {
 	}
 }
 
-// obey does what the value says.
+// obey returns the outcome that the value names.
 func obey(_ context.Context, record udf.Record) ([]udf.Message, error) {
 	switch verb := string(record.Value); verb {
 	case "none":
@@ -151,7 +151,7 @@ func TestASourceTransformSetsEventTimes(t *testing.T) {
 }
 
 func TestRecordsAreWorkedOnAtOnceAndOutputsStayInOrder(t *testing.T) {
-	// None returns before all have begun.
+	// No call returns before all have begun.
 	var begun atomic.Int32
 	all := make(chan struct{})
 	together := func(_ context.Context, record udf.Record) ([]udf.Message, error) {
@@ -233,7 +233,7 @@ func TestReduce(t *testing.T) {
 	expect(t, len(reduced[3].Messages), 4)
 }
 
-// journal is a sink that says what was done with it.
+// journal is a sink that records its calls.
 type journal struct {
 	said    *[]string
 	failing string
@@ -342,7 +342,7 @@ func (c *counter) Open(_ context.Context, start udf.SourceStart) (err error) {
 func (c *counter) Read(ctx context.Context, recordsMax int) (udf.Batch, error) {
 	if c.next == 20 {
 		c.next = 21
-		// Nothing comes in time.
+		// No record arrives in time.
 		<-ctx.Done()
 		return udf.Batch{}, ctx.Err()
 	}
@@ -369,7 +369,7 @@ func TestASourceGoesOnBehindItsPosition(t *testing.T) {
 	expect(t, len(batches[0].Records), 10)
 	expect(t, string(batches[0].Records[0].Value), "10")
 	expect(t, batches[0].Records[0].Keys, []string{"k"})
-	// The read whose time ran out.
+	// The read that timed out.
 	expect(t, len(batches[1].Records), 0)
 	expect(t, string(batches[1].Position), "20")
 	expect(t, batches[2].Ended, true)
@@ -380,13 +380,13 @@ func TestASinkThatCannotFlushHasWrittenNothing(t *testing.T) {
 	var said []string
 	sink := udf.NewSink(func() udf.Sink { return &journal{said: &said, failing: "flush"} })
 	var failure string
-	// In a test of its own kind: what is fatal there is looked at here.
+	// With a fake test, whose fatal errors are inspected here.
 	fatal := &fatals{TB: t, said: &failure}
 	fatal.run(func() { udftest.Write(fatal, sink, udftest.Values("a")...) })
 	expect(t, failure, "the call as a whole failed: cannot flush")
 }
 
-// fatals ends a function, and not its test, at what is fatal.
+// fatals ends a function, and not its test, at a fatal error.
 type fatals struct {
 	testing.TB
 	said *string

@@ -1,7 +1,7 @@
-"""Reads one buffer for one lane: frames in order from the mark, each with the watermark that holds before it.
+"""Reads one buffer for one lane: frames in order from the mark, each with the watermark that is valid before it.
 
 Above it: the lane. Below it: the ledger of the upstream vertex and its OT store's timelines. It knows when the input
-has ended: every upstream lane says so, and the last frame they wrote has been read.
+has ended: every upstream lane has reported its end, and the last frame they wrote has been read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
 from millstream.record import BufferId, Position
 
 AHEAD_FRAMES = 4
-"""Frames taken from the ledger before the lane asks for them; the ledger itself reads further ahead."""
+"""Frames taken from the ledger before the lane asks for them; the ledger itself prefetches more."""
 
 
 class InputWatermark(Protocol):
-    """What the reader asks of the upstream lanes' timelines (`millstream.watermark.fetch`)."""
+    """What the reader needs from the upstream lanes' timelines (`millstream.watermark.fetch`)."""
 
     def watermark_at(self, sequence: int) -> int:
         """The input's watermark for a reader that has read up to `sequence`."""
@@ -32,7 +32,7 @@ class InputWatermark(Protocol):
         """The last sequence in this buffer, once every upstream lane has ended."""
 
     def bind(self, wake_reader: asyncio.Event) -> None:
-        """Set this event whenever an answer of the two above may have changed."""
+        """Set this event whenever the result of one of the two methods above may have changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class ReadFrame:
     size: int
     """Bytes of the stored frame."""
     watermark_us: int
-    """Valid before this frame."""
+    """The watermark that is valid before this frame."""
     witness: Witness | None
     """The stored frame's name."""
 
     @property
     def witnesses(self) -> Sequence[Witness]:
-        """What a mark behind this frame, or in it, says of it."""
+        """What a mark after this frame, or within it, says about it."""
         return (self.witness,) if self.witness is not None else ()
 
 
@@ -87,7 +87,7 @@ class BufferReader:
         self.sequence = start.sequence
         """Stream sequence of the last frame handed out, or where reading began."""
         self.ended = False
-        """`next` returned None because nothing will ever follow."""
+        """Whether `next` returned None because no frame will follow."""
 
     async def next(self) -> ReadFrame | None:
         """The next frame; None when the input has ended or `stop` was called."""
@@ -104,12 +104,12 @@ class BufferReader:
             await self._wake.wait()
 
     def pass_over(self, sequence: int) -> None:
-        """Everything up to there has been handed out, as far as it was still stored."""
+        """Whether every frame up to this sequence has been handed out, unless it was no longer stored."""
         self.sequence = max(self.sequence, sequence)
         self._wake.set()
 
     def stop(self) -> None:
-        """Hand nothing more out."""
+        """Hand out no more frames."""
         self._stopped = True
         self._wake.set()
 
@@ -126,7 +126,7 @@ class BufferReader:
     async def pump(self, ledger: Ledger) -> None:
         """Move frames from the ledger into this reader, a few ahead. Runs until cancelled.
 
-        Raises `DamageError` when what it gets does not follow what was read, or cannot be used.
+        Raises `DamageError` when a frame does not follow the previous one, or cannot be used.
         """
         async with ledger.read(self.buffer, self.sequence, self._witnesses, self._given_up) as frames:
             async for stored in frames:
@@ -147,7 +147,7 @@ async def open_buffer_reader(
     witnesses: Sequence[Witness] | None = None,
     given_up: Sequence[GivenUp] = (),
 ) -> AsyncIterator[BufferReader]:
-    """Read `buffer` of the upstream vertex's `ledger` from `start` on. `witnesses` and `given_up`: see
+    """Read `buffer` of the upstream vertex's `ledger` after `start`. `witnesses` and `given_up`: see
     `Ledger.read`."""
     reader = BufferReader(buffer, start, watermark, witnesses, given_up)
     async with asyncio.TaskGroup() as group:

@@ -1,8 +1,8 @@
-"""What a kind of source is to its author: one object that says all that Millstream has to know of it.
+"""What a kind of source is to its author: one object with everything that Millstream has to know about it.
 
 Above it: the pipeline file's models, which find it by its name, and `sources.opening`, which opens it. Below it: the
-kinds of source, each in a folder of its own. It is imported by whatever reads a pipeline, so what a source works with
-is imported in its `open`.
+kinds of source, each in a folder of its own. Every program that reads a pipeline imports it, so the libraries of a
+source are imported in its `open`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ S = TypeVar("S", bound=SpecModel)
 
 @dataclass(frozen=True, slots=True)
 class SourceOwner:
-    """Who opens a source: one owner of one lane."""
+    """The owner of one lane, which opens a source."""
 
     lane: LaneId
     partitions: int
     """Lanes that share the source; this one is `lane.partition`."""
     position: bytes
-    """Where it goes on, as a batch of this lane gave it; empty: at the very start."""
+    """The position to continue from, as a batch of this lane had it; empty at the first start."""
     base_dir: Path
-    """What relative paths in the spec are relative to."""
+    """The directory that relative paths in the spec are relative to."""
     clock: Clock
     extraction: Extraction
-    """What the pipeline reads off each record: event time and keys."""
+    """How to extract the event time and keys of each record."""
     client: UdfClient | None = None
     """The running program of a source whose settings are a `Program`."""
     stream_name: StreamName | None = None
@@ -55,12 +55,13 @@ class SourceConnector(SourceKind[S]):
     """A kind of source that can be opened."""
 
     extracts = False
-    """Whether its lanes apply `owner.extraction` themselves; else that is done to each batch they give."""
+    """Whether its lanes apply `owner.extraction` themselves; otherwise it is applied to each batch they return."""
 
     @abstractmethod
     def open(self, settings: S, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         """The lane at `owner.position`, open from entering to leaving.
 
-        Raises `RetryLaterError` for a system that is away, which is tried again until it is there; what
-        `SourceLane.read` raises, for what shows at once; and `DamageError` for a position that is not one of its own.
+        Raises `RetryLaterError` if the system is away, in which case the opening is repeated until it is there, what
+        `SourceLane.read` raises, for problems that show immediately, and `DamageError` for a position that it did not
+        write.
         """

@@ -1,13 +1,12 @@
 """Record ids that a source lane remembers, for sources that may repeat themselves. Pure.
 
-They are bounded in number, kept as digests, and forgotten in time. Filled from the ledger at the start; what is
-admitted here is committed with its records, so a lane that dies forgets only ids whose records were not committed
-either.
+They are bounded in number, stored as digests, and expire. They are loaded from the ledger at the start. New ids are
+committed with their records, so a lane that dies forgets only ids whose records were not committed either.
 
     id ─► digest, 16 bytes ─► one of 65,536 buckets:  digest period │ digest period │ ...   the oldest first
 
-A bucket is one block of bytes, and a look-up is a search in it. A period is a sixteenth of the time to live; what ends
-with a period is forgotten at once, and its bytes are freed bucket by bucket, some at each call.
+A bucket is one block of bytes, and a look-up is a search in it. A period is a sixteenth of the time to live; the ids
+that expire with a period are forgotten together, and their bytes are freed bucket by bucket, some at each call.
 """
 
 from __future__ import annotations
@@ -25,38 +24,38 @@ from millstream.record import ID_DIGEST_BYTES, id_digest
 _BUCKETS = 1 << 16
 _ENTRY_BYTES = ID_DIGEST_BYTES + 1
 _PERIODS = 16
-"""In the time to live. An id is remembered for one of them longer, at most."""
+"""Periods in the time to live. An id is remembered for at most one period longer."""
 _LABELS = 256
 FULL_TOLD_EVERY_S = 60.0
-"""How often at most it is logged that no new id can be remembered."""
+"""Shortest interval between log messages that no new id can be remembered."""
 _SWEPT_AT_ONCE = 1024
 """Buckets whose forgotten entries are freed in one call."""
 
-# Each call begins one period at most. So all buckets are swept before the label of one that is over comes again.
+# Each call begins at most one period. So all buckets are swept before the label of an expired period is reused.
 assert _BUCKETS // _SWEPT_AT_ONCE + _PERIODS + 2 < _LABELS
 
 
 @dataclass(slots=True)
 class _Period:
-    """Ids that are forgotten together."""
+    """Ids that expire together."""
 
     label: int
-    """What its entries have in their last byte."""
+    """The last byte of its entries."""
     ids: int = 0
     stored_bytes: int = 0
-    """What they take in the ledger, about."""
+    """Approximate size of the ids in the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What is new of a frame."""
+    """The new records of a frame."""
 
     frame: Frame | None
-    """None: nothing."""
+    """The new records; None if there are none."""
     digests: bytes = b""
-    """Of the ids to remember, one after the other."""
+    """Digests of the ids to remember, concatenated."""
     repeated: int = 0
-    """Records that were seen before."""
+    """Number of records that were seen before."""
 
 
 class SeenIds:
@@ -69,11 +68,11 @@ class SeenIds:
         self._period_s = ttl_s / _PERIODS
         self._buckets: list[bytearray | None] = [None] * _BUCKETS
         self._periods: OrderedDict[int, _Period] = OrderedDict()
-        """By number, the oldest first."""
+        """Periods by number, the oldest first."""
         self._living: set[int] = set()
-        """Their labels."""
+        """Labels in use."""
         self._begun = 0
-        """Periods ever."""
+        """Number of periods so far."""
         self._ids = 0
         self._stored_bytes = 0
         self._next_swept = 0
@@ -83,7 +82,7 @@ class SeenIds:
         return self._ids
 
     def restore(self, digests: bytes, age_s: float) -> None:
-        """Take in what one message of the ledger holds; the oldest first."""
+        """Load the ids of one message of the ledger; the caller begins with the oldest message."""
         period = self._period_of(self._clock.monotonic_s() + max(0.0, self.ttl_s - age_s))
         added = 0
         for start in range(0, len(digests), ID_DIGEST_BYTES):
@@ -94,7 +93,8 @@ class SeenIds:
         self._count(period, added)
 
     def admit(self, frame: Frame, made_up: bytes = b"") -> Admitted:
-        """What of `frame` is new, from now on seen. `made_up`: as in `SourceBatch`; those are not remembered."""
+        """The new records of `frame`, whose ids now count as seen. `made_up`: as in `SourceBatch`; those ids are not
+        remembered."""
         ids = frame.id_bytes()
         if ids is None:
             raise MillstreamError(codes.IMPOSSIBLE, "a source that may repeat records returned records without ids")
@@ -116,20 +116,20 @@ class SeenIds:
         return Admitted(kept, b"".join(digests), len(ids) - len(indexes))
 
     def has_room(self, ids: Iterable[bytes], more: int = 0) -> bool:
-        """Whether those of `ids` that are new may be remembered, and so many more."""
+        """Whether there is space for the new ones among `ids`, and for `more` others."""
         self._forget()
         new = {digest for digest in map(id_digest, ids) if not self._is_known(digest)}
         return not new or len(new) + more <= self.room
 
     @property
     def room(self) -> int:
-        """How many more ids may be remembered now."""
+        """How many more ids can be remembered now."""
         left_bytes = self.ids_max * limits.ID_STORED_BYTES - self._stored_bytes - limits.IDS_MESSAGE_BYTES
         return max(0, min(self.ids_max - self._ids, left_bytes // ID_DIGEST_BYTES))
 
     @property
     def frees_in_s(self) -> float:
-        """Until the oldest ids are forgotten."""
+        """Seconds until the oldest ids expire."""
         ends_s = ((number + 1) * self._period_s for number, period in self._periods.items() if period.ids)
         return max(0.0, next(ends_s, 0.0) - self._clock.monotonic_s())
 
@@ -137,8 +137,8 @@ class SeenIds:
         bucket = self._buckets[hash(digest) % _BUCKETS]
         if bucket is None:
             return False
-        # The last one: an entry that is forgotten may lie before it. That a digest is found across two entries is as
-        # likely as that two ids have the same one.
+        # The last match: an expired entry may be before it. A match across two entries is as unlikely as two ids with
+        # the same digest.
         found = bucket.rfind(digest)
         return found >= 0 and bucket[found + ID_DIGEST_BYTES] in self._living
 
@@ -151,7 +151,7 @@ class SeenIds:
         bucket.append(period.label)
 
     def _period_of(self, expires_s: float) -> _Period:
-        """The one that ends after that, and not much later."""
+        """The period that ends shortly after that."""
         number = int(expires_s / self._period_s)
         period = self._periods.get(number)
         if period is None:
@@ -187,7 +187,7 @@ class SeenIds:
             self._to_sweep -= 1
 
     def _sweep(self, number: int) -> None:
-        """Free what is forgotten at the beginning of a bucket."""
+        """Free the expired entries at the beginning of a bucket."""
         bucket = self._buckets[number]
         if bucket is None:
             return
@@ -197,7 +197,7 @@ class SeenIds:
         if end == len(bucket):
             self._buckets[number] = None
         elif end:
-            # Rebuilt, so that it is as large as its contents.
+            # Copied, so that its allocation is no larger than its contents.
             self._buckets[number] = bucket[end:]
 
 

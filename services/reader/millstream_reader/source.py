@@ -19,61 +19,61 @@ class InvalidRecord:
     """A piece of input that cannot become a record. The source's `onInvalid` says what happens to it."""
 
     value: bytes
-    """The input as it was found; the beginning of it when it is larger than a record may be."""
+    """The input unchanged; only its beginning if it is larger than a record may be."""
     reason: str
-    """Where it stands (file and line), what is wrong with it and what was expected."""
+    """The place of the input (file and line), what is wrong with it and what was expected."""
     place: str = ""
-    """The first of these alone, where the source knows it."""
+    """Only the place, if the source knows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """What one read gave."""
+    """The result of one read."""
 
     frame: Frame | None
-    """None: nothing was ready in time."""
+    """None if nothing was ready in time."""
     position: bytes
-    """Where the source stands after this batch, in its own encoding; goes into the mark. For an empty batch it may
-    repeat the last."""
+    """The source's position after this batch, in its own encoding. It is stored in the mark. An empty batch may repeat
+    the last position."""
     ended: bool = False
-    """Nothing will follow, ever."""
+    """Whether this is the last batch."""
     invalid: tuple[InvalidRecord, ...] = ()
-    """Input before `position` that is not in `frame` because it could not be read; each counts as an input of the
+    """Input before `position` that is not in `frame` because it could not be read. Each item counts as an input of the
     lane."""
     made_up: bytes = b""
-    """For each record of the frame 1 where its id was made up by the source and never comes again, 0 where it was
-    given; empty where all were."""
+    """For each record of the frame: 1 if the source generated its id, which never occurs again, 0 if the sender gave
+    it. Empty if all ids were given."""
 
     def rows_made_up(self, rows: Sequence[int]) -> bytes:
-        """Of `made_up`, what belongs to these rows of the frame."""
+        """The part of `made_up` for these rows of the frame."""
         return bytes(self.made_up[row] for row in rows) if self.made_up else b""
 
 
 class SourceLane(Protocol):
-    """One open split of a source. Opened at a position, read by one task."""
+    """One open split of a source. It was opened at a position, and one task reads it."""
 
     @property
     def replayable(self) -> bool:
-        """True: reading again from a position gives the same records. False: records carry ids, and may be repeated;
-        or, of a source that counts them at most once, they carry none and never come again."""
+        """True if reading again from a position returns the same records. False if records have ids and may be
+        repeated, or, in a source with at-most-once delivery, have no ids and are never repeated."""
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        """The next batch: whatever is ready, at most the limits; an empty one after `timeout_s`. Never waits to fill
-        up.
+        """The next batch: what is ready, up to the limits; an empty one after `timeout_s`. It does not wait for a full
+        batch.
 
         Raises a `UserError` for input that cannot be used (what, which file and line) and `InfrastructureError` for
-        input that cannot be reached. A single record larger than `bytes_max` comes alone.
+        input that cannot be reached. A single record larger than `bytes_max` is returned alone.
         """
 
     async def committed(self, position: bytes) -> None:
-        """Everything up to `position` is durable: external acks may be given."""
+        """Everything up to `position` is durable: the lane may acknowledge it outside."""
 
     def pending(self) -> int | None:
-        """Records known to wait at the source; None when it cannot be known."""
+        """Number of records that wait at the source; None if it is not known."""
 
     async def drain(self) -> None:
-        """Take nothing new in from outside; what was taken in is still read. After it, `read` gives the rest, then
-        empty batches."""
+        """Accept no new records from outside. After it, `read` returns the rest of the accepted ones, then empty
+        batches."""
 
 
 @runtime_checkable
@@ -91,7 +91,7 @@ def pending_bytes(lane: SourceLane) -> int | None:
 
 @runtime_checkable
 class ListeningLane(Protocol):
-    """One that others connect to."""
+    """A source that clients connect to."""
 
     def listener(self) -> ListenerStatistics:
-        """Who is connected, and what was refused."""
+        """Open connections and refusals."""

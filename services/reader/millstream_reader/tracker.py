@@ -1,4 +1,4 @@
-"""What a lane has read and not committed, and the bounds on it."""
+"""The work that a lane has read and not committed, and its bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """One piece of work in flight."""
+    """A piece of work in flight."""
 
     records: int
     size: int
@@ -26,9 +26,9 @@ class Tracker:
         self._pieces: deque[Tracked] = deque()
         self._room = asyncio.Condition()
         self.crowded = False
-        """A piece waits for older ones to be finished."""
+        """Whether a piece waits for older ones to be finished."""
         self.on_crowd: Callable[[], None] | None = None
-        """Is called when a piece begins to wait."""
+        """Called when a piece begins to wait."""
         self.records = 0
         """Records in flight."""
         self.size = 0
@@ -38,8 +38,8 @@ class Tracker:
         return len(self._pieces)
 
     async def begin(self, piece: Tracked, *, records_max: int | None = None) -> None:
-        """Take a piece in; waits while the bounds are reached, `records_max` in all among them where it is given. A
-        piece larger than the bounds goes alone."""
+        """Add a piece. Waits while the bounds, including `records_max` if it is set, are reached. A piece larger than
+        the bounds is admitted alone."""
         async with self._room:
             if not self._fits(piece, records_max):
                 self.crowded = True
@@ -54,7 +54,7 @@ class Tracker:
             self.size += piece.size
 
     async def finish(self, count: int) -> None:
-        """The `count` oldest pieces are committed."""
+        """Remove the `count` oldest pieces, which are committed."""
         async with self._room:
             for _ in range(count):
                 piece = self._pieces.popleft()

@@ -294,7 +294,7 @@ def _float(value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise expected("a number that a float can be", value) from None
+        raise expected("a number within the range of a float", value) from None
 
 
 def _parsed(what: str, parse: Callable[[str], Any]) -> Convert:

@@ -1,7 +1,7 @@
-"""Back-pressure: is there room in a buffer?
+"""Back-pressure: is there space in a buffer?
 
-What is in a buffer is kept by `BufferFill`; this adds the bounds. They are soft: each writer may pass them by one unit
-of its input, and by what it has not heard of the others yet. The hard bound is the server's.
+`BufferFill` tracks the contents of a buffer; this adds the bounds. They are soft: each writer may exceed them by one
+unit of its input, and by writes of others that it does not know of yet. The server enforces the hard bound.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class BufferLimits:
     bytes_max: int
     """`bufferMaxBytes`."""
     records_usable: int
-    """The writer stops here: `bufferUsageLimit` of the length."""
+    """Number of records at which the writer stops: `bufferUsageLimit` of the length."""
     bytes_usable: int
-    """The writer stops here: `bufferUsageLimit` of the bytes."""
+    """Bytes at which the writer stops: `bufferUsageLimit` of the bytes."""
     writers: int = 1
-    """Lanes that write to the buffer."""
+    """Number of lanes that write to the buffer."""
 
 
 class Backpressure:
-    """The buffers this process writes, and their bounds."""
+    """The buffers that this process writes to, and their bounds."""
 
     def __init__(self, limits: Mapping[BufferId, BufferLimits]) -> None:
         self._limits = dict(limits)
@@ -41,22 +41,21 @@ class Backpressure:
         self._draining = False
 
     def written(self, lane: LaneId, totals: Iterable[mark_pb2.Written]) -> None:
-        """What an own lane has written in all, from its mark."""
+        """The total that one of this process's lanes has written, from its mark."""
         for entry in totals:
             fill = self.fills.get(BufferId(entry.edge, entry.partition))
             if fill is not None:
                 fill.wrote(lane.key, entry.records, entry.bytes)
 
     def is_full(self, buffer: BufferId, records: int = 0, size: int = 0) -> bool:
-        """The soft bound is reached, or would be with so much more. A buffer that is not an edge's has none."""
+        """Whether the soft bound is reached, or would be with that much more. A buffer without an edge has none."""
         if buffer not in self._limits:
             return False
         fill, limits = self.fills[buffer], self._limits[buffer]
         return fill.records + records >= limits.records_usable or fill.bytes + size >= limits.bytes_usable
 
     def has_room(self, buffer: BufferId, records: int, size: int) -> bool:
-        """Whether a writer may add so much to what it commits at once: it leaves the others their share of what is
-        free."""
+        """Whether a writer may add that much to one commit: it leaves the others their share of the free space."""
         if buffer not in self._limits or self._draining:
             return True
         fill, limits = self.fills[buffer], self._limits[buffer]
@@ -71,15 +70,15 @@ class Backpressure:
         self._waiting[buffer] += 1
         try:
             while self.is_full(buffer) and not self._draining:
-                # Nothing can set it between the question and here. Several lanes may wait: one `set` wakes them all.
+                # No other task runs between the check and this line. Several lanes may wait: one `set` wakes them all.
                 news.clear()
                 await news.wait()
         finally:
             self._waiting[buffer] -= 1
 
     def drain(self) -> None:
-        """Nothing new is taken in from now on. What is committed until the end is little and may pass the soft bounds:
-        the readers of these buffers may have stopped already."""
+        """The vertex reads no new input from now on. The remaining commits are small and may exceed the soft bounds,
+        because the readers of these buffers may have stopped already."""
         self._draining = True
         for fill in self.fills.values():
             fill.news.set()

@@ -3,7 +3,7 @@
 Above it: a lane of the vertex process, which hands over units in input order. Below it: the ledger. It knows marks,
 accounts and back-pressure; it does not know where the units came from.
 
-    units ─► room in every buffer? ─► join small frames ─► one commit ─► new mark ─► OT entry
+    units ─► space in every buffer? ─► join small frames ─► one commit ─► new mark ─► OT entry
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ log = logging.getLogger(__name__)
 
 REFUSED_WAIT_FIRST_S = 0.05
 REFUSED_WAIT_LAST_S = 1.0
-"""How long a commit that the server refused for want of space waits before it is tried again: doubled each time."""
+"""Pause after a commit that the server refused for lack of space; doubled each time."""
 
 
 class Member(NamedTuple):
-    """A vertex behind the first of a chain."""
+    """A vertex after the first one of a chain."""
 
     vertex: str
     edge: str
-    """By which records come to it."""
+    """The edge into it."""
     writes: frozenset[str]
-    """Edges out of it that have buffers."""
+    """Its outgoing edges that have buffers."""
 
 
 @dataclass(slots=True)
 class Passed:
-    """What went through a vertex behind the first of a chain."""
+    """The records that passed through a vertex after the first one of a chain."""
 
     records: int = 0
-    """Handed on to it."""
+    """Number of records passed to it."""
     size: int = 0
-    """Bytes of them."""
+    """Bytes of these records."""
     account: Account = field(default_factory=Account)
-    """What became of them there."""
+    """The account of these records there."""
 
     def add(self, other: Passed) -> None:
         self.records += other.records
@@ -79,7 +79,7 @@ class Delivered(NamedTuple):
 
     frame: Frame
     prefix: str
-    """Of their ids: the number of a record follows, from `first` on."""
+    """Prefix of their ids, which end with the number of the record, from `first` on."""
     first: int
 
 
@@ -89,38 +89,39 @@ def size_of(delivered: Sequence[Delivered] | None) -> int:
 
 
 class Delivery(NamedTuple):
-    """How far the target of a chain's sink is with it, or may be."""
+    """The confirmed or possible position of a chain's sink in its target."""
 
     frames: int
-    """Handed to it since the lane's first commit."""
+    """Records passed to the sink since the lane's first commit."""
     name: str
-    """Of the delivery that the last of them is in."""
+    """Number of the delivery with the last of these records."""
 
 
 @dataclass(slots=True)
 class Unit:
-    """A stretch of a lane's input that is finished: its outputs, and where the lane stands after it."""
+    """A finished part of a lane's input: its outputs, and the lane's position after it."""
 
     position: Position | None = None
-    """After this unit; None for sources."""
+    """Position in the buffer after this unit; None for sources."""
     witnesses: Sequence[Witness] = ()
-    """The frames that were read up to there, in order: at least the last one of each lane upstream."""
+    """The frames that were read up to there, in order: at least the last one of each upstream lane."""
     source_position: bytes | None = None
-    """After this unit; None for vertices that read a buffer, and within a read."""
+    """Position in the source after this unit; None for vertices that read a buffer, and within a read."""
     ahead: mark_pb2.Ahead | None = None
-    """What of a read is done with this unit, where others of the same read follow."""
+    """The part of a read that is done with this unit, if others of the same read follow."""
     reduce: mark_pb2.ReduceProgress | None = None
-    """After this unit; None for all but reduce vertices."""
+    """State of the windows after this unit; None except for reduce vertices."""
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
     account: Account = field(default_factory=Account)
     passed: Sequence[Passed] = ()
-    """Through the vertices behind the first of a chain, in their order."""
+    """The records that passed through the vertices after the first one of a chain, in order."""
     delivered: Sequence[Delivered] | None = None
-    """For the sink at the end of the chain, in order; None for lanes without one."""
+    """Records for the sink at the end of the chain, in order; None for lanes without one."""
     numbered: int = 0
-    """Records that a source has handed on to a chain, after this unit and since its first; 0 for others."""
+    """Total number of records that a source has passed to a chain, up to and including this unit; 0 for other
+    vertices."""
     ids: bytes = b""
-    """Digests of the ids of its records, where they are to be remembered."""
+    """Digests of the ids of its records, if they have to be remembered."""
     size: int = 0
     """Bytes of all frames and ids."""
     pieces: int = 1
@@ -128,13 +129,13 @@ class Unit:
 
     @property
     def fits_a_commit(self) -> bool:
-        # What is prepared for a sink goes into one message, mark and all.
+        # A prepared delivery must fit into one message, together with the mark.
         size_max = COMMIT_BYTES_MAX if self.delivered is None else PREPARED_BYTES_MAX
         return len(self.frames) <= COMMIT_FRAMES_MAX and self.size <= size_max
 
 
 def batch_of(units: Sequence[Unit]) -> int:
-    """How many of the units at the head fit into one commit; at least one."""
+    """How many of the first units fit into one commit; at least one."""
     frames, size = 0, 0
     for count, unit in enumerate(units):
         frames += len(unit.frames)
@@ -145,7 +146,7 @@ def batch_of(units: Sequence[Unit]) -> int:
 
 
 class Committer:
-    """Commits for one lane, one commit after another, beginning at the mark that the takeover gave."""
+    """Commits for one lane, sequentially, beginning at the mark that the takeover returned."""
 
     def __init__(
         self,
@@ -159,10 +160,10 @@ class Committer:
         never_waits_for: Collection[BufferId] = (),
         members: Sequence[Member] = (),
     ) -> None:
-        """`sequences`: the last sequence in each buffer of the router, as the ledger tells it after the takeover.
-        `never_waits_for`: buffers that this lane writes even when they are full. A lane that closes a cycle must not
-        wait for the buffers inside: those who would make room there wait, in the end, for this lane. `members`: of a
-        chain, behind its first vertex; `router` has the edges out of all of them."""
+        """`sequences`: the last sequence in each buffer of the router, which the ledger reports after the takeover.
+        `never_waits_for`: buffers that this lane writes to even when they are full. A lane that closes a cycle must not
+        wait for the buffers inside it, because their readers ultimately wait for this lane. `members`: the vertices of
+        a chain after its first one; `router` has the outgoing edges of all of them."""
         self._ledger = ledger
         self._lane = lane
         self._stored = taken_over
@@ -185,12 +186,12 @@ class Committer:
 
     @property
     def sequences(self) -> Mapping[BufferId, int]:
-        """Per buffer a stored sequence that is not below the last one this lane wrote: what an OT entry says."""
+        """For each buffer, a stored sequence that is not below the last one this lane wrote, for an OT entry."""
         return self._sequences
 
     def take(self, waiting: deque[Unit]) -> list[Unit]:
-        """Take what is committed at once from the head of `waiting`: at least one unit, and of those behind it what
-        fits a commit, and the buffers that this lane waits for."""
+        """Remove the units for one commit from the head of `waiting`: at least one unit, and further ones that fit into
+        a commit and into the buffers that this lane waits for."""
         taken: list[Unit] = []
         totals: defaultdict[BufferId, tuple[int, int]] = defaultdict(lambda: (0, 0))
         for unit in [waiting[index] for index in range(batch_of(waiting))]:
@@ -213,9 +214,9 @@ class Committer:
         self, units: Sequence[Unit], *, watermark_us: int, ended: bool = False, delivery: Delivery | None = None
     ) -> None:
         """Make `units` (in input order) durable, with the lane's new watermark. Waits while a buffer is full.
-        `delivery`: what the sink at the end of the chain has for sure, where that is new.
+        `delivery`: what the sink at the end of the chain certainly has, if that is new.
 
-        Raises `FencedError`. The watermark is never lowered: the mark keeps the highest it was given.
+        Raises `FencedError`. The watermark is never lowered: the mark keeps the highest one.
         """
         frames = self._joined(units)
         ids = b"".join(unit.ids for unit in units)
@@ -229,8 +230,9 @@ class Committer:
             try:
                 receipt = await self._ledger.commit(commit)
             except RetryLaterError as error:
-                # Nothing was stored. The server does not say which buffer is full: if an edge that discards is among
-                # them, the commit is tried at once without its frames. When that is refused too, it was not the one.
+                # Nothing was stored. The server does not report which buffer is full: if one of them belongs to an edge
+                # that discards, the commit is retried immediately without its frames. If that is refused, too, a
+                # different buffer is full.
                 leave_out = isinstance(error, BufferFullError) and not leave_out and self._may_discard(kept)
                 if leave_out:
                     continue
@@ -242,8 +244,8 @@ class Committer:
         self._landed(commit, receipt)
 
     async def prepare(self, units: Sequence[Unit], *, watermark_us: int, delivery: Delivery) -> None:
-        """Store what is to be committed when the target has the delivery of these units, before it is made: the next
-        owner asks the target, and goes on from what it says. Waits as `commit` does, and raises as it does."""
+        """Store what has to be committed once the target has the delivery of these units, before the delivery is made:
+        the next owner asks the target, and continues from its answer. Waits and raises as `commit` does."""
         frames = self._joined(units)
         kept = await self._make_room(frames, leave_out=False)
         writes = [FrameWrite(buffer, frame.encode()) for buffer, frame in kept]
@@ -261,11 +263,11 @@ class Committer:
         await self._put(Commit(self._lane, (), mark, self._stored.sequence))
 
     async def commit_prepared(self) -> None:
-        """Commit what was prepared: the target has its delivery."""
+        """Commit the prepared delivery: the target has it."""
         prepared, before = self.mark.prepared, self.mark
         mark = mark_pb2.Mark()
         mark.CopyFrom(prepared.mark)
-        # Another owner may have prepared it, and a repair may have come between.
+        # Another owner may have prepared it, followed by a repair.
         mark.epoch, mark.owner = before.epoch, before.owner
         del mark.accepted[:], mark.given_up[:]
         mark.accepted.extend(before.accepted)
@@ -274,7 +276,7 @@ class Committer:
         await self._put(Commit(self._lane, writes, mark, self._stored.sequence, prepared.ids, self.ids_ttl_s))
 
     async def _put(self, commit: Commit) -> None:
-        """Commit, again while the server cannot take it."""
+        """Commit, and retry while the server cannot store it."""
         pauses = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S)
         while True:
             try:
@@ -294,7 +296,7 @@ class Committer:
         self._backpressure.written(self._lane, commit.mark.written)
 
     def _joined(self, units: Sequence[Unit]) -> list[tuple[BufferId, Frame]]:
-        """What the units write, small frames joined."""
+        """The frames of the units, with small ones joined."""
         frames = join_small([pair for unit in units for pair in unit.frames], self._router.joins_below)
         if len(frames) > COMMIT_FRAMES_MAX:
             raise UserError(
@@ -305,11 +307,11 @@ class Committer:
         return frames
 
     async def confirm(self) -> None:
-        """Return when the ledger still has the last commit; wait for that while it does not answer.
+        """Return once the ledger confirms that it still has the last commit. Waits while it does not answer.
 
-        A lane that goes on finds out at its next commit; one that has ended makes none, and those who read from it
-        would wait for what is gone. Raises `DamageError` when the ledger lost its end or was set back, `FencedError`
-        when the lane has another owner.
+        A running lane finds out at its next commit. A lane that has ended makes none, and its readers would wait for
+        lost frames. Raises `DamageError` if the ledger lost its end or was set back, `FencedError` if the lane has
+        another owner.
         """
         pauses = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S)
         while True:
@@ -327,7 +329,7 @@ class Committer:
     async def _make_room(
         self, frames: Sequence[tuple[BufferId, Frame]], *, leave_out: bool
     ) -> list[tuple[BufferId, Frame]]:
-        """Wait for buffers that are full; leave out what an edge discards instead, or might (`leave_out`)."""
+        """Wait for full buffers; leave out the frames of edges that discard instead, or may have to (`leave_out`)."""
         kept: list[tuple[BufferId, Frame]] = []
         added: defaultdict[BufferId, tuple[int, int]] = defaultdict(lambda: (0, 0))
         for buffer, frame in frames:
@@ -346,8 +348,8 @@ class Committer:
         if not edges or not isinstance(error, BufferFullError | StorageFullError):
             return ""
         return (
-            f". Records on {', '.join(edges)} are kept until the windows that they are in are committed "
-            "(`keepInput`). If this does not pass, give the reduce a larger buffer (`limits.bufferMaxBytes`, "
+            f". Records on {', '.join(edges)} are kept until their windows are committed "
+            "(`keepInput`). If this does not end, give the reduce a larger buffer (`limits.bufferMaxBytes`, "
             "`limits.bufferMaxLength`) or shorter windows"
         )
 
@@ -424,9 +426,10 @@ class Committer:
         return mark
 
     def _pass_on(self, mark: mark_pb2.Mark, units: Sequence[Unit], discarded: Counter[str]) -> Iterator[Passed]:
-        """Add what went through the vertices of the chain to the mark. Gives what went through each now."""
+        """Add the records that passed through the vertices of the chain to the mark. Returns those of each vertex in
+        this commit."""
         own = {member.vertex for member in self._members}
-        # What a vertex has done that left the chain stays: it was published, and is not to look lost.
+        # The account of a vertex that left the chain stays: it was published, and must not appear lost.
         mark.members.extend(one for one in self._stored.mark.members if one.vertex not in own)
         for place, member in enumerate(self._members):
             now = Passed()
@@ -441,7 +444,7 @@ class Committer:
 
 
 def _left_out(frames: Sequence[tuple[BufferId, Frame]], kept: Sequence[tuple[BufferId, Frame]]) -> Counter[str]:
-    """Records of frames that are not kept, by edge."""
+    """Number of records in frames that are left out, by edge."""
     counts: Counter[str] = Counter()
     if len(frames) > len(kept):
         for buffer, frame in frames:
@@ -454,7 +457,8 @@ def _left_out(frames: Sequence[tuple[BufferId, Frame]], kept: Sequence[tuple[Buf
 def join_small(
     frames: Sequence[tuple[BufferId, Frame]], joins_below: Callable[[BufferId], int]
 ) -> list[tuple[BufferId, Frame]]:
-    """The same records in the same order per buffer, small neighbours made one frame. `joins_below`: see `Router`."""
+    """The same records in the same order per buffer, with small neighbouring frames joined. `joins_below`: see
+    `Router`."""
     runs: dict[BufferId, list[list[Frame]]] = {}
     for buffer, frame in frames:
         buffer_runs = runs.setdefault(buffer, [])

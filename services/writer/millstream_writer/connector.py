@@ -1,8 +1,8 @@
-"""What a kind of sink is to its author: one object that says all that Millstream has to know of it.
+"""What a kind of sink is to its author: one object with everything that Millstream has to know about it.
 
 Above it: the pipeline file's models, which find it by its name, and `sinks.opening`, which opens it. Below it: the
-kinds of sink, each in a folder of its own. It is imported by whatever reads a pipeline, so what a sink works with is
-imported in its `open`.
+kinds of sink, each in a folder of its own. Every program that reads a pipeline imports it, so the libraries of a sink
+are imported in its `open`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ if TYPE_CHECKING:
     from millstream_writer.sinks.encoding import Encoders
 
 HeldInstead = Callable[[int, str], Awaitable[str | None]]
-"""What the lane's buffer holds at a sequence instead of the frame of a name, in words; None when it is that frame."""
+"""Describes what the lane's buffer holds at a sequence instead of the named frame; None if it holds that frame."""
 
 S = TypeVar("S", bound=SpecModel)
 
 
 def as_fallback(target: str) -> Guarantee:
-    """Of a sink that keeps a position in its `target` (table, topic, ...), where it gets only some of the records."""
+    """The guarantee of a sink that keeps a position in its `target` (table, topic, ...) but gets only some of the
+    records."""
     what = "at least once: after a crash, records that went to the fallback shortly before may be in its"
     return Guarantee(GuaranteeId.AT_LEAST_ONCE, f"{what} {target} twice")
 
 
 class EnvelopeForm(Enum):
-    """How a sink gets the envelopes of records, where it is to write them."""
+    """How a sink gets the envelopes of records, if it has to write them."""
 
     VALUE = "as the value of each record"
     COLUMNS = "as the value of each record, with keys and headers as text, for columns"
@@ -47,29 +48,29 @@ class EnvelopeForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SinkOwner:
-    """Who opens a sink: one owner of one lane."""
+    """The owner of one lane, which opens a sink."""
 
     pipeline: str
     lane: LaneId
     replica: int
     epoch: int
-    """Of the lane's mark. An owner with a higher epoch replaces one with a lower."""
+    """Epoch of the lane's mark. An owner with a higher epoch replaces one with a lower epoch."""
     start: Position
-    """The lane's mark: where it goes on."""
+    """The lane's mark: the position to continue from."""
     ledger_id: str
-    """Of the vertex's ledger: another one after the pipeline was started over, when positions begin again."""
+    """Id of the vertex's ledger. It changes when the pipeline is started over and positions begin again."""
     base_dir: Path
-    """What relative paths in the spec are relative to."""
+    """The directory that relative paths in the spec are relative to."""
     clock: Clock
     held_instead: HeldInstead
     fallback: bool = False
-    """The sink is the lane's fallback: it gets some of the records only."""
+    """Whether the sink is the lane's fallback, which gets only some of the records."""
     envelope: bool = False
-    """The sink gets the envelope of each record as its value."""
+    """Whether the sink gets the envelope of each record as its value."""
     whole: bool = False
-    """The lane is at the end of a chain: it has to be a `WholeLane`, if it keeps a position."""
+    """Whether the lane is at the end of a chain. If it keeps a position, it then has to be a `WholeLane`."""
     encoders: Encoders | None = None
-    """Of values and keys, where the sink has a `format` or `keyFormat`."""
+    """Encoders of values and keys, if the sink has a `format` or `keyFormat`."""
     client: UdfClient | None = None
     """The running program of a sink whose settings are a `Program`."""
     committed: Callable[[], Position] | None = None
@@ -77,12 +78,12 @@ class SinkOwner:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The name for messages."""
         return f"{self.pipeline}/{self.lane}"
 
     @property
     def name(self) -> str:
-        """Of the lane in a target that several lanes share."""
+        """Name of the lane in a target that several lanes share."""
         role = ".fallback" if self.fallback else ""
         return f"{self.lane.vertex}{role}.{self.lane.key}"
 
@@ -101,15 +102,15 @@ class SinkConnector(SinkKind[S]):
 
     @abstractmethod
     def open(self, settings: S, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
-        """The lane's target, open from entering to leaving. Opening fences owners with a lower epoch, where the target
-        can.
+        """The lane's target, open for the lifetime of the context. Opening fences owners with a lower epoch, if the
+        target supports it.
 
-        Raises `UserError` for what the user has to change, `RetryLaterError` for a target that is away, which is tried
-        again until it is there (a lane may also wait with that for its first records), `FencedError` where the target
-        knows a higher epoch, and `DamageError` where it is ahead of `owner.start` by what the lane's buffer does not
-        hold.
+        Raises `UserError` if the user has to change something, `RetryLaterError` if the target is away, in which case
+        the opening is repeated until it is there (a lane may also postpone this to its first records), `FencedError` if
+        the target knows a higher epoch, and `DamageError` if it is ahead of `owner.start` by records that the lane's
+        buffer does not hold.
         """
 
     def envelope_form(self, settings: S) -> EnvelopeForm:
-        """How it gets envelopes."""
+        """How the sink gets envelopes."""
         return EnvelopeForm.VALUE

@@ -1,10 +1,10 @@
-"""Hands a lane's records to its sink and knows what became of every one: retried, set aside, dropped or written.
+"""Delivers a lane's records to its sink and tracks every one: retried, sent to the fallback, dropped or written.
 
     frames ─► primary sink ─► failures? ─no─► written
                  ▲              │ yes
                  └─ pause ◄─ again? ─no─► fallback sink │ dropped │ stop, by the spec's `retryStrategy`
 
-Above it: the sink lane of the vertex process, which commits what `take_settled` gives into its mark. Below it: two
+Above it: the sink lane of the vertex process, which commits the result of `take_settled` in its mark. Below it: two
 open sinks. It does not know ledgers, marks or watermarks.
 """
 
@@ -35,43 +35,44 @@ from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, 
 _log = logging.getLogger(__name__)
 
 _GUARANTEES = (Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE_IDEMPOTENT, Guarantee.EXACTLY_ONCE_TRANSACTIONAL)
-"""Weakest first."""
+"""The guarantees, weakest first."""
 
 
 class Settled(NamedTuple):
-    """What the lane may put into its mark."""
+    """What the lane may commit in its mark."""
 
     position: Position
-    """Every record up to here is where it belongs, permanently."""
+    """Every record up to this position has permanently reached its destination."""
     account: Account
-    """Of the records since the last `Settled`."""
+    """Account of the records since the last `Settled`."""
 
 
 @dataclass(slots=True)
 class DeliveryStatistics:
-    """Read by metrics, tests and the screen."""
+    """Statistics for metrics, tests and the screen."""
 
     retries: int = 0
-    """Records tried again, since this process started."""
+    """Records retried since this process started."""
     errors: int = 0
-    """Failures the sinks gave, since this process started."""
+    """Failures that the sinks returned since this process started."""
     unsettled_records: int = 0
-    """Taken, and not yet durable in the target."""
+    """Records accepted and not yet durable in the target."""
     unsettled_bytes: int = 0
     waiting: str = ""
-    """Why the lane waits at this moment; empty when it does not."""
+    """Why the lane is waiting now; empty if it is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryLimits:
-    """How much may be taken before it is made durable. Half of what the buffer upstream may hold, or it would stop."""
+    """How much may be accepted before it is made durable: half of what the upstream buffer may hold, so that it does
+    not fill up."""
 
     unsettled_records_max: int = sys.maxsize
     unsettled_bytes_max: int = sys.maxsize
 
 
 class _Write(NamedTuple):
-    """One call of `write`, until it is durable."""
+    """One call of `write`, until its records are durable."""
 
     exact_end: Position
     end: Position
@@ -80,26 +81,26 @@ class _Write(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """Rows of one frame that are not done."""
+    """Unfinished rows of one frame."""
 
     number: int
-    """Of the frame, in the write."""
+    """Index of the frame in the write."""
     rows: Sequence[int]
     tries: int
 
 
 @dataclass(slots=True)
 class _Aside:
-    """Rows of the frames given that did not go where they were sent."""
+    """Rows of the frames that the sink did not write."""
 
     fallback: dict[int, list[int]] = field(default_factory=dict)
-    """By number of the frame: rows for the fallback sink."""
+    """By index of the frame: rows for the fallback sink."""
     dropped: list[str] = field(default_factory=list)
-    """A reason for each record left out."""
+    """The reason for each dropped record."""
 
 
 class Delivery:
-    """The open sinks of one lane, with the policy for what they refuse. Used by one task."""
+    """The open sinks of one lane, with the policy for records that they refuse. Used by one task."""
 
     def __init__(
         self,
@@ -113,12 +114,12 @@ class Delivery:
         stop_error: type[UserError] = UserError,
         naming: Naming = WITH_VALUES,
     ) -> None:
-        """`where` names pipeline, vertex and lane in messages, `naming` the records; `stop_error` is raised when the
+        """`where` names pipeline, vertex and lane in messages, `naming` the records. `stop_error` is raised if the
         policy says stop."""
         self._primary = primary
         self._fallback = fallback
         self._policy = policy
-        # The last resort has no resort of its own: what can be tried again is tried forever.
+        # The fallback has no fallback: retryable failures are retried forever.
         self._fallback_policy = RetryPolicy(policy.backoff, OnFailure.RETRY)
         self._limits = limits
         self._where = where
@@ -128,11 +129,11 @@ class Delivery:
         self._unsettled: deque[_Write] = deque()
         self._statistics = DeliveryStatistics()
         self._told: set[tuple[str, str]] = set()
-        """Kinds of failures that a warning has named."""
+        """Kinds of failures that were logged."""
 
     @property
     def guarantee(self) -> Guarantee:
-        """The weaker of the two sinks'."""
+        """The weaker guarantee of the two sinks."""
         lanes = (self._primary,) if self._fallback is None else (self._primary, self._fallback)
         return min((lane.guarantee for lane in lanes), key=_GUARANTEES.index)
 
@@ -142,9 +143,9 @@ class Delivery:
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> Account:
         """Deliver these records (at least one frame, in order), after which the lane is at `end`.
 
-        Returns when each has been taken by a sink or dropped, however often that has to be tried. The account that is
-        returned is the same that `take_settled` gives once the records are durable. Raises `UserError` or `UdfError`
-        naming the record when the policy says stop, and what the sinks raise.
+        Returns when a sink has accepted each record or it was dropped, with any number of attempts. The returned
+        account is the one that `take_settled` returns once the records are durable. Raises `UserError` or `UdfError`
+        with the record's name if the policy says stop, and what the sinks raise.
         """
         exact = exact_end(frames, end)
         aside = await self._deliver(self._primary, self._policy, frames, exact)
@@ -164,7 +165,7 @@ class Delivery:
         return account
 
     def take_settled(self) -> Settled | None:
-        """What has become durable since the last call; None when nothing has."""
+        """What has become durable since the last call; None if nothing has."""
         durable = self._durable()
         settled: Settled | None = None
         while self._unsettled and (durable is None or self._unsettled[0].exact_end <= durable):
@@ -177,14 +178,14 @@ class Delivery:
         return settled
 
     async def flush(self) -> None:
-        """Make everything taken durable; waits as long as the target takes."""
-        # The fallback first: where the primary's position is what counts, it passes nothing that is not stored.
+        """Make all accepted records durable; waits as long as the target needs."""
+        # The fallback first, so that the primary's position does not pass records that are not stored yet.
         if self._fallback is not None:
             await self._until_done(self._fallback.flush)
         await self._until_done(self._primary.flush)
 
     async def tick(self) -> None:
-        """Call at least every second. A target that is away is tried again at the next tick."""
+        """Call at least every second. If the target is away, the next tick tries again."""
         for lane in (self._primary, self._fallback):
             if lane is None:
                 continue
@@ -194,7 +195,7 @@ class Delivery:
                 _log.warning("%s: %s", self._where, error)
 
     def _durable(self) -> Position | None:
-        """How far both sinks are for sure; None when neither lags behind what it has taken."""
+        """The position that both sinks certainly have reached; None if neither lags behind the accepted records."""
         lanes = (self._primary,) if self._fallback is None else (self._primary, self._fallback)
         known = [lane.durable for lane in lanes]
         return min((position for position in known if position is not None), default=None)
@@ -207,7 +208,7 @@ class Delivery:
     def _over_limits(self) -> bool:
         if not self._reached(self._statistics.unsettled_records, self._statistics.unsettled_bytes):
             return False
-        # Some of it may be durable already: the lane has not taken it yet.
+        # Some of it may be durable already, although the lane has not committed it yet.
         durable = self._durable()
         if durable is None:
             return False
@@ -270,7 +271,7 @@ class Delivery:
                 result = await lane.write(parts, end)
         except RetryLaterError as error:
             if not parts:
-                # Nothing is for this sink: it learns with the next write that it stands at `end`.
+                # There are no records for this sink: the next write tells it the position `end`.
                 return WriteResult()
             self._waits(str(error))
             away = "the target cannot take records now"
@@ -289,7 +290,7 @@ class Delivery:
     def _ask(
         self, failure: SinkFailure, policy: RetryPolicy, frame: SinkFrame, row: int, waiting: Waiting
     ) -> SinkFailure:
-        """A function asks to see a record again: say so when it has for long, and end it when it has too often."""
+        """A function asks for a record again: log it after a while, and stop after too many times."""
         if waiting.again(failure.delay_s):
             _log.warning(
                 "%s: the function has returned Retry %d times for %s, which holds up the lane: %s",
@@ -321,12 +322,12 @@ class Delivery:
         attempts: int,
         aside: _Aside,
     ) -> None:
-        """Where a record goes that will not be tried again.
+        """The destination of a record that will not be retried.
 
-        1. The sink said drop: dropped.
-        2. The sink said fallback, or the policy does: to the fallback sink; without one this is an error.
+        1. The sink asks to drop it: dropped.
+        2. The sink or the policy says fallback: to the fallback sink; without one, this is an error.
         3. The policy says drop: dropped.
-        4. The policy says stop, or retry where trying again cannot help: stop, so that nothing is lost.
+        4. The policy says stop, or retry although a retry cannot help: stop, so that nothing is lost.
         """
         wants_fallback = failure.fallback or policy.on_failure is OnFailure.FALLBACK
         if failure.drop:
@@ -351,8 +352,8 @@ class Delivery:
             )
 
     def _warn(self, failure: SinkFailure, frame: SinkFrame, row: int, fate: str) -> None:
-        """Log the first failure of each kind: a mistake would else show in the account alone. What a function itself
-        sends to the fallback sink has not failed."""
+        """Log the first failure of each kind: otherwise a mistake would appear only in the account. A record that a
+        function sends to the fallback sink is not a failure."""
         if failure.fallback or len(self._told) >= FAILURES_NAMED_MAX:
             return
         kind = failure.reason, failure_kind(failure.detail, misfit=failure.code is codes.RECORD_MISFIT)
@@ -370,7 +371,8 @@ class Delivery:
         )
 
     def _detail(self, failure: SinkFailure) -> tuple[str, str]:
-        """What happened to the record as far as it may be shown, and the same with the function's own places alone."""
+        """What happened to the record, without parts that must not be shown; and the same with only the function's own
+        frames of the traceback."""
         detail = failure.detail if self._naming.values or not failure.shows_value else ""
         return detail, "\n".join(shortened(detail)) if raised(detail) else detail
 
@@ -392,7 +394,7 @@ class Delivery:
             await asyncio.sleep(self._policy.backoff.delay_s(attempt, self._rng))
 
     def _waits(self, why: str) -> None:
-        """Say why the lane waits, once for each new reason."""
+        """Log why the lane waits, once for each new reason."""
         if why != self._statistics.waiting:
             _log.warning("%s: waiting to retry: %s", self._where, why)
         self._statistics.waiting = why

@@ -1,7 +1,7 @@
-"""Which record goes into which buffer. Pure.
+"""Decides which record goes into which buffer. Pure.
 
 A frame that leaves a vertex goes to every edge whose condition its records' tags meet, and there to the partition of
-its keys. Without conditions and with one partition, a frame is passed on as it is, columns unread.
+its keys. Without conditions and with one partition, a frame is passed on unchanged, without reading its columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tags = Sequence[tuple[bytes, ...]]
 
 
 class FrameLimits(NamedTuple):
-    """What a frame that is written may hold, unless it is a single record."""
+    """Maximum size of a written frame, unless it is a single record."""
 
     records: int = FRAME_RECORDS_MAX
     size: int = FRAME_BYTES_MAX
@@ -30,7 +30,7 @@ class FrameLimits(NamedTuple):
 
 
 JOIN_BELOW_RECORDS = FRAME_RECORDS_MAX // 8
-"""Frames smaller than this are always joined with their neighbours: storing them alone costs more."""
+"""Smaller frames are always joined with their neighbours, because storing them separately costs more."""
 _USUAL = FrameLimits()
 _ANY = FrameLimits(1 << 62, 1 << 62)
 
@@ -42,17 +42,17 @@ class Route:
     edge: str
     partitions: int
     condition: Callable[[frozenset[bytes]], bool] | None
-    """None: every record."""
+    """The test of tags; None to accept every record."""
     discard_when_full: bool = False
     """`onFull: discardLatest`."""
     keeps: bool = False
-    """What is read stays in the buffers until the windows it is in are committed."""
+    """Records stay in the buffers until their windows are committed."""
     piece: FrameLimits = _ANY
-    """The most that should be written to a buffer at once: a part of what it may hold, so that time moves in it."""
+    """Maximum to write to a buffer at once: a fraction of its capacity, so that watermarks advance in it."""
 
 
 def tag_condition(operator: str, values: Sequence[str]) -> Callable[[frozenset[bytes]], bool] | None:
-    """The test of `conditions.tags`; None when there are no values, which means always."""
+    """The test of `conditions.tags`; None if there are no values, which accepts every record."""
     wanted = frozenset(value.encode() for value in values)
     if not wanted:
         return None
@@ -67,7 +67,7 @@ def tag_condition(operator: str, values: Sequence[str]) -> Callable[[frozenset[b
 
 @dataclass(slots=True)
 class Routed:
-    """Frames by buffer, and what no edge wanted."""
+    """Frames by buffer, and the number of records that no edge accepted."""
 
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
     unrouted: int = 0
@@ -100,7 +100,7 @@ class Router:
 
     @property
     def buffers(self) -> Sequence[BufferId]:
-        """Every buffer this vertex writes."""
+        """All buffers that this vertex writes to."""
         return tuple(self._buffers.values())
 
     @property
@@ -114,7 +114,7 @@ class Router:
 
     @property
     def piece(self) -> FrameLimits:
-        """The most that a lane should take on at once, so that no buffer gets more than its piece."""
+        """Maximum input that a lane should process at once, so that no buffer gets more than its maximum."""
         pieces = [route.piece for route in self._all]
         return FrameLimits(
             min((piece.records for piece in pieces), default=_ANY.records),
@@ -123,14 +123,14 @@ class Router:
 
     @property
     def keeping_edges(self) -> Sequence[str]:
-        """Those whose buffers may be full of what has been read."""
+        """Edges whose buffers may be full of records that were already read."""
         return [route.edge for route in self._all if route.keeps]
 
     def joins_below(self, buffer: BufferId) -> int:
-        """Records of a frame below which a commit joins it with its neighbours in a buffer.
+        """Number of records in a frame below which a commit joins it with its neighbours in a buffer.
 
-        In C it costs next to nothing to make whole frames of those that were split by key. In a small buffer, and in
-        one whose edge discards, a frame is what is taken out or left out at once, and stays as small as it is.
+        With the C extension, joining frames that were split by key costs almost nothing. In a small buffer, and on an
+        edge that discards, frames are removed or left out as a whole, so they stay small.
         """
         return FRAME_RECORDS_MAX if buffer.edge in self._joined_whole else JOIN_BELOW_RECORDS
 
@@ -138,7 +138,7 @@ class Router:
         return any(route.edge == buffer.edge and route.discard_when_full for route in self._all)
 
     def route(self, frame: Frame, tags: Tags | None, limits: FrameLimits = _USUAL) -> Routed:
-        """Send `frame` on its ways. `tags` is None when no record has any."""
+        """Route `frame`. `tags` is None if no record has any."""
         routed = Routed()
         if not self.needs_tags:
             for route in self._routes:
@@ -190,10 +190,10 @@ class Router:
 
 
 def cut(frame: Frame, limits: FrameLimits = _USUAL) -> list[Frame]:
-    """`frame` in pieces within the limits of a frame; a single record may exceed the bytes."""
+    """`frame` in pieces within the limits; a single record may exceed the limit of bytes."""
     if frame.records <= limits.records and (frame.size <= limits.size or frame.records == 1):
         return [frame]
-    # What the columns' own beginnings take is left out of account, and far below the difference.
+    # The overhead of the columns is not counted; it is far below the margin.
     bytes_max = limits.size - limits.size // 64
     pieces: list[Frame] = []
     start = size = 0

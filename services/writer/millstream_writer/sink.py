@@ -18,7 +18,7 @@ from millstream_udf import columns
 
 
 class Guarantee(Enum):
-    """How often a record reaches the target, whatever dies."""
+    """How often a record reaches the target, whatever process fails."""
 
     EXACTLY_ONCE_TRANSACTIONAL = "exactly once (position kept in the target)"
     EXACTLY_ONCE_IDEMPOTENT = "exactly once, if the target honours the record's id"
@@ -37,43 +37,45 @@ class SinkFrame:
     id_prefix: str
     """"<vertex>/<edge>/<partition>/<sequence>/": with the record's index in the stored frame, its id forever."""
     picked: Sequence[int] | None = None
-    """Index in the stored frame of each record, rising; None when they follow `first_index` without a gap."""
+    """Index of each record in the stored frame, ascending; None if they follow `first_index` without a gap."""
     attempt: int = 0
-    """0 when these records are offered for the first time."""
+    """Number of earlier attempts with these records."""
     name: str = ""
-    """The stored frame's, by its writer: another frame at its sequence has another. Empty where it has none."""
+    """Name of the stored frame, from its writer: a different frame at the same sequence has a different name. Empty if
+    it has none."""
 
     def indexes(self) -> Sequence[int]:
-        """Index in the stored frame of each record."""
+        """Index of each record in the stored frame."""
         if self.picked is not None:
             return self.picked
         return range(self.first_index, self.first_index + self.frame.records)
 
     def record_ids(self) -> list[str]:
-        """The source's own ids where it gave them, else stable ones made of position and index."""
+        """The source's ids if it gave them, otherwise stable ids derived from position and index."""
         given = self.frame.ids()
         if given is not None:
             return given
         return [f"{self.id_prefix}{index}" for index in self.indexes()]
 
     def take(self, rows: Sequence[int]) -> SinkFrame:
-        """Some of the records (rising, not empty), each with the id it has here."""
+        """Some of the records (ascending, not empty), each with its id in this frame."""
         if len(rows) == self.frame.records:
             return self
         ids = self.record_ids()
         indexes = self.indexes()
         picked = [indexes[row] for row in rows]
-        # Ids go into the frame: who numbers from `first_index`, as a user's sink does, would count past the gaps.
+        # The frame gets explicit ids: a consumer that numbers from `first_index`, such as a user's sink, would ignore
+        # the gaps.
         ids_column = columns.pack_bytes([ids[row].encode() for row in rows])
         frame = replace(self.frame.take(rows), ids_column=ids_column)
         return replace(self, frame=frame, first_index=picked[0], picked=picked)
 
 
 def exact_end(frames: Sequence[SinkFrame], end: Position) -> Position:
-    """`end`, the lane's position after `frames`, counted from right before the frame it lies in.
+    """`end`, the lane's position after `frames`, relative to the frame that contains it.
 
-    A mark in the middle of a frame names the frame before. That one's sequence depends on where the lane came from,
-    so two such positions cannot be compared; these can, and `exact_position` gives the same ones.
+    A mark in the middle of a frame names the frame before it. The sequence of that frame depends on where the lane
+    started, so two such positions cannot be compared. Exact positions can, and `exact_position` returns the same ones.
     """
     if not frames or end.record_index == 0:
         return end
@@ -86,44 +88,45 @@ def frame_at(position: Position) -> int:
 
 
 def exact_position(frame: SinkFrame, index: int) -> Position:
-    """Where a lane stands when it has done the records of `frame` below `index` (an index in the stored frame)."""
+    """The lane's position after the records of `frame` below `index` (an index in the stored frame)."""
     return Position.within(frame.sequence, index)
 
 
 @dataclass(frozen=True, slots=True)
 class SinkFailure:
-    """One record a sink could not write."""
+    """A record that a sink could not write."""
 
     index: int
-    """Row of the `SinkFrame` given: 0 for its first record."""
+    """Row of the `SinkFrame`: 0 for its first record."""
     reason: str
-    """Short and from a small set, because records are counted by it; what is particular stands in `detail`."""
+    """Short and from a small set, because records are counted by it; details are in `detail`."""
     retryable: bool
-    """False: trying again cannot help (refused by the target); the policy's `onFailure` applies at once."""
+    """False if a retry cannot help (the target refused it); the policy's `onFailure` applies immediately."""
     fallback: bool = False
-    """The sink itself asks for the fallback sink."""
+    """Whether the sink itself asks for the fallback sink."""
     drop: bool = False
-    """The sink itself asks to leave the record out, counted under `reason`."""
+    """Whether the sink itself asks to drop the record, which is counted under `reason`."""
     attempted: bool = True
-    """False: costs no attempt. It was not tried because one before it failed, or the sink asked for another time."""
+    """Whether this counts as an attempt. False if the record was not tried because an earlier one failed, or if the
+    sink asked for a later time."""
     asked: bool = False
-    """The sink's function asked to see it again; how often it may is bounded."""
+    """Whether the sink's function asked for the record again. The number of times is limited."""
     delay_s: float = 0.0
-    """Not to be tried again before this many seconds."""
+    """Minimum number of seconds before the next attempt."""
     detail: str = ""
     """What happened to this record, for messages."""
     shows_value: bool = False
-    """The detail shows something of the record's value."""
+    """Whether the detail shows part of the record's value."""
     code: Code | None = None
-    """Of the error, where the lane has to stop over the record and there is one for what is wrong with it."""
+    """Code of the error with which the lane stops because of the record, if its problem has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What became of one `write`."""
+    """The result of one `write`."""
 
     failures: Sequence[Sequence[SinkFailure]] = field(default_factory=tuple)
-    """Per `SinkFrame`, in order; empty when everything was taken."""
+    """Failures for each `SinkFrame`, in order; empty if all records were accepted."""
 
 
 class SinkLane(Protocol):
@@ -134,24 +137,26 @@ class SinkLane(Protocol):
 
     @property
     def durable(self) -> Position | None:
-        """How far the target is for sure; None for a target that does not know (what `write` returned is then durable).
+        """The position that the target certainly has; None for a target without positions (records are then durable
+        when `write` returns).
 
-        Right after opening, this is what the target itself says. The lane goes on from its mark anyway: a sink
-        takes what is at or below this position without writing it again, so that a record it refuses is refused, and
-        counted, as it was before. A sink that collects before it commits (files) raises it as it commits.
+        Right after opening, this is the target's own position. The lane still continues from its mark: a sink accepts
+        records at or below this position without writing them again, so that records that it refuses are refused and
+        counted as before. A sink that collects records before it commits (files) advances the position when it commits.
         """
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        """Take these records, after which the lane is at `end`. `frames` may be empty: nothing was for this sink.
+        """Accept these records, after which the lane is at `end`. `frames` is empty if there are no records for this
+        sink.
 
-        Raises `RetryLaterError` when nothing of it was taken and the same call may be repeated (target away, disk
-        full), and `FencedError` when another owner has opened the lane since. After any other error, or when it is
-        cancelled, the lane must be closed. A sink with a position (`durable`) gives no retryable failures: it takes the
-        whole write or raises.
+        Raises `RetryLaterError` if no record was accepted and the same call may be repeated (target away, disk full),
+        and `FencedError` if another owner has opened the lane since. After any other error or a cancellation, the lane
+        must be closed. A sink with a position (`durable`) returns no retryable failures: it accepts the whole write or
+        raises.
         """
 
     async def flush(self) -> None:
-        """Make everything taken durable now: at the end, while draining, and when the buffer upstream runs full.
+        """Make all accepted records durable now: at the end, while draining, and when the upstream buffer fills up.
 
         Raises as `write` does; nothing is lost by `RetryLaterError`, and the call may be repeated.
         """
@@ -162,31 +167,32 @@ class SinkLane(Protocol):
 
 @runtime_checkable
 class WholeLane(SinkLane, Protocol):
-    """A lane whose owner asks for whole deliveries (`SinkOwner.whole`): its position is never within one.
+    """A lane whose owner requires whole deliveries (`SinkOwner.whole`): its position is never within one.
 
-    A delivery is what is written from one flush to the next; of a lane that does not collect, each write. Where records
-    of a write are refused, nothing of it is in the target before the next call.
+    A delivery consists of the writes between two flushes; in a lane that does not collect, of one write. If records of
+    a write are refused, the target has none of its records before the next call.
     """
 
     @property
     def collects(self) -> bool:
-        """A write is in the target only when `flush` is called; otherwise when it returns, unless records of it were
-        refused."""
+        """Whether a write reaches the target only when `flush` is called. Otherwise it does when `write` returns,
+        unless some of its records were refused."""
 
     @property
     def is_ripe(self) -> bool:
-        """It is time to flush what was collected."""
+        """Whether the collected records should be flushed now."""
 
     @property
     def delivery_records_max(self) -> int:
-        """Records after which a delivery should end."""
+        """Number of records after which a delivery should end."""
 
     async def reach(self) -> Position:
-        """How far the target is, with every former owner fenced. Raises `RetryLaterError` while it is away."""
+        """The target's position, with every former owner fenced. Raises `RetryLaterError` while the target is away."""
 
 
 class UnkeptLane:
-    """What lanes have in common whose target keeps no position: what `write` returned is durable, at least once."""
+    """The common part of lanes whose target keeps no position: records are durable when `write` returns, at least
+    once."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -200,4 +206,4 @@ class UnkeptLane:
         """Every write is durable when it returns."""
 
     async def tick(self) -> None:
-        """Nothing waits for a time."""
+        """There are no time-based commits."""

@@ -263,7 +263,7 @@ async def test_a_table_that_does_not_fit_is_refused(
 async def test_a_column_that_takes_no_nulls_is_refused(path: str) -> None:
     fields: list[pa.Field[Any]] = [pa.field("n", pa.int64()), pa.field("text", pa.string(), nullable=False)]
     write_deltalake(path, pa.schema(fields).empty_table())
-    with raises(codes.TARGET_UNFIT, match="`text` of the table takes no nulls"):
+    with raises(codes.TARGET_UNFIT, match="`text` of the table accepts no nulls"):
         async with opened(delta_spec(path)):
             pass
 

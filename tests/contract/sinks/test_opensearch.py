@@ -212,7 +212,7 @@ def items(status: int, error: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("status", "body", "code", "said"),
     [
-        (401, "", codes.TARGET_REFUSES, "refuses with status 401"),
+        (401, "", codes.TARGET_REFUSES, "refuses the request with status 401"),
         (200, items(403, "security_exception"), codes.TARGET_REFUSES, "does not let the user write to a: security"),
         (503, "", codes.TARGET_AWAY, "answers with status 503"),
         (429, "", codes.TARGET_AWAY, "answers with status 429"),

@@ -178,7 +178,7 @@ async def test_values_that_cannot_be_decoded_are_set_aside_with_the_reason(
         framed(8, b"{}"): "schema 8 is of type JSON, and `format` expects AVRO",
         framed(9, FOO): "schema 9 cannot be used",
         framed(7, FOO[:-1]): "schema 7: the value does not fit its schema",
-        framed(7, FOO + b"x"): "1 bytes are left behind it",
+        framed(7, FOO + b"x"): "1 bytes are left after it",
     }
     await publish(nats, good, *bad, good, b"")
     async with open_lane(spec(nats, registry)) as lane:

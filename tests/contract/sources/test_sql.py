@@ -199,7 +199,7 @@ async def test_a_database_that_is_locked_is_waited_for(file: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"url": "sqlite:///shop.db"}, "a sql source reads one thing"),
+        ({"url": "sqlite:///shop.db"}, "a sql source reads either a table or a query"),
         ({"url": "sqlite:///shop.db", "query": "SELECT 1"}, "`query` has no `cursor`"),
         ({"url": "mariadb+pymysql://h/d", "table": "t", "follow": True}, "which `follow` would miss"),
         ({"url": "mariadb+pymysql://me:s3cret@h/d", "table": "t"}, "is not the address of a database"),
@@ -238,7 +238,7 @@ def test_what_is_wrong_shows_before_a_run(file: Path, capsys: pytest.CaptureFixt
         ({"url": "sqlite:///absent/shop.db", "table": "numbers"}, 2, "there is no directory"),
         ({"url": "sqlite:///shop.db", "table": "absent"}, 2, "there is no table absent"),
         ({"url": "mssql://host/d", "table": "t"}, 2, "needs a driver that is not installed"),
-        ({"url": "postgresql+asyncpg://host/d", "table": "t"}, 2, "whose calls are coroutines"),
+        ({"url": "postgresql+asyncpg://host/d", "table": "t"}, 2, "has the asynchronous driver"),
         ({"url": "xyz://host/d", "table": "t"}, 2, "SQLAlchemy does not know: xyz"),
         ({"url": "mariadb+pymysql://127.0.0.1:1/d", "table": "t"}, 2, "cannot be used now"),
     ):

@@ -376,7 +376,7 @@ async def test_a_next_page_on_another_server_is_not_followed(address: str) -> No
     [
         ("<html>", "not JSON"),
         ("[1]", "no array at 'items'"),
-        ('{"items": [1], "next": [2]}', "neither a text nor a whole number"),
+        ('{"items": [1], "next": [2]}', "neither text nor a whole number"),
     ],
 )
 async def test_another_answer_than_the_settings_say_is_named(answer: str, said: str) -> None:
@@ -503,10 +503,10 @@ async def test_over_tls_and_with_a_token(kind: str, tmp_path: Path) -> None:
         ({"websocket": {"url": "ws://host/"}, "guarantee": "atLeastOnce"}, "at most once"),
         ({"httpPoll": {"url": "http://host/"}, "guarantee": "exactlyOnce"}, "`cursor` makes it exactly once"),
         ({"httpPoll": {"url": "http://host/", "cursor": {}}}, "exactly one|none of"),
-        ({"httpPoll": {"url": "http://host/", "cursor": {"recordField": "id"}}}, "nothing carries"),
+        ({"httpPoll": {"url": "http://host/", "cursor": {"recordField": "id"}}}, "no parameter carries"),
         ({"httpPoll": {"url": "http://host/", "cursor": {"link": True, "parameter": "p"}}}, "no parameter carries"),
         ({"httpPoll": {"url": "http://h/", "cursor": {"link": True}, "pages": {"link": True}}}, "from page to page"),
-        ({"httpPoll": {"url": "http://host/", "body": "lines", "records": "a"}}, "leads into JSON"),
+        ({"httpPoll": {"url": "http://host/", "body": "lines", "records": "a"}}, "needs a JSON answer"),
     ],
 )
 async def test_settings_that_cannot_hold_are_refused(spec: dict[str, Any], said: str) -> None:

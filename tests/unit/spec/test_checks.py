@@ -162,7 +162,7 @@ def test_outputs(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("[2].sink.fallback.file.path", "another sink writes into a")
     ]
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert found(sink("sub/new")) == [("[2].sink.file.path", "nothing may be written in sub")]
+    assert found(sink("sub/new")) == [("[2].sink.file.path", "sub is not writable")]
 
 
 def test_parquet_needs_a_package(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

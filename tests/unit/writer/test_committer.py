@@ -205,7 +205,7 @@ async def test_what_is_full_of_records_that_open_windows_need_is_said(
         await commit_each(committer, unit(1, b"x"))
     first, second = (record.message for record in caplog.records)
     assert "keepInput" not in first
-    assert "Records on map-a are kept until the windows that they are in are committed (`keepInput`)" in second
+    assert "Records on map-a are kept until their windows are committed (`keepInput`)" in second
 
 
 @pytest.mark.guarantee("I8")

@@ -1,9 +1,9 @@
-// Package columns packs byte strings, texts and headers into the columns of frames and answers, and cuts them again.
+// Package columns packs byte strings, texts and headers into the columns of frames and answers, and unpacks them.
 package columns
 
 import "github.com/millstream/millstream/sdk/go/internal/wire/framev1"
 
-// Items cuts a column into its byte strings.
+// Items returns the byte strings of a column.
 func Items(column *framev1.BytesColumn) [][]byte {
 	offsets, data := column.GetOffsets(), column.GetData()
 	if len(offsets) == 0 {
@@ -11,13 +11,13 @@ func Items(column *framev1.BytesColumn) [][]byte {
 	}
 	cut := make([][]byte, len(offsets)-1)
 	for i := range cut {
-		// Appending to one must not write into the next.
+		// Appending to an item must not overwrite the next.
 		cut[i] = data[offsets[i]:offsets[i+1]:offsets[i+1]]
 	}
 	return cut
 }
 
-// Texts is Items as strings, which share one.
+// Texts is Items with strings, which share memory.
 func Texts(column *framev1.BytesColumn) []string {
 	offsets := column.GetOffsets()
 	if len(offsets) == 0 {
@@ -31,7 +31,7 @@ func Texts(column *framev1.BytesColumn) []string {
 	return cut
 }
 
-// Lists gives the texts of each record.
+// Lists returns the texts of each record.
 func Lists(column *framev1.ListColumn) [][]string {
 	texts, starts := Texts(column.GetItems()), column.GetStarts()
 	if len(starts) == 0 {
@@ -48,7 +48,7 @@ func Lists(column *framev1.ListColumn) [][]string {
 	return out
 }
 
-// Headers are those of record i; nil where it has none.
+// Headers returns the headers of record i; nil if it has none.
 func Headers(column *framev1.HeadersColumn, i int) map[string][]byte {
 	starts, names, values := column.GetStarts(), column.GetNames(), column.GetValues()
 	if starts[i] == starts[i+1] {
@@ -66,7 +66,7 @@ func PackItems[Item []byte | string](all []Item) *framev1.BytesColumn {
 	return Pack(len(all), func(i int) Item { return all[i] })
 }
 
-// Pack is PackItems of what item gives for 0 to n-1.
+// Pack is PackItems for the results of item for 0 to n-1.
 func Pack[Item []byte | string](n int, item func(i int) Item) *framev1.BytesColumn {
 	size := 0
 	for i := range n {

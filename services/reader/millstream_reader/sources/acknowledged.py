@@ -1,14 +1,14 @@
-"""Messages that a server hands out and wants acknowledged: held until the commit that contains them.
+"""Messages that a server delivers and expects to be acknowledged: they are held until the commit that contains them.
 
     server ─► Inbox: waiting ─ read ─► given ─ committed ─► done ─► acknowledged
                  └── leases of all of them are extended while they are here ──┘
 
-A position counts the messages that were given, so a commit says which are done. What is not acknowledged when a
-process dies or a connection breaks, the server hands out again; the lane above leaves it out by its id if it was
-committed. A message without an id is then repeated: nothing tells the second delivery from a new message.
+A position counts the messages that the lane has read, so a commit says which are done. If a process dies or a
+connection breaks, the server redelivers the unacknowledged messages. The lane above recognizes those that were
+committed by their ids and drops them. A message without an id is duplicated, because its second delivery looks like a
+new message.
 
-The ids that a lane remembers are its own, so a queue is read by one lane only: another one would not know what was
-committed.
+Each lane remembers its own ids, so only one lane reads a queue: another one would not know what was committed.
 
 Above it: a source lane. Below it: the subscription of one kind of server. Neither knows the other.
 """
@@ -40,30 +40,30 @@ from millstream_reader.sources.positions import pack_position, unpack_position, 
 from millstream_reader.sources.reaching import Reaching
 
 _CLOSE_S = 5.0
-"""How long the last acknowledgements may take when a lane is closed."""
+"""Time limit for the last acknowledgements when a lane is closed."""
 _LEASE_PARTS = 3
-"""A lease is extended when this part of it has passed, so that one failure costs nothing."""
+"""A lease is extended after this fraction of it, so that one failed attempt has no effect."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message that the server has handed out."""
+    """A message that the server has delivered."""
 
     value: bytes
     tag: Any
-    """What the server knows this delivery by."""
+    """The server's identification of this delivery."""
     time_us: int
     record_id: str = ""
-    """The same whenever the message is handed out. Empty: it has none."""
+    """The message's id, the same at every delivery; empty if it has none."""
     headers: Mapping[str, bytes] = field(default_factory=dict)
     redelivered: bool = False
-    """The server says that it has handed it out before."""
+    """Whether the server reports an earlier delivery."""
 
     @property
     def size(self) -> int:
-        """Bytes that a record of it has, about."""
+        """Approximate bytes of its record."""
         return size_of(self.value, self.headers) + len(self.record_id)
 
 
@@ -71,37 +71,37 @@ class Inbox(Received[Message]):
     """The messages of one connection. Pure."""
 
     def __init__(self, given: int, bounds: Bounds) -> None:
-        """`given`: messages that the lane has been given over its life."""
+        """`given`: number of messages that the lane has read so far."""
         super().__init__(bounds)
         self.given = given
         self.changed = asyncio.Event()
-        """Something is to be done beside the lane's reads."""
+        """Set when there is work besides the lane's reads."""
         self._unconfirmed: deque[tuple[int, Message]] = deque()
         self._done: list[Message] = []
 
     # The server's side
 
     def lose(self, error: MillstreamError) -> None:
-        """The connection is gone; what is held comes again over another one. The first reason counts."""
+        """The connection is lost; the server redelivers held messages over a new one. The first reason is kept."""
         super().lose(error)
         self.changed.set()
 
     @property
     def held(self) -> int:
-        """Messages without an acknowledgement."""
+        """Number of unacknowledged messages."""
         return len(self._waiting) + len(self._unconfirmed) + len(self._done)
 
     def unacknowledged(self) -> list[Message]:
-        """All that is held, the oldest first."""
+        """All held messages, the oldest first."""
         return [*self._done, *(message for _, message in self._unconfirmed), *self._waiting]
 
     @property
     def done(self) -> Sequence[Message]:
-        """Those that are committed and not acknowledged yet, in the order in which they came."""
+        """Messages that are committed and not acknowledged yet, in the order of their arrival."""
         return self._done
 
     def acknowledged(self, count: int) -> None:
-        """The first of `done` are."""
+        """The first `count` of `done` are acknowledged."""
         self.size -= sum(message.size for message in self._done[:count])
         del self._done[:count]
         self._note()
@@ -109,7 +109,7 @@ class Inbox(Received[Message]):
     # The lane's side
 
     def committed(self, given: int) -> None:
-        """All up to the one with this number may be acknowledged."""
+        """All messages up to this number may be acknowledged."""
         while self._unconfirmed and self._unconfirmed[0][0] <= given:
             self._done.append(self._unconfirmed.popleft()[1])
         if self._done:
@@ -121,34 +121,35 @@ class Inbox(Received[Message]):
 
 
 class Subscription(Protocol):
-    """The way to one queue of one kind of server. Errors are ours: `RetryLaterError` where it helps to try again."""
+    """Access to one queue of one kind of server. It raises Millstream errors: `RetryLaterError` where a retry helps."""
 
     @property
     def lease_s(self) -> float | None:
-        """After which a message that is held is handed out again unless its lease is extended; None: never, while the
-        connection lasts."""
+        """Seconds after which the server redelivers a held message unless its lease is extended; None if it does not
+        while the connection lasts."""
 
     async def connect(self, inbox: Inbox) -> None:
-        """Have what comes put into `inbox`, and its `lose` called when that ends. A connection before it is closed."""
+        """Open a connection that puts messages into `inbox`, and calls its `lose` at the end. Closes an earlier
+        connection first."""
 
     async def receive(self, inbox: Inbox) -> None:
-        """Ask for messages while the inbox has room, where the server does not send them by itself. Cancelled at the
+        """Request messages while the inbox has space, if the server does not send them by itself. Cancelled at the
         end."""
 
     async def acknowledge(self, messages: Sequence[Message]) -> None:
-        """These are committed: the next in the order in which they came."""
+        """Acknowledge these committed messages, the next in the order of their arrival."""
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Begin their leases again."""
+        """Extend the leases of these messages."""
 
     async def adjust(self, inbox: Inbox) -> None:
-        """Follow what has changed in the inbox, if there is something to follow. Called after its `changed`."""
+        """React to a change of the inbox, if this kind of server needs it. Called after its `changed`."""
 
     async def close(self) -> None:
-        """Give back what is not acknowledged. Called in any state, and again."""
+        """Return unacknowledged messages to the server. May be called in any state, and repeatedly."""
 
     def pending(self) -> int | None:
-        """Messages that wait at the server, as far as is known."""
+        """Number of messages that wait at the server, if it is known."""
 
 
 class AcknowledgedLane:
@@ -161,7 +162,7 @@ class AcknowledgedLane:
         self._subscription = subscription
         self._bounds = bounds
         self._idle = crc32(queue.encode()) % owner.partitions != owner.lane.partition
-        """Whether another lane reads the queue."""
+        """Whether another lane reads the queue instead."""
         self._given = 0
         self._inbox: Inbox | None = None
         """None while there is no connection."""
@@ -188,7 +189,7 @@ class AcknowledgedLane:
             await self._connect()
 
     async def close(self) -> None:
-        """What is committed is acknowledged, as far as it can be in time."""
+        """Acknowledge committed messages, as far as the time limit allows."""
         with suppress(MillstreamError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 if self._inbox is not None:
@@ -223,7 +224,7 @@ class AcknowledgedLane:
         return None if there is None else there + (self._inbox.waiting if self._inbox is not None else 0)
 
     async def drain(self) -> None:
-        # What was not given to the lane goes back to the server when the connection is closed.
+        # Messages that the lane has not read go back to the server when the connection is closed.
         self._draining = True
 
     async def tend(self) -> None:
@@ -238,15 +239,15 @@ class AcknowledgedLane:
             await self._tend(inbox)
 
     def stop(self) -> None:
-        """Have `tend` end what it does and return. What is cancelled on its way may cost the connection, and with it
-        the acknowledgements that are left."""
+        """Ask `tend` to finish what it is doing and return. To cancel a request in flight could lose the connection,
+        and with it the remaining acknowledgements."""
         self._stopped = True
         self._connected.set()
         if self._inbox is not None:
             self._inbox.changed.set()
 
     async def _tend(self, inbox: Inbox) -> None:
-        """As long as this connection lasts."""
+        """Work for the lifetime of this connection."""
         async with asyncio.TaskGroup() as tasks:
             receiving = tasks.create_task(self._subscription.receive(inbox), name=f"receive {self._owner.lane}")
             try:
@@ -280,7 +281,7 @@ class AcknowledgedLane:
             inbox.acknowledged(len(done))
 
     async def _reached(self, timeout_s: float) -> Inbox | None:
-        """The connection; None where there is none now."""
+        """The connection; None if there is none now."""
         inbox = self._inbox
         if inbox is not None and inbox.lost is None:
             return inbox
@@ -338,7 +339,8 @@ class AcknowledgedLane:
 async def open_acknowledged(
     kind: str, queue: str, owner: SourceOwner, subscription: Subscription, *, messages_max: int
 ) -> AsyncIterator[SourceLane]:
-    """The lane at `owner.position`. `queue`: its name, for messages, and by which one of several lanes reads it."""
+    """The lane at `owner.position`. `queue`: the queue's name, for messages and to decide which of several lanes reads
+    it."""
     lane = AcknowledgedLane(kind, queue, owner, subscription, Bounds(messages_max))
     async with AsyncExitStack() as life:
         life.push_async_callback(lane.close)

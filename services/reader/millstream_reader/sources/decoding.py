@@ -3,7 +3,7 @@
     lane ─► batch, held ─► schemas of its values and keys ─► JSON, or invalid with the reason
                    └─ registry away: empty batches, at the position before it
 
-Above it: the lane that reads event times and keys off the JSON. Below it: the lane of any source whose values are
+Above it: the lane that extracts event times and keys from the JSON. Below it: the lane of any source whose values are
 bytes, and the decoder.
 """
 
@@ -41,9 +41,9 @@ class DecodingLane:
         self._values = values
         self._keys = keys
         self._position = position
-        """Behind what was given."""
+        """The position after the records that were returned."""
         self._held: SourceBatch | None = None
-        """What was read and could not be decoded so far, because the registry is away."""
+        """A batch that was read and could not be decoded yet, because the registry is away."""
         self._reaching = Reaching(clock, _log)
 
     @property

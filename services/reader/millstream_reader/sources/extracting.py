@@ -1,7 +1,7 @@
-"""`eventTime` and `keys` for a source that gives whole frames.
+"""`eventTime` and `keys` for a source that returns whole frames.
 
-Above it: a source lane. Below it: another lane, of a generator or of a source of the user's own. Files and HTTP
-requests are read with their event time and keys in the first place and do not need it.
+Above it: a source lane. Below it: another lane, of a generator or of a source of the user's own. Lanes of files and
+HTTP requests extract event times and keys themselves and do not need it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class ExtractingLane:
 
 
 def extract(frame: Frame, extraction: Extraction) -> tuple[Frame | None, list[InvalidRecord], list[int]]:
-    """The frame with event times and keys read off its records, the records that these cannot be read off, and the rows
-    that are left. Pure."""
+    """The frame with event times and keys extracted from its records, the records without valid ones, and the remaining
+    rows. Pure."""
     times = frame.event_times_us()
     keys = frame.keys()
     headers = frame.headers()

@@ -1,6 +1,6 @@
-"""What a server sends by itself, until a lane reads it: bounded by number and by bytes. Pure.
+"""Messages that a server sends, until a lane reads them: bounded by number and by bytes. Pure.
 
-Above it: lanes. Below it: tasks that receive, which stop while it is full.
+Above it: lanes. Below it: receiving tasks, which pause while it is full.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from millstream.limits import ACKNOWLEDGED_BYTES_MAX
 
 
 class Sized(Protocol):
-    """What is held."""
+    """A held message."""
 
     @property
     def size(self) -> int:
-        """Bytes that a record of it has, about."""
+        """Approximate bytes of its record."""
 
 
 M = TypeVar("M", bound=Sized)
 
 
 class Bounds(NamedTuple):
-    """What a lane holds at most."""
+    """The bounds of an inbox."""
 
     messages: int
     size: int = ACKNOWLEDGED_BYTES_MAX
 
 
 class Inbox(Generic[M]):
-    """What has arrived and was not read."""
+    """Messages that have arrived and were not read."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.size = 0
-        """Bytes of all that is held."""
+        """Bytes of all held messages."""
         self.lost: MillstreamError | None = None
-        """Why nothing more arrives."""
+        """Why no more messages arrive."""
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -49,14 +49,14 @@ class Inbox(Generic[M]):
     # The server's side
 
     def put(self, message: M) -> None:
-        """One more."""
+        """Add a message."""
         self._waiting.append(message)
         self.size += message.size
         self._arrived.set()
         self._note()
 
     def lose(self, error: MillstreamError) -> None:
-        """Nothing more arrives. The first reason counts."""
+        """Mark the end of arrivals. The first reason is kept."""
         if self.lost is None:
             self.lost = error
         self._arrived.set()
@@ -72,18 +72,18 @@ class Inbox(Generic[M]):
         return len(self._waiting)
 
     async def room(self) -> None:
-        """Until more may be put, or nothing more arrives."""
+        """Wait until there is space, or no more messages arrive."""
         await self._room.wait()
 
     # The lane's side
 
     @property
     def waiting(self) -> int:
-        """Messages that were not read yet."""
+        """Number of unread messages."""
         return len(self._waiting)
 
     async def arrival(self, timeout_s: float) -> None:
-        """Until there is a message, or nothing more arrives, or the time is over."""
+        """Wait for a message, the end of arrivals or the timeout."""
         if self._waiting or self.lost is not None:
             return
         self._arrived.clear()
@@ -92,7 +92,7 @@ class Inbox(Generic[M]):
                 await self._arrived.wait()
 
     def take(self, records_max: int, bytes_max: int) -> list[M]:
-        """The next ones, one at least if there are any."""
+        """Remove the next messages, at least one if there are any."""
         taken: list[M] = []
         size = 0
         while self._waiting and len(taken) < records_max:
@@ -106,7 +106,7 @@ class Inbox(Generic[M]):
         return taken
 
     def _taken(self, message: M) -> None:
-        """It is not held any more."""
+        """Release a held message."""
         self.size -= message.size
 
     def _note(self) -> None:

@@ -1,6 +1,7 @@
-"""From the source a user wrote to an open lane of it.
+"""Opens a lane of the source in a pipeline file.
 
-Above it: the vertex process. Below it: one folder per kind of source, found by name. Knows nothing of how one works.
+Above it: the vertex process. Below it: one folder per kind of source, found by name. It does not know how a source
+works.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ async def open_source(
     stream_name: StreamName | None = None,
     seen: SeenIds | None = None,
 ) -> AsyncIterator[SourceLane]:
-    """The open lane of `source` that goes on at `position` (empty: at the very start).
+    """The open lane of `source`, which continues at `position` (empty at the first start).
 
-    `base_dir` is the directory of the pipeline file, from which its paths count. A user-defined source needs
-    `udf_client` and `stream_name`, and an HTTP source `seen`, to refuse records whose ids its lane cannot remember.
-    Errors: those of `SourceLane.read`, for what shows at once.
+    `base_dir` is the directory of the pipeline file, which its paths are relative to. A user-defined source needs
+    `udf_client` and `stream_name`, and an HTTP source needs `seen`, to refuse records whose ids its lane cannot
+    remember. Errors: those of `SourceLane.read`, for problems that show immediately.
     """
     connector, settings = source.connector, source.settings
     if not isinstance(connector, SourceConnector):
@@ -67,7 +68,7 @@ async def open_source(
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(connector.open(settings, owner))
         if any(source.formats()):
-            # Only then, because it brings a client for HTTP.
+            # Imported only here, because it imports an HTTP client.
             from millstream_reader.sources.decoding import decoding
 
             decoded = decoding(opened, source, position, base_dir=base_dir, clock=clock, where=f"lane {lane}")
@@ -76,7 +77,7 @@ async def open_source(
 
 
 def extraction_of(source: Source) -> Extraction:
-    """What `eventTime` and `keys` mean."""
+    """The extraction for `eventTime` and `keys`."""
     wanted = source.event_time
     return Extraction(
         time_field=wanted.field if wanted is not None else None,

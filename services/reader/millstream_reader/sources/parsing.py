@@ -1,7 +1,7 @@
-"""From lines of a file to records: plain lines and JSON lines. Pure.
+"""Converts lines of a file to records: plain lines and JSON lines. Pure.
 
-Above it: `text_file`, which cuts a file into lines. A parser takes some of the lines and says how many it has used;
-it does not know files or offsets. CSV, where a row may have several lines, is in `csv_parsing`.
+Above it: `text_file`, which splits a file into lines. A parser takes some of the lines and returns the number it has
+consumed; it does not know files or offsets. CSV, where a row may have several lines, is in `csv_parsing`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UTF_8 = "utf-8"
 
 
 class InvalidLine(NamedTuple):
-    """Input that is not a record, by the index of its first line in what the parser was given."""
+    """Input that is not a record, with the index of its first line in the parser's input."""
 
     line: int
     raw: bytes
@@ -28,7 +28,7 @@ class InvalidLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SealedRecords:
-    """Records whose columns are those of a frame already."""
+    """Records that are already in the columns of a frame."""
 
     records: int
     size: int
@@ -41,18 +41,18 @@ class SealedRecords:
 
 @dataclass(slots=True)
 class Parsed:
-    """What a parser has made of some lines."""
+    """The result of parsing some lines."""
 
     lines: int
-    """How many of the lines are used up; the rest is to be given again, with more behind it."""
+    """Number of consumed lines. The rest has to be passed again, followed by more."""
     values: list[bytes] = field(default_factory=list)
     event_times_us: list[int] | None = None
-    """None: the source says nothing about event time."""
+    """Event times; None if the source does not configure them."""
     keys: list[tuple[bytes, ...]] | None = None
-    """None: the source says nothing about keys."""
+    """Keys; None if the source does not configure them."""
     invalid: list[InvalidLine] = field(default_factory=list)
     sealed: SealedRecords | None = None
-    """All of it, instead of values, times and keys."""
+    """The complete columns, instead of values, times and keys."""
 
     @property
     def records(self) -> int:
@@ -70,7 +70,7 @@ class Parser(Protocol):
     def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> Parsed:
         """At most `records_max` records of `lines` (without their newlines).
 
-        `final`: nothing follows these lines, so what does not end in them never will.
+        `final`: no lines follow, so a row that does not end here never will.
         """
 
 
@@ -106,7 +106,7 @@ class LineParser:
         if self._json_lines:
             values = [value for value in values if value and not value.isspace()]
         if self._reads_json and (extraction.reads_value or not all_json(values)):
-            # Takes as long to import as a fifth of a worker, and many sources need no JSON.
+            # The import takes a fifth of a worker's start-up, and many sources need no JSON.
             from pydantic_core import from_json
 
             objects = [from_json(value, allow_inf_nan=False) for value in values]
@@ -140,13 +140,14 @@ class LineParser:
 
 
 def normal_encoding(encoding: str) -> str:
-    """The codec's own name. A byte order mark is dealt with where a file begins, so it needs no codec of its own."""
+    """The codec's canonical name. A byte order mark is handled at the beginning of a file, so it needs no special
+    codec."""
     name = codecs.lookup(encoding).name
     return UTF_8 if name == "utf-8-sig" else name
 
 
 def decoded(line: bytes, encoding: str) -> str:
-    """The text of a line. Errors: `ValueError` that says where it is not in the encoding."""
+    """The text of a line. Errors: `ValueError` with the place that is not in the encoding."""
     try:
         return line.decode(encoding)
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
 """Positions of the built-in sources: small JSON objects, readable in tools. Pure.
 
-Every position names its kind, its version and the number of partitions it was made under. Partitions decide
-which lane owns what, so a position is of no use under another number of them.
+Every position contains its kind, its version and the number of partitions. Partitions decide what each lane owns, so a
+position does not apply to another number of them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _VERSION = 1
 
 
 def pack_position(kind: str, partitions: int, body: dict[str, Any]) -> bytes:
-    """The bytes of a position: `body` and what every position carries."""
+    """The bytes of a position: `body` and the common members."""
     whole = {"source": kind, "version": _VERSION, "partitions": partitions, **body}
     return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
 def unpack_position(position: bytes, kind: str, partitions: int, lane: LaneId) -> dict[str, Any] | None:
-    """What `pack_position` was given; None for the empty position, the very start.
+    """The body of a position; None for the empty position, the first start.
 
-    Errors: `UserError` when the spec has changed in a way that positions do not survive, `DamageError` when the
-    bytes are not a position.
+    Errors: `UserError` if the spec has changed so that the position does not apply, `DamageError` if the bytes are not
+    a position.
     """
     if not position:
         return None
@@ -61,7 +61,7 @@ def unpack_position(position: bytes, kind: str, partitions: int, lane: LaneId) -
 
 
 def unreadable_position(where: str, position: bytes, owner: str) -> DamageError:
-    """What to raise for a stored position that does not belong to `owner`, the kind of source that has it."""
+    """The error for a stored position that does not belong to `owner`, the kind of source that read it."""
     return DamageError(
         codes.POSITION_UNREADABLE, f"{where}: the stored position {position[:80]!r} does not belong to {owner}"
     )

@@ -1,6 +1,6 @@
-"""Reaching the server of a source: tried until it answers, said once, and never in the way of those who wait.
+"""Connects to the server of a source: tries until it answers, logs a failure once, and does not block readers.
 
-Above it: the lanes whose records are on a server. Below it: the pauses between two tries.
+Above it: the lanes whose records are on a server. Below it: the pauses between attempts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
 
 
 class Reaching:
-    """Of one lane. While the server is away its reads come back empty, and in time."""
+    """The state of one lane. While the server is away, its reads return empty batches in time."""
 
     def __init__(self, clock: Clock, log: logging.Logger) -> None:
         self._clock = clock
@@ -25,7 +25,7 @@ class Reaching:
         self._not_before_s = 0.0
 
     async def may_try(self, timeout_s: float) -> bool:
-        """Whether a try is due. If not, it has waited for one, `timeout_s` seconds or less."""
+        """Whether an attempt is due. If not, has waited for it for up to `timeout_s` seconds."""
         left_s = self._not_before_s - self._clock.monotonic_s()
         if left_s <= 0:
             return True
@@ -33,11 +33,11 @@ class Reaching:
         return False
 
     def rest(self, seconds: float) -> None:
-        """Nothing is to be tried for so long, though the server answers."""
+        """Make no attempt for this time, although the server answers."""
         self._not_before_s = self._clock.monotonic_s() + seconds
 
     def failed(self, error: Exception) -> None:
-        """Have it tried again after a pause. Raises the error where that does not help."""
+        """Schedule another attempt after a pause. Raises the error if that cannot help."""
         if not isinstance(error, RetryLaterError):
             raise error
         if self._pauses.none_yet:
@@ -45,5 +45,5 @@ class Reaching:
         self._not_before_s = self._clock.monotonic_s() + self._pauses.take()
 
     def worked(self) -> None:
-        """The server has answered: the next failure is news, and its first pause is short."""
+        """The server has answered: the next failure is logged again, and its first pause is short."""
         self._pauses.begin_again()

@@ -1,11 +1,12 @@
-"""A lane to which a server sends by itself, and which cannot ask for a message a second time, unless it has a name.
+"""A lane to which a server pushes messages, and which cannot request a message again unless the message has a place.
 
     server ─► stream ─► Inbox ─ read ─► batch, with the place of its last message
-                 └── connected again, behind the last message that arrived
+                 └── reconnected, after the last message that arrived
 
-Where messages have places (`replayable`), the lane's mark holds one, and another process continues after it. Where they
-have none, a message counts at most once: what a process that dies has received and not committed is lost, as is what
-the server sends while there is no connection. No account counts it, because a record is an input when it is committed.
+If messages have places (`replayable`), the lane's mark has one, and another process continues after it. Otherwise
+delivery is at most once: messages that a dying process has received and not committed are lost, and so are those that
+the server sends while there is no connection. No account counts them, because a record becomes an input when it is
+committed.
 
 Above it: a source lane. Below it: the stream of one kind of server. Neither knows the other.
 """
@@ -32,7 +33,7 @@ from millstream_reader.sources.positions import pack_position, unpack_position, 
 from millstream_reader.sources.reaching import Reaching
 
 MESSAGES_MAX = 10_000
-"""Messages that wait to be read, at most."""
+"""Maximum number of unread messages."""
 _TRY_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -40,30 +41,30 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message that the server has sent."""
+    """A message from the server."""
 
     value: bytes | None
-    """None: it is nothing for the pipeline, and the stream is further than before."""
+    """The value; None if the message has none for the pipeline and only advances the stream."""
     time_us: int
     headers: Mapping[str, bytes] = field(default_factory=dict)
     place: str = ""
-    """Where the stream is behind it, in the server's own words. Empty: it has none."""
+    """The stream's position after it, in the server's own form; empty if it has none."""
     whole_size: int = 0
-    """Of a value that is too large, so that only its beginning is here: the bytes that it has."""
+    """Full size in bytes of a value that is too large and was truncated."""
 
     @property
     def size(self) -> int:
-        """Bytes that a record of it has, about."""
+        """Approximate bytes of its record."""
         return size_of(self.value or b"", self.headers)
 
 
 class Arrivals(Inbox[Received]):
-    """What has arrived, and how far the stream is."""
+    """Arrived messages, and the stream's position."""
 
     def __init__(self, place: str) -> None:
         super().__init__(Bounds(MESSAGES_MAX))
         self.place = place
-        """Behind what has arrived."""
+        """The place after the arrived messages."""
         self.ended = False
         """Nothing will follow, ever."""
 
@@ -78,26 +79,25 @@ class Arrivals(Inbox[Received]):
 
 
 class Stream(Protocol):
-    """The way to one server. Errors are ours: `RetryLaterError` where it helps to try again."""
+    """The connection to one server. It raises Millstream errors: `RetryLaterError` where a retry helps."""
 
     @property
     def replayable(self) -> bool:
-        """Whether messages have places from which the server sends again."""
+        """Whether messages have places from which the server can send again."""
 
     @property
     def pause_s(self) -> float:
-        """How long the server wants to be left alone before the next connection."""
+        """Pause that the server asks for before the next connection."""
 
     async def connect(self, place: str) -> None:
-        """Connect, so as to receive what follows `place` (empty: as the settings say). A connection before it is
-        closed."""
+        """Connect to receive the messages after `place` (empty: as the settings say). Closes an earlier connection."""
 
     async def receive(self, inbox: Arrivals) -> None:
-        """Put what comes into `inbox`, while it has room. Returns when the server says that nothing will follow, ever;
-        raises when the connection is lost."""
+        """Put arriving messages into `inbox`, while it has space. Returns when the server reports the end of the
+        stream; raises when the connection is lost."""
 
     async def close(self) -> None:
-        """Called in any state, and again."""
+        """May be called in any state, and repeatedly."""
 
 
 class ReceivingLane:
@@ -110,9 +110,9 @@ class ReceivingLane:
         self._stream = stream
         self._idle = idle
         self._given = 0
-        """Messages that the lane was given over its life."""
+        """Number of messages that the lane has read over its lifetime."""
         self._place = ""
-        """Behind what was given."""
+        """The place after the messages that were read."""
         self._inbox = Arrivals("")
         self._reaching = Reaching(owner.clock, _log)
         self._draining = False
@@ -139,12 +139,12 @@ class ReceivingLane:
         await self._stream.close()
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
-        """Receive, beside the reads."""
+        """Start to receive, concurrently with reads."""
         if not self._idle:
             self._receiving = tasks.create_task(self._receive(), name=f"receive {self._owner.lane}")
 
     def stop(self) -> None:
-        """Receive nothing more."""
+        """Stop receiving."""
         if self._receiving is not None:
             self._receiving.cancel()
 
@@ -164,13 +164,13 @@ class ReceivingLane:
         return self._batch(taken)
 
     async def committed(self, position: bytes) -> None:
-        """The server keeps nothing for this reader."""
+        """The server keeps no state for this reader."""
 
     def pending(self) -> int | None:
         return self._inbox.waiting
 
     async def drain(self) -> None:
-        # What has arrived is read: without a place it would be lost.
+        # Arrived messages are still read: without a place they would be lost.
         self._draining = True
         self.stop()
         if self._receiving is not None:
@@ -178,7 +178,7 @@ class ReceivingLane:
         await self._stream.close()
 
     async def _receive(self) -> None:
-        """Until the stream has ended, or fails in a way that does not pass."""
+        """Receive until the stream has ended, or fails permanently."""
         inbox = self._inbox
         try:
             while True:
@@ -193,7 +193,7 @@ class ReceivingLane:
             inbox.end()
 
     async def _connect_again(self, error: RetryLaterError) -> None:
-        """Until it works. Raises what does not pass."""
+        """Connect, with retries. Raises permanent errors."""
         while True:
             self._reaching.failed(error)
             if self._stream.pause_s:

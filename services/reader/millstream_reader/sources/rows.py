@@ -21,21 +21,21 @@ class Row(NamedTuple, Generic[T]):
     size: int
     """Bytes of the value."""
     value: bytes
-    """The row as a JSON object; the beginning of it when it is larger than a record may be."""
+    """The row as a JSON object; only its beginning if it is larger than a record may be."""
 
 
 class Taken(NamedTuple, Generic[T]):
-    """What a batch has of them."""
+    """The rows of a batch."""
 
     values: list[bytes]
     invalid: tuple[InvalidRecord, ...]
     at: T | None
-    """The cursor of the last one; None where there was none."""
+    """The cursor of the last row; None if there was none."""
 
 
 def take(waiting: deque[Row[T]], shown: str, records_max: int, bytes_max: int) -> Taken[T]:
-    """The first rows, within the limits; one that is larger than a record may be is invalid. `shown`: how to show a
-    cursor, with `{}` in place of it."""
+    """Removes the first rows, within the limits; one that is larger than a record may be is invalid. `shown`: a
+    template for a cursor in messages, with `{}` in its place."""
     values: list[bytes] = []
     invalid: list[InvalidRecord] = []
     at: T | None = None

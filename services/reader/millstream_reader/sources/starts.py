@@ -1,4 +1,4 @@
-"""Where the first run of a source begins, for sources whose records the outside keeps in order of time. Pure."""
+"""Where the first run of a source begins, for sources whose records are stored in the order of time. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EARLIEST, LATEST = "earliest", "latest"
 
 
 def start_time(written: str) -> datetime | None:
-    """The time that a `start` names; None where it is a word. Raises `ValueError`."""
+    """The time in a `start`; None if it is a keyword. Raises `ValueError`."""
     if written in (EARLIEST, LATEST):
         return None
     time = datetime.fromisoformat(written)
@@ -28,10 +28,10 @@ def _checked_start(written: str) -> str:
     except ValueError:
         what = f"{written!r} is not a valid start"
         raise problem(
-            codes.VALUE_MALFORMED, what, "earliest, latest, or a time with its offset: 2024-01-01T00:00:00Z"
+            codes.VALUE_MALFORMED, what, "earliest, latest, or a time with an offset: 2024-01-01T00:00:00Z"
         ) from None
     return written
 
 
 Start = Annotated[str, After(_checked_start)]
-"""`earliest`, `latest`, or a time with its offset."""
+"""`earliest`, `latest`, or a time with an offset."""

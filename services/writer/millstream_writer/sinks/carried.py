@@ -1,4 +1,4 @@
-"""What a message carries of its record beside the value, where it has headers. Pure.
+"""The headers of a message that carry parts of its record besides the value. Pure.
 
 Above it: sinks whose target has messages with headers, each in its own form.
 """
@@ -13,7 +13,7 @@ KEYS = "Millstream-Keys"
 EVENT_TIME = "Millstream-Event-Time"
 RECORD_ID = "Millstream-Id"
 OURS = "millstream-"
-"""How headers begin that are ours, in small letters; those of a record that begin so are left out."""
+"""Prefix of Millstream's own headers, in lower case; a record's headers with this prefix are omitted."""
 
 
 def keys_text(keys: Sequence[bytes]) -> str:
@@ -27,7 +27,7 @@ def time_text(time_us: int) -> str:
 
 
 def message_id(run: str, record_id: str, bytes_max: int) -> str:
-    """Of a record in a run, the same at every attempt; a digest where it would be longer than `bytes_max`."""
+    """Id of a record in a run, the same at every attempt; a digest if it would be longer than `bytes_max`."""
     whole = f"{run}/{record_id}"
     if len(whole.encode()) <= bytes_max:
         return whole

@@ -1,11 +1,11 @@
-"""`format` and `keyFormat` of sinks: values and keys as another program wants them.
+"""`format` and `keyFormat` of sinks: values and keys in the encoding that other programs read.
 
     record ─► value and key fit their schemas? ─► the sink, with both encoded
-                          └─ no: refused with the reason, whatever the sink says
+                          └─ no: refused with the reason
 
 Above it: the delivery. Below it: the encoder, and the lane of any sink that writes values as they are. A lane that
-keeps a position encodes by itself (`kept`): it writes nothing behind a record that is refused before that one has been
-dealt with, because the schema may be another when the lane is opened again.
+keeps a position encodes by itself (`kept`): after a refused record, it writes nothing until that record has been
+handled, because the schema may have changed when the lane is opened again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millstream_udf import columns
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
 if TYPE_CHECKING:
-    # It brings a client for HTTP.
+    # This imports an HTTP client.
     from millstream.formats.encoding import Encoder
 
 _Keys = tuple[bytes, ...]
@@ -30,14 +30,14 @@ KEY_MISFIT = "key does not fit the schema"
 
 @dataclass(frozen=True, slots=True)
 class Encoders:
-    """Of a lane, for what its settings name."""
+    """The encoders of a lane, for the formats in its settings."""
 
     values: Encoder | None = None
     keys: Encoder | None = None
 
 
 def key_of(parts: tuple[bytes, ...]) -> bytes | None:
-    """One key for the keys of a record: readers of a single key find it as it is, and several stay apart."""
+    """One key for the keys of a record: a single key stays unchanged, and several remain distinguishable."""
     if not parts:
         return None
     if len(parts) == 1:
@@ -46,8 +46,8 @@ def key_of(parts: tuple[bytes, ...]) -> bytes | None:
 
 
 async def encoded(encoders: Encoders, item: SinkFrame) -> tuple[SinkFrame | None, Sequence[int], list[SinkFailure]]:
-    """The records whose values and keys can be encoded, with their rows in `item`, and the others. Raises as
-    `Encoder.encode`."""
+    """The records whose values and keys can be encoded, with their rows in `item`, and the failures of the others.
+    Raises as `Encoder.encode` does."""
     given = item.frame.values()
     values = list(given) if encoders.values is None else await encoders.values.encode(given)
     keys = await _encoded_keys(encoders.keys, item)
@@ -94,7 +94,7 @@ async def _encoded_keys(encoder: Encoder | None, item: SinkFrame) -> list[_Keys 
 
 
 def of_rows(rows: Sequence[int], failures: Sequence[SinkFailure]) -> list[SinkFailure]:
-    """Failures of some of a frame's records, by the rows that they have in it."""
+    """Failures of some of a frame's records, with their rows in the frame."""
     return [replace(failure, index=rows[failure.index]) for failure in failures]
 
 
@@ -108,7 +108,7 @@ class EncodingLane(UnkeptLane):
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         found = [await encoded(self._encoders, item) for item in frames]
         fit = [item for item, _, _ in found if item is not None]
-        # An empty write says where the lane is.
+        # An empty write carries the lane's position.
         result = await self._lane.write(fit, end)
         refused = iter(result.failures)
         failures: list[list[SinkFailure]] = []

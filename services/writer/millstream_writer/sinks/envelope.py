@@ -1,7 +1,7 @@
-"""Records as envelopes: JSON objects that hold any record, with the reason of one that is a dead letter.
+"""Records as envelopes: JSON objects for records of any kind, with the reason of a dead letter.
 
-Above it: the delivery, which does not know. Below it: the sink, which is handed frames whose values are envelopes;
-keys, headers, times and ids stay what they were, and so do positions.
+Above it: the delivery, which is not aware of envelopes. Below it: the sink, which gets frames whose values are
+envelopes. Keys, headers, times, ids and positions stay unchanged.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from millstream_udf import columns
 from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WholeLane, WriteResult
 
 ENVELOPE_COLUMNS = tuple(Column(name=name, type="timestamp" if name == "eventTime" else "string") for name in MEMBERS)
-"""Of a Parquet file without columns of its own."""
+"""Columns of a Parquet file without configured columns."""
 
 
 class EnvelopeLane:
     """A sink's lane that gets the envelope of each record as its value."""
 
     def __init__(self, lane: SinkLane, *, flat: bool) -> None:
-        """`flat`: for columns, in which keys and headers are JSON text."""
+        """`flat`: for columns; keys and headers are JSON text."""
         self._lane = lane
         self._flat = flat
 
@@ -53,7 +53,7 @@ class EnvelopeLane:
 
     @property
     def _whole(self) -> WholeLane:
-        assert isinstance(self._lane, WholeLane), "it keeps a position, and its owner asks for whole deliveries"
+        assert isinstance(self._lane, WholeLane), "it keeps a position, and its owner requires whole deliveries"
         return self._lane
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:

@@ -1,10 +1,10 @@
-"""What a target keeps of a lane beside the records: whether the lane may go on from it, and what is written behind it.
+"""The position that a target keeps of a lane: whether the lane may continue from it, and which records follow it.
 
-    write ─► converted ─► what is behind the position, up to the first record that cannot be written ─► committed
-                              └─ the rest ─► committed by the next call: that record has been dealt with
+    write ─► converted ─► records after the position, up to the first one that cannot be written ─► committed
+                              └─ the rest ─► committed by the next call, after that record was handled
 
 Above it: the lanes of sinks that keep a position in their target. Below it: nothing; a lane reads and writes the
-position in its target's own way, in the transaction of the records.
+position in the way of its target, in the transaction of the records.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ T = TypeVar("T")
 
 
 class Kept(NamedTuple):
-    """How far a lane is in its target."""
+    """A lane's position in its target."""
 
     run: str
     epoch: int
     owner: str
-    """A new name whenever a lane is opened: a connection that was given up commits nothing late."""
+    """A new name whenever a lane is opened, so that an abandoned connection cannot commit late."""
     position: Position
     frame: str
     """Name of the frame with the last record."""
 
 
 async def check_kept(owner: SinkOwner, kept: Kept, target: str, remedy: str, *, ours: bool) -> None:
-    """Raises unless `owner` may write behind what `target` keeps of the lane. `remedy` removes that; `ours`: this very
-    lane has put it there, and lost the answer.
+    """Raises unless `owner` may write after the position that `target` keeps of the lane. `remedy` removes the
+    position; `ours`: this lane itself wrote it, and lost the answer.
 
-    A target of another run, one that is ahead of what the buffer holds, and one that has lost what it confirmed are
-    damage; a newer owner ends this one.
+    A target of another run, one that is ahead of the buffer, and one that has lost confirmed records are damage; a
+    newer owner ends this one.
     """
     if kept.run != owner.ledger_id:
         raise DamageError(
@@ -63,7 +63,7 @@ async def check_kept(owner: SinkOwner, kept: Kept, target: str, remedy: str, *, 
     if not ours and kept.epoch >= owner.epoch:
         raise fenced(owner, target)
     if owner.fallback:
-        # It gets some records only, and maybe others when they are offered again.
+        # A fallback gets only some records, and perhaps different ones when they are offered again.
         return
     if owner.start.record_index == 0 and kept.position < owner.start:
         raise DamageError(
@@ -82,30 +82,30 @@ async def check_kept(owner: SinkOwner, kept: Kept, target: str, remedy: str, *, 
             codes.SINK_AHEAD,
             f"{owner.where}: {target} has records of frame {kept.frame} at sequence {sequence}, but the buffer now "
             f"holds {held} there, and the lane's mark is at {owner.start.sequence}: the pipeline's data is older "
-            f"than {target}, or was written again since. Nothing was written now. Restore the data directory that "
+            f"than {target}, or was rewritten since. Nothing was written now. Restore the data directory that "
             f"belongs to it; or check the records after the mark, and then continue from it: {remedy}",
         )
 
 
 def fenced(owner: SinkOwner, target: str) -> FencedError:
-    """Another owner has opened the lane since."""
+    """The error if another owner has opened the lane since."""
     return FencedError(codes.OUTPUT_TAKEN_OVER, f"{owner.where}: another owner writes lane {owner.name} to {target}")
 
 
 @dataclass(frozen=True, slots=True)
 class Converted(Generic[T]):
-    """What is written of one frame."""
+    """The converted records of one frame."""
 
     rows: Sequence[int]
-    """Which records they are, rising."""
+    """Their indexes in the frame, ascending."""
     made: Sequence[T]
-    """What each becomes."""
+    """The converted form of each."""
     failures: Sequence[SinkFailure]
-    """The others. The same at every attempt."""
+    """Failures of the other records, the same at every attempt."""
 
 
 class _Piece(NamedTuple, Generic[T]):
-    """Records of a frame that are to be written."""
+    """Records of a frame that have to be written."""
 
     item: SinkFrame
     rows: Sequence[int]
@@ -119,7 +119,7 @@ class _Piece(NamedTuple, Generic[T]):
         )
 
     def before(self, limit: Position) -> int:
-        """How many of them end before it."""
+        """How many of them end before this position."""
         indexes = self.item.indexes()
         return bisect_left(self.rows, True, key=lambda row: exact_position(self.item, indexes[row] + 1) >= limit)
 
@@ -129,7 +129,7 @@ class _Piece(NamedTuple, Generic[T]):
 
 
 class _Rest(NamedTuple, Generic[T]):
-    """What a write left for the next call."""
+    """Records that a write left for the next call."""
 
     pieces: Sequence[_Piece[T]]
     end: Position
@@ -137,10 +137,10 @@ class _Rest(NamedTuple, Generic[T]):
 
 
 class PositionLane(ABC, Generic[T]):
-    """A lane whose target keeps a position: what all of these have in common."""
+    """The common part of lanes whose target keeps a position."""
 
     def __init__(self, owner: SinkOwner, records_max: int) -> None:
-        """`records_max`: in one delivery."""
+        """`records_max`: maximum number in one delivery."""
         self._owner = owner
         self._records_max = records_max
         self._durable = owner.start
@@ -160,7 +160,7 @@ class PositionLane(ABC, Generic[T]):
     @property
     @abstractmethod
     def is_ripe(self) -> bool:
-        """A write has left something, which the next call commits."""
+        """Whether a write has left records, which the next call commits."""
 
     @property
     def delivery_records_max(self) -> int:
@@ -184,26 +184,26 @@ class PositionLane(ABC, Generic[T]):
             pass
 
     def _reached(self, frames: Sequence[SinkFrame], end: Position) -> tuple[Position, str]:
-        """Where the lane stands after a write, and the name of the frame with its last record, where it is known."""
+        """Set the lane's position after a write, and the name of the frame with its last record, if it is known."""
         reached = exact_end(frames, end)
         is_last = bool(frames) and frames[-1].sequence == frame_at(reached)
         return reached, frames[-1].name if is_last else ""
 
     @abstractmethod
     def _convert(self, item: SinkFrame) -> Converted[T]:
-        """What becomes of a frame's records."""
+        """Converts a frame's records."""
 
     @abstractmethod
     def _session(self) -> AbstractAsyncContextManager[object]:
-        """The lane taken over, and `_durable` at what the target has. Makes errors ours."""
+        """Takes the lane over, and sets `_durable` to the target's position. Converts errors to Millstream errors."""
 
     @abstractmethod
     async def _finish(self) -> None:
-        """Commit what a write left: its records that were refused have been dealt with."""
+        """Commit the records that a write left: its refused records have been handled."""
 
 
 class KeptLane(PositionLane[T]):
-    """One whose records are refused before anything is written, if at all."""
+    """A lane in which records can be refused only before anything is written."""
 
     def __init__(self, owner: SinkOwner, records_max: int) -> None:
         super().__init__(owner, records_max)
@@ -216,7 +216,7 @@ class KeptLane(PositionLane[T]):
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         async with self._session():
             await self._finish()
-            # Only now it is known how far the target is.
+            # Only now is the target's position known.
             converted = [await self._made_of(item) for item in frames]
             pieces = [self._new(item, found) for item, found in zip(frames, converted, strict=True)]
             reached, name = self._reached(frames, end)
@@ -236,10 +236,10 @@ class KeptLane(PositionLane[T]):
 
     @abstractmethod
     async def _commit(self, made: Sequence[T], end: Position, frame: str) -> None:
-        """One transaction: these records, and the position behind them."""
+        """One transaction: these records, and the position after them."""
 
     async def _made_of(self, item: SinkFrame) -> Converted[T]:
-        """What becomes of a frame's records, their values and keys encoded where there is a format."""
+        """Converts a frame's records, with their values and keys encoded if there is a format."""
         if self._owner.encoders is None:
             return self._convert(item)
         fit, rows, misfits = await encoded(self._owner.encoders, item)
@@ -253,14 +253,14 @@ class KeptLane(PositionLane[T]):
     def _new(self, item: SinkFrame, found: Converted[T]) -> _Piece[T]:
         piece = _Piece(item, found.rows, found.made)
         if self._owner.fallback or not found.rows or item.sequence > frame_at(self._durable):
-            # A fallback gets some records only, and maybe others when they are offered again.
+            # A fallback gets only some records, and perhaps different ones when they are offered again.
             return piece
         indexes = item.indexes()
         start = bisect_left(found.rows, True, key=lambda row: exact_position(item, indexes[row] + 1) > self._durable)
         return piece.split(start)[1]
 
     def _refused(self, frames: Sequence[SinkFrame], converted: Sequence[Converted[T]]) -> Iterator[Position]:
-        """Where records end that cannot be written and are not behind us."""
+        """The ends of records that cannot be written and are after the position."""
         for item, found in zip(frames, converted, strict=True):
             for failure in found.failures:
                 end = exact_position(item, item.indexes()[failure.index] + 1)
@@ -269,7 +269,7 @@ class KeptLane(PositionLane[T]):
 
     async def _finish(self) -> None:
         if self._rest is not None:
-            # What of it is in the target already, is: the answer to an earlier attempt may be lost.
+            # Some of the records may already be in the target: the answer to an earlier attempt may be lost.
             fresh = [self._new(item, Converted(rows, made, ())) for item, rows, made in self._rest.pieces]
             await self._put(fresh, self._rest.end, self._rest.frame)
             self._rest = None
@@ -293,7 +293,7 @@ class KeptLane(PositionLane[T]):
 
     async def _move(self, made: Sequence[T], end: Position, frame: str) -> None:
         if end <= self._durable:
-            # Of a fallback, whose records are written whatever its position.
+            # In a fallback, records are written whatever its position.
             end, frame = self._durable, ""
         await self._commit(made, end, frame)
         self._durable = end

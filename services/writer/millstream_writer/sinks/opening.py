@@ -1,6 +1,6 @@
 """Opens the kind of sink a spec names.
 
-Above it: the delivery. Below it: one folder per kind, found by name. Knows nothing of how a sink works.
+Above it: the delivery. Below it: one folder per kind, found by name. It does not know how a sink works.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millstream_writer.sinks.envelope import EnvelopeLane
 
 @asynccontextmanager
 async def open_sink(spec: FallbackSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target, open from entering to leaving."""
+    """The lane's target, open for the lifetime of the context."""
     connector, settings = spec.connector, spec.settings
     if not isinstance(connector, SinkConnector):
         raise UserError(
@@ -32,7 +32,7 @@ async def open_sink(spec: FallbackSink, owner: SinkOwner) -> AsyncIterator[SinkL
     form = connector.envelope_form(settings) if owner.envelope else EnvelopeForm.NONE
     async with AsyncExitStack() as stack:
         if any(spec.formats()):
-            # Only then, because it brings a client for HTTP.
+            # Imported only here, because it imports an HTTP client.
             from millstream.formats.encoding import open_encoder
 
             named = (

@@ -1,4 +1,4 @@
-"""The first try to reach a target. One that is away does not keep its sink from opening.
+"""The first attempt to reach a target. A sink can be opened while its target is away.
 
 Above it: sinks whose target is a server. Below it: nothing.
 """
@@ -12,7 +12,7 @@ from millstream.errors import RetryLaterError
 
 
 async def first_try(opening: Awaitable[object], log: logging.Logger) -> None:
-    """Wait for `opening`. A server that is away is logged, and the first write waits for it. Raises other errors."""
+    """Wait for `opening`. If the server is away, logs it, and the first write waits for it. Raises other errors."""
     try:
         await opening
     except RetryLaterError as error:

@@ -1,14 +1,14 @@
-"""Lanes whose target keeps a position, and says only in the transaction which record it refuses.
+"""Lanes whose target keeps a position, and refuses records only within a transaction.
 
-    write ─► converted ─► what is behind the position ─► one transaction: records, position
+    write ─► converted ─► records after the position ─► one transaction: records, position
                                                           └─ refused ─► halved, under savepoints, until it is known
                                                                         which records are ─► those before the first one
 
-A record that the database refuses is found by halving the batch, and nothing of that attempt stays. Then everything
-before the first such record is committed, and nothing behind it, until the delivery has said what becomes of it: if the
-lane stops over it, the order of what follows is as if it had not been tried. That a record was set aside is committed
-with the position that passes it, so after a crash it is refused again, and goes again to a fallback that had not stored
-it.
+A record that the database refuses is found by halving the batch, and that attempt is rolled back. Then everything
+before the first refused record is committed, and nothing after it until the delivery has decided about it: if the lane
+stops there, later records are in the same order as without the attempt. The fact that a record was set aside is
+committed with the position that passes it. So after a crash the record is refused again, and sent again to a fallback
+that had not stored it.
 
 Above it: lanes of databases. Below it: nothing; a lane connects, commits and judges errors in its own way.
 """
@@ -34,35 +34,35 @@ T = TypeVar("T")
 
 
 class Refusal(NamedTuple):
-    """What a database says of a record."""
+    """A database's refusal of a record."""
 
     reason: str
-    """From a small set."""
+    """The reason, from a small set."""
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Row(Generic[T]):
-    """A record that is to be written."""
+    """A record that has to be written."""
 
     end: Position
-    """Where the lane stands behind it."""
+    """The lane's position after it."""
     made: T
     item: int
-    """Of its frame, in the write."""
+    """Index of its frame in the write."""
     row: int
 
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[T]):
-    """What goes into one transaction."""
+    """The contents of one transaction."""
 
     made: Sequence[T]
     end: Position
     frame: str
-    """Name of the frame that the end lies in or behind; empty where it is not known."""
+    """Name of the frame at or before the end; empty if it is unknown."""
     refused: Sequence[tuple[Position, str, str]] = ()
-    """Records that are set aside with it: where each ends, the reason and the detail."""
+    """Records that are set aside with it: the end of each, the reason and the detail."""
 
 
 @dataclass(slots=True)
@@ -73,20 +73,20 @@ class _Write(Generic[T]):
     end: Position
     frame: str
     new: list[tuple[int, Sequence[int], Sequence[T]]] = field(default_factory=list)
-    """What is to be written: of which frame, which records of it, and what they became."""
+    """The records to write: their frame, their indexes in it, and their converted form."""
     refused: list[tuple[Position, str, str]] = field(default_factory=list)
     failures: list[list[SinkFailure]] = field(init=False)
-    """Per frame: those of `refused`, and of records that were set aside before."""
+    """Failures by frame: those from `refused`, and of records that were set aside before."""
 
     def __post_init__(self) -> None:
         self.failures = [[] for _ in self.frames]
 
     def part(self) -> Part[T]:
-        """All that is to be written."""
+        """All records to write."""
         return Part([one for _, _, made in self.new for one in made], self.end, self.frame)
 
     def rows(self, alone: Callable[[T], T]) -> list[_Row[T]]:
-        """The same, one by one; for a batch of which something is refused."""
+        """The same, one by one, for a batch with refused records."""
         return [
             _Row(exact_position(self.frames[number], self.frames[number].indexes()[row] + 1), alone(one), number, row)
             for number, rows, made in self.new
@@ -94,7 +94,7 @@ class _Write(Generic[T]):
         ]
 
     def result(self) -> WriteResult:
-        """What became of it."""
+        """The result of the write."""
         return WriteResult(self.failures if any(self.failures) else ())
 
 
@@ -103,7 +103,7 @@ def _failure(row: int, reason: str, detail: str) -> SinkFailure:
 
 
 class RefusableLane(PositionLane[T]):
-    """One whose database may refuse any record."""
+    """A lane whose database may refuse any record."""
 
     def __init__(self, owner: SinkOwner) -> None:
         super().__init__(owner, sys.maxsize)
@@ -113,7 +113,7 @@ class RefusableLane(PositionLane[T]):
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         async with self._session():
             await self._finish()
-            # Only now it is known how far the target is.
+            # Only now is the target's position known.
             reached, name = self._reached(frames, end)
             write: _Write[T] = _Write(frames, *((self._durable, "") if reached <= self._durable else (reached, name)))
             for number, item in enumerate(frames):
@@ -128,24 +128,23 @@ class RefusableLane(PositionLane[T]):
 
     @abstractmethod
     async def _transact(self, part: Part[T]) -> None:
-        """One transaction: records, those that are set aside, and the position, which never goes back. Nothing of it
-        stays where a record is refused, and the connection may still be used. Raises `FencedError`."""
+        """One transaction: records, those that are set aside, and the position, which never moves back. If a record is
+        refused, it is rolled back, and the connection remains usable. Raises `FencedError`."""
 
     @abstractmethod
     def _trying(self) -> AbstractAsyncContextManager[Callable[[Sequence[T]], Awaitable[None]]]:
-        """A transaction of which nothing stays. In it, a function that writes records behind those that it has written,
-        all of them or none."""
+        """A transaction that is rolled back. It yields a function that writes further records, all of them or none."""
 
     @abstractmethod
     def _refusal(self, error: Exception) -> Refusal | None:
-        """What an error says of a record; None where it is about something else."""
+        """The refusal that an error describes; None if it is about something else."""
 
     def _alone(self, made: T) -> T:
-        """What a record becomes in a batch of which something is refused."""
+        """The converted form of a record in a batch with refused records."""
         return made
 
     def _taken_over(self, position: Position, refused: dict[Position, tuple[str, str]]) -> None:
-        """What the target keeps of the lane, which is this owner's now."""
+        """The lane's stored state in the target; the lane now belongs to this owner."""
         if self._owner.fallback:
             return
         self._durable = max(self._durable, position)
@@ -154,7 +153,7 @@ class RefusableLane(PositionLane[T]):
             self._rest = None
 
     def _sort(self, write: _Write[T], number: int, item: SinkFrame) -> None:
-        """What of a frame is to be written, and what is refused."""
+        """The records of a frame to write, and the refused ones."""
         converted = self._convert(item)
         indexes = item.indexes()
         for row, index in enumerate(indexes if self._refused else ()):
@@ -172,11 +171,11 @@ class RefusableLane(PositionLane[T]):
         write.new.append((number, rows[start:], converted.made[start:]))
 
     def _is_new(self, end: Position) -> bool:
-        # A fallback gets some records only, and maybe others when they are offered again.
+        # A fallback gets only some records, and perhaps different ones when they are offered again.
         return self._owner.fallback or end > self._durable
 
     async def _tried(self, write: _Write[T]) -> bool:
-        """Whether all of it is committed; False when the database refuses something of it, and nothing is."""
+        """Whether everything is committed; False if the database refuses a record, and nothing is committed."""
         try:
             await self._commit(write.part())
         except Exception as error:
@@ -186,17 +185,18 @@ class RefusableLane(PositionLane[T]):
         return True
 
     async def _without_refused(self, write: _Write[T]) -> None:
-        """Find what the database refuses; commit what comes before, and keep the rest until the next call."""
+        """Find the records that the database refuses, commit the records before them, and keep the rest until the next
+        call."""
         rows = write.rows(self._alone)
         bad = await self._find(rows)
         for row, refusal in bad:
             write.failures[row.item].append(_failure(row.row, *refusal))
             write.refused.append((row.end, *refusal))
         if not write.refused:
-            # What was in the way has gone meanwhile, or is not in the way of what is written one by one.
+            # The cause has disappeared meanwhile, or does not affect single writes.
             await self._commit(Part([row.made for row in rows], write.end, write.frame))
             return
-        # A whole delivery is one transaction, which is not made before it is known what becomes of these.
+        # A whole delivery is one transaction, which has to wait for the decision about these records.
         first = Position(0) if self._owner.whole else min(end for end, _, _ in write.refused)
         before = [row for row in rows if row.end < first]
         if before:
@@ -207,7 +207,7 @@ class RefusableLane(PositionLane[T]):
         self._rest = Part(behind, write.end, write.frame, write.refused)
 
     async def _find(self, rows: Sequence[_Row[T]]) -> list[tuple[_Row[T], Refusal]]:
-        """The rows that the database refuses behind those before them. Nothing of the attempt stays."""
+        """The rows that the database refuses, each written after the earlier ones. The attempt is rolled back."""
         found: list[tuple[_Row[T], Refusal]] = []
         async with self._trying() as attempt:
             open_ = [rows] if rows else []
@@ -235,8 +235,9 @@ class RefusableLane(PositionLane[T]):
                 await self._commit(rest)
         except Exception as error:
             if self._refusal(error) is not None:
-                # It was taken before; the lane continues from its mark, and meets the record as the first time.
-                what = f"{self._owner.where}: the database refuses a record that it would have taken before: {error}"
+                # It was accepted before; the lane continues from its mark, and encounters the record as if for the
+                # first time.
+                what = f"{self._owner.where}: the database refuses a record that it accepted before: {error}"
                 raise UserError(codes.SINK_REFUSED, what) from error
             raise
         self._refused.update({at: (reason, detail) for at, reason, detail in rest.refused})

@@ -27,8 +27,8 @@ class DeltaSource(SpecModel):
     """Directory of the table, relative to the pipeline file, or its place in an object store: `s3://bucket/table`,
     `gs://…`, `az://container/…`."""
     follow: Flag = False
-    """Continue with versions that appear later; the source then has no end. Default: end at the version that is the
-    newest one when everything before it has been read."""
+    """Continue with versions that appear later; the source then has no end. Default: end at the newest version, once
+    everything up to it has been read."""
     poll_every_s: PositiveDuration = field(default=10.0, alias="pollEvery")
     """How often it looks for new versions, with `follow`. Duration, default 10s."""
     skip_changes: Flag = False
@@ -38,7 +38,7 @@ class DeltaSource(SpecModel):
     """How to reach the object store. Default: as the environment says."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A store where it has a meaning."""
+        """Rejects a `store` that has no effect."""
         yield from url_problem(self.path, ("path",))
         if self.store is not None and not is_url(self.path):
             what = "`store` has no effect when `path` is a directory"

@@ -1,11 +1,11 @@
 """Rows of a Delta table, in the order of its versions.
 
     newest version: all its files, by name ─► version + 1: the files it added ─► version + 2 ─► …
-                                                  └─ not there yet: the end, or looked for again every `pollEvery`
+                                                  └─ does not exist yet: the end, or checked again every `pollEvery`
 
-One lane reads the table. Lanes could not share it: files are joined and removed while they read, so they would have to
-begin at one version. The position has the version, how many of its files are done, the rows
-that were read of the next one, and a checksum of the version's entry in the log.
+One lane reads the table. Lanes could not share it: files are compacted and removed while they read, so all lanes would
+have to begin at one version. The position has the version, the number of its files that are done, the number of rows
+read from the next one, and a checksum of the version's entry in the log.
 
 Above it: a source lane. Below it: `log`, which blocks, in one thread.
 """
@@ -40,11 +40,11 @@ class DeltaSourceLane(TableSourceLane[Added]):
         self._id = ""
         self._version = -1
         self._whole = True
-        """All files of the version are read, not those alone that it added."""
+        """Whether all files of the version are read, not only those that it added."""
         self._crc = 0
-        """Of the newest version of which something was read."""
+        """Checksum of the newest version from which something was read."""
         self._found_crc = 0
-        """Of the version to which the files in hand belong."""
+        """Checksum of the version whose files are being read."""
 
     def resume(self, position: bytes) -> None:
         body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
@@ -57,7 +57,7 @@ class DeltaSourceLane(TableSourceLane[Added]):
         except (LookupError, TypeError, ValueError) as error:
             raise unreadable_position(f"lane {self._owner.lane}", position, "a delta source") from error
 
-    # In the thread.
+    # Called in the thread.
 
     def _begin(self) -> None:
         found = self._table.open()
@@ -78,7 +78,7 @@ class DeltaSourceLane(TableSourceLane[Added]):
 
     @property
     def _begun(self) -> bool:
-        """The version in hand is there: something of it was looked at."""
+        """Whether the current version exists, because something of it was read."""
         return self._whole or self._done > 0 or self._row > 0
 
     def _advance(self) -> None:
@@ -122,7 +122,7 @@ class DeltaSourceLane(TableSourceLane[Added]):
 
 @asynccontextmanager
 async def open_delta_source(settings: DeltaSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
-    """A lane of the table, going on at `owner.position`."""
+    """A lane of the table, which continues at `owner.position`."""
     async with open_worker(f"delta-{owner.lane.partition}") as worker:
         lane = DeltaSourceLane(settings, owner, worker)
         try:

@@ -1,4 +1,4 @@
-"""The log of a Delta table: which files a version has added, and whether it did nothing else.
+"""The log of a Delta table: which files a version has added, and whether it changed anything else.
 
 Above it: the lane, in its worker thread. Below it: deltalake, whose storage also gives the log's own files.
 """
@@ -27,7 +27,7 @@ from millstream_reader.sources.delta.connector import DeltaSource
 from millstream_reader.sources.file.table_file import as_json, parquet_rows
 
 _AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")
-"""Types whose values in the log are JSON as they are."""
+"""Types whose values in the log are valid JSON."""
 _TIMES = ("timestamp", "timestamp_ntz")
 
 
@@ -35,26 +35,26 @@ class Added(NamedTuple):
     """A file with rows."""
 
     path: str
-    """In the table."""
+    """Path within the table."""
     members: bytes
-    """What the partition adds to the JSON of each row: `,"dt":"2024-01-31"}`."""
+    """The members that the partition adds to the JSON of each row: `,"dt":"2024-01-31"}`."""
 
 
 class Version(NamedTuple):
-    """What of a version is to be read."""
+    """The files of a version to read."""
 
     files: Sequence[Added]
     crc: int
-    """Of its file in the log: another commit in its place has another."""
+    """Checksum of the version's file in the log, which differs if another commit takes its place."""
     skipped: str = ""
-    """Why none of it is: the operation that changed rows."""
+    """Why none is read: the operation that changed rows."""
 
 
 class TableLog:
-    """One table. Blocking; used by one thread. Its methods raise errors of ours."""
+    """One table. Blocking; used by one thread. Its methods raise Millstream errors."""
 
     def __init__(self, settings: DeltaSource, base_dir: Path, where: str) -> None:
-        """Raises `UserError` for credentials that are not there."""
+        """Raises `UserError` for missing credentials."""
         self._settings = settings
         self._where = where
         self._address = address_of(settings.path, base_dir)
@@ -93,7 +93,7 @@ class TableLog:
             raise self._error(error) from error
 
     def crc_of(self, version: int) -> int | None:
-        """Of a version's file in the log; None where that was removed, as old ones are."""
+        """Checksum of a version's file in the log; None if it was removed, as old ones are."""
         data = self._commit(version)
         return None if data is None else zlib.crc32(data)
 
@@ -118,7 +118,7 @@ class TableLog:
         return Version(sorted(added), self.crc_of(version) or 0)
 
     def version(self, version: int) -> Version:
-        """The files that a version has added. Raises `UserError` where it changes rows and may not."""
+        """The files that a version has added. Raises `UserError` if it changes rows and `skipChanges` is not set."""
         data = self._commit(version)
         if data is None:
             raise self._gone(version)
@@ -147,7 +147,7 @@ class TableLog:
         )
 
     def rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
-        """The rows of a file behind so many, as JSON objects, in blocks."""
+        """The rows of a file after the first `skip`, as JSON objects, in blocks."""
         files = self._files
         assert files is not None, "the table is open"
         try:
@@ -180,7 +180,7 @@ class TableLog:
             raise self._error(error) from error
 
     def _typed(self, name: str, text: str | None) -> object:
-        """A value of a partition, which the log has as text."""
+        """A partition value, which the log has as text."""
         if text is None or text == "":
             return None
         for column in self._opened.schema().fields:

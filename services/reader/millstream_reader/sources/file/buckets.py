@@ -1,4 +1,4 @@
-"""The objects that a source's URLs stand for: listed, and fetched whole into a file.
+"""The objects that match a source's URLs: listed, and downloaded into files.
 
 Above it: `objects`. Below it: obstore, an extra. Everything here blocks.
 """
@@ -29,7 +29,7 @@ class Buckets:
     """The stores of a source, and which of their objects it reads."""
 
     def __init__(self, patterns: Sequence[str], settings: ObjectStore, base_dir: Path, where: str) -> None:
-        """Raises `UserError` for credentials that are not there."""
+        """Raises `UserError` for missing credentials."""
         self._urls = [parse_url(pattern) for pattern in patterns]
         self._where = where
         self._stores: dict[str, Store] = {}
@@ -38,7 +38,7 @@ class Buckets:
                 self._stores[url.root] = make_store(url, settings, base_dir, where)
 
     def list(self) -> list[Listed]:
-        """All objects there are, each once. Raises errors of ours."""
+        """All existing objects, each once. Raises Millstream errors."""
         found: dict[str, Listed] = {}
         for url in self._urls:
             try:
@@ -48,7 +48,7 @@ class Buckets:
         return list(found.values())
 
     def fetch(self, item: Listed, path: Path) -> None:
-        """The object as it was listed, whole. Raises `ChangedObjectError`, and errors of ours."""
+        """Download the object as it was listed. Raises `ChangedObjectError`, and Millstream errors."""
         url = parse_url(item.name)
         try:
             answer = obstore.get(self._stores[url.root], url.key, options={"if_match": item.etag})
@@ -76,7 +76,7 @@ class Buckets:
         for page in obstore.list(store, fixed or None):
             for meta in page:
                 key = meta["path"]
-                # Names like these are not data by the custom of all tools: markers, and what is not finished.
+                # By convention, names like these are not data: markers, and unfinished files.
                 hidden = any(part[:1] in ("_", ".") for part in key[len(fixed) :].split("/"))
                 if not hidden and wanted.fullmatch(key):
                     yield _listed(url, meta)
@@ -89,7 +89,7 @@ def _listed(url: ObjectUrl, meta: obstore.ObjectMeta) -> Listed:
 
 
 def _translated(pattern: str) -> str:
-    """A glob pattern as a regular expression: `**/` is any depth, `*` and `?` stay in one part of a name."""
+    """A glob pattern as a regular expression: `**/` matches any depth, `*` and `?` match within one part of a name."""
     text, index = "", 0
     while index < len(pattern):
         rest = pattern[index:]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FileFormat = Literal["lines", "jsonl", "csv", "parquet", "avro"]
 _TYPED: Mapping[str, str] = {"parquet": "pyarrow", "avro": "fastavro"}
-"""Formats with types of their own, with the module that reads each."""
+"""Formats that have types, with the module that reads each."""
 
 
 def _checked_encoding(written: str) -> str:
@@ -65,7 +65,7 @@ class CsvOptions(SpecModel):
     listed are strings."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Names come from the header or from here."""
+        """Requires names from the header or from `columns`."""
         yield from repeated_columns(self.columns)
         if not self.header and not self.columns:
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), "the columns have no names", "`columns`, or `header: true`")
@@ -96,7 +96,7 @@ class FileSource(SpecModel):
     """Encoding of the files. A newline must be one byte in it. Record values are UTF-8."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """CSV options only for CSV."""
+        """Rejects settings that have no effect on the format or the place."""
         if self.csv is not None and self.format != "csv":
             what = f"`csv` has no effect with `format: {self.format}`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("csv",), what, "`format: csv`, or no `csv`")
@@ -121,7 +121,7 @@ class FileSource(SpecModel):
         return is_url(self.paths[0])
 
     def lacks(self) -> Iterator[tuple[str, str]]:
-        """Modules it needs and that are absent, each with what `pip install` takes."""
+        """Required modules that are not installed, each with the argument for `pip install`."""
         needed = {"obstore": "millstream[objects]"} if self.objects else {}
         if self.format in _TYPED:
             needed[_TYPED[self.format]] = "millstream[objects]"

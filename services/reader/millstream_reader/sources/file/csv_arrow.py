@@ -1,15 +1,15 @@
-"""CSV lines in which nothing is quoted, parsed and written as JSON by Arrow, column by column. Pure.
+"""CSV lines without quotes, parsed and written as JSON by Arrow, column by column. Pure.
 
-Most lines of most files are like that: what lies between delimiters is the text of a field as it stands, and needs no
-escaping in JSON. Whole columns are then checked, turned into members and joined without a Python object for a field,
-and the result is a frame's columns as they are stored.
+Most lines of most files are like this: the text between delimiters is the unchanged text of a field, and needs no
+escaping in JSON. Whole columns are then checked, converted to members and joined without a Python object per field, and
+the result is the stored form of a frame's columns.
 
-Arrow's idea of CSV, of numbers and of times is not Python's. So it is used where both certainly agree, and
-everything else is left to `csv_parsing`, which gives the same records for any lines: quotes, text that JSON escapes,
-rows with too few or too many fields, values that are not of their column's type, text that is not in its encoding.
+Arrow parses CSV, numbers and times differently from Python. So it is used only where both certainly agree, and
+everything else is left to `csv_parsing`, which returns the same records for any lines: quotes, text that JSON escapes,
+rows with too few or too many fields, values that do not have their column's type, text that is not in its encoding.
 
 Above it: `csv_parsing`. Below it: pyarrow, an extra whose import takes as long as some 100,000 rows. So this module is
-imported where a file is large, or where pyarrow is there anyway.
+imported only if a file is large, or if pyarrow is already loaded.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 
 _Array = Any
-"""One of pyarrow; its stubs want to know what is in it."""
+"""An array of pyarrow, whose stubs require a type parameter."""
 
 _ESCAPED = frozenset((*range(0x20), *b'"\\')) - frozenset(b"\n")
-"""Bytes that JSON text must escape, and quoting in CSV. Newlines are between the lines."""
+"""Bytes that JSON text must escape, and CSV quotes. Newlines separate the lines."""
 _TIMES = pa.timestamp("us", tz="UTC")
 
 
 def _strings(texts: Sequence[bytes]) -> _Array:
-    """Made of buffers, as all arrays here: where pandas is installed, `pa.array` and `pa.scalar` import it, which takes
-    half a second."""
+    """Built from buffers, like all arrays here: if pandas is installed, `pa.array` and `pa.scalar` import it, which
+    takes half a second."""
     data = pa.py_buffer(b"".join(texts))
     offsets = pa.py_buffer(array("i", accumulate(map(len, texts), initial=0)))
     return pa.Array.from_buffers(pa.string(), len(texts), [None, offsets, data])
@@ -60,9 +60,9 @@ _EMPTY, _NULL, _QUOTE, _ZERO_TENTHS = _strings([b"", b"null", b'"', b".0"])
 _ABSENT = pa.Array.from_buffers(pa.string(), 1, [pa.py_buffer(b"\0"), pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 _ZERO, _ONE = _number(pa.float64(), array("d", [0.0])), _number(pa.float64(), array("d", [1.0]))
 _PLAIN_MIN, _PLAIN_MAX = _number(pa.float64(), array("d", [1e-4])), _number(pa.float64(), array("d", [1e9]))
-"""Numbers between them are written without an exponent, by Arrow and by Python."""
+"""Both Arrow and Python write numbers in this range without an exponent."""
 _FIRST_TIME = _number(pa.int64(), array("q", [YEAR_1_US + 86_400_000_000]))
-"""Before the second day of the year 1, Arrow knows times that Python does not."""
+"""Before the second day of the year 1, Arrow accepts times that Python does not."""
 
 
 def _reader(data: bytes) -> Any:
@@ -99,34 +99,34 @@ class ArrowRows:
         self._key_indexes = [names.index(name) for name in extraction.key_fields]
 
     def parse(self, lines: Sequence[bytes]) -> Parsed | None:
-        """A record for each of the lines; None where one of them is not that simple."""
+        """A record for each of the lines; None if one of them is not that simple."""
         data = b"\n".join(lines)
         try:
             if self._encoding != UTF_8:
                 data = data.decode(self._encoding).encode()
             if b"\r" in data:
                 data = data.replace(b"\r\n", b"\n").removesuffix(b"\r")
-            # Arrow makes a row of an empty line where only delimiters follow, however many columns there are.
+            # For a line of delimiters only, Arrow returns a row, whatever the number of columns.
             if data.startswith(b"\n") or b"\n\n" in data:
                 return None
-            # Arrow leaves a byte order mark out.
+            # Arrow drops a byte order mark.
             if len(data.translate(None, self._escaped)) != len(data) or data.startswith(BOM_UTF8):
                 return None
             table = csv.read_csv(_reader(data), self._reading, self._parsing, self._converting)
             if table.num_rows != len(lines) or any(column.num_chunks != 1 for column in table.columns):
                 return None
             fields = [column.chunk(0) for column in table.columns]
-            # A line without anything on it is not a row.
+            # An empty line is not a row.
             if len(fields) == 1 and pc.any(pc.equal(fields[0], _EMPTY)).as_py():
                 return None
             sealed = self._sealed(fields)
-            # Larger than a record may be; which one is, is for the other parser to say.
+            # A record is too large; the other parser reports which one.
             return Parsed(len(lines), sealed=sealed) if sealed.size <= RECORD_BYTES_MAX else None
         except ValueError:
             return None
 
     def _sealed(self, fields: Sequence[_Array]) -> SealedRecords:
-        """Errors: `ValueError` for a field that is not of its column's type."""
+        """Errors: `ValueError` for a field that does not have its column's type."""
         parts: list[_Array] = []
         for before, texts, name in zip(self._befores, fields, self._types, strict=True):
             parts += (before, texts if name == "string" else _members(texts, name))
@@ -143,7 +143,7 @@ class ArrowRows:
 
 
 def _members(texts: _Array, name: str) -> _Array:
-    """The fields of a column of another type than string, as they are written in JSON. Errors: `ValueError`."""
+    """The fields of a column of a type other than string, in JSON form. Errors: `ValueError`."""
     given = pc.if_else(pc.equal(texts, _EMPTY), _ABSENT, texts)
     members = _AGREED[name](given) if name in _AGREED else None
     if members is None:
@@ -152,13 +152,13 @@ def _members(texts: _Array, name: str) -> _Array:
 
 
 def _ints(given: _Array) -> _Array | None:
-    """None where Python might write one of them in another way, or does not take it for a whole number."""
+    """None if Python might write one of them differently, or does not accept it as a whole number."""
     members = _cast(_cast(given, pa.int64()), pa.string())
     return members if members is not None and _all(pc.equal(members, given)) else None
 
 
 def _numbers(given: _Array) -> _Array | None:
-    """The same for numbers. Both write as few digits as are needed to read the same number again."""
+    """The same for numbers. Both write the fewest digits that identify the number."""
     numbers = _cast(given, pa.float64())
     if numbers is None or not _all(pc.is_finite(numbers)):
         return None
@@ -172,7 +172,7 @@ def _numbers(given: _Array) -> _Array | None:
 
 
 def _moments(given: _Array) -> _Array | None:
-    """The same for times, which stay as they were written."""
+    """The same for times, which stay unchanged."""
     if _instants(given) is None:
         return None
     return pc.binary_join_element_wise(_QUOTE, given, _QUOTE, _EMPTY)
@@ -182,7 +182,7 @@ _AGREED: dict[str, Callable[[_Array], _Array | None]] = {"int": _ints, "float": 
 
 
 def _instants(given: _Array) -> _Array | None:
-    """Microseconds since 1970; None where Python might read one of the times in another way."""
+    """Microseconds since 1970; None if Python might parse one of the times differently."""
     times = _cast(given, _TIMES)
     times = times.cast(pa.int64()) if times is not None else None
     return times if times is not None and _all(pc.greater_equal(times, _FIRST_TIME)) else None
@@ -199,13 +199,14 @@ def _event_times(texts: _Array, parse: TimeParser) -> array[int]:
 
 
 def _taken(texts: _Array, make: Callable[[list[str]], _Array]) -> _Array:
-    """What `make` makes of each text, of which it gets every one once: many columns repeat themselves."""
+    """The result of `make` for each text. It is called once per distinct text, because many columns contain repeated
+    values."""
     coded = texts.dictionary_encode()
     return make(coded.dictionary.to_pylist()).take(coded.indices)
 
 
 def _cast(values: _Array | None, kind: pa.DataType) -> _Array | None:
-    """None where one of the values is none of that kind."""
+    """None if one of the values is not of that kind."""
     try:
         return values.cast(kind) if values is not None else None
     except pa.ArrowInvalid:
@@ -213,12 +214,12 @@ def _cast(values: _Array | None, kind: pa.DataType) -> _Array | None:
 
 
 def _all(truths: _Array) -> bool:
-    """Nulls left out."""
+    """Without nulls."""
     return pc.all(truths, min_count=0).as_py() is True
 
 
 def _bytes_column(texts: _Array) -> frame_pb2.SealedBytesColumn:
-    """The texts, which begin where their buffers do, as a column of a frame."""
+    """The texts, without an offset into their buffers, as a column of a frame."""
     _, offsets, data = texts.buffers()
     starts = array("I")
     starts.frombytes(memoryview(offsets)[: starts.itemsize * (len(texts) + 1)])
@@ -228,7 +229,7 @@ def _bytes_column(texts: _Array) -> frame_pb2.SealedBytesColumn:
 
 
 def _keys_column(parts: Sequence[_Array]) -> bytes:
-    """A list for each row, of its field in each of these columns."""
+    """For each row, a list of its fields in these columns."""
     if len(parts) == 1:
         return frame_pb2.SealedListColumn(items=_bytes_column(parts[0])).SerializeToString()
     rows, width = len(parts[0]), len(parts)

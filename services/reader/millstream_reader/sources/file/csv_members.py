@@ -1,7 +1,7 @@
 """From a field of a CSV row to a member of a JSON object, as text. Pure.
 
-One function for each type that a pipeline file may give a column. An empty field of a column that is not a string
-becomes null; a field that is not of its type is a `ValueError`.
+One function for each column type of a pipeline file. An empty field of a column that is not a string becomes null; a
+field that does not have its type raises `ValueError`.
 """
 
 from __future__ import annotations
@@ -65,4 +65,4 @@ ENCODERS: dict[str, Encoder] = {
     "bool": _bool_member,
     "timestamp": _timestamp_member,
 }
-"""By the name of the type."""
+"""The functions, by the name of the type."""

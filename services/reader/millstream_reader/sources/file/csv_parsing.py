@@ -1,8 +1,8 @@
 """From lines of a CSV file to records: each row becomes a JSON object with a member per column. Pure.
 
-As `parsing`, but a row goes over several lines when a quoted field has newlines in it. Rows are taken apart by
-Python's csv module, in its strict mode; the JSON is then written column by column, which is several times faster than
-row by row. A row that cannot be read is reported by its first line, and reading goes on at the next line.
+Like `parsing`, but a row spans several lines if a quoted field contains newlines. Python's csv module splits the rows,
+in its strict mode. The JSON is then written column by column, which is several times faster than row by row. A row that
+cannot be read is reported by its first line, and reading continues at the next line.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from millstream_reader.sources.parsing import InvalidLine, Parsed, decoded, norm
 if TYPE_CHECKING:
     from millstream_reader.sources.file.csv_arrow import ArrowRows
 
-# The module's own limit is 128 KiB a field, for the whole process. Here, how much is parsed at once is the limit.
+# The module's own limit is 128 KiB per field, for the whole process. Here, the amount that is parsed at once is the
+# limit.
 csv.field_size_limit(2**31 - 1)
 
 
 _TO_ESCAPE = re.compile(r'[\x00-\x09\x0b-\x1f"\\]')
-"""What JSON text must escape, and quoting in CSV; newlines are between rows where there is no quoting."""
+"""Characters that JSON text must escape, and CSV quotes. Without quotes, newlines separate rows."""
 
 
 class CsvFormat(NamedTuple):
-    """How the CSV text of one source is written."""
+    """The CSV dialect of one source."""
 
     delimiter: str = ","
     has_header: bool = True
     types: tuple[tuple[str, str], ...] = ()
-    """Name and type of columns, in order; those not named are strings. All of them when there is no header."""
+    """Name and type of columns, in order; unlisted ones are strings. All columns if there is no header."""
 
 
 class Header(NamedTuple):
-    """The names of the columns, and how many lines they take."""
+    """The names of the columns, and the number of lines of the header."""
 
     names: list[str]
     lines: int
@@ -53,26 +54,26 @@ class Header(NamedTuple):
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows as they were taken apart, and where they stand."""
+    """Split rows, and their places."""
 
     fields: list[list[str]]
     lines: int
-    """Lines used up."""
+    """Number of lines consumed."""
     places: list[range] | None = None
-    """The lines of each row; None when every row has one and none is left out."""
+    """The lines of each row; None if every row has one line and none is omitted."""
 
     def place(self, index: int) -> range:
         return self.places[index] if self.places is not None else range(index, index + 1)
 
     def without(self, misfits: list[int]) -> _Rows:
-        """All but these."""
+        """A copy without these rows."""
         left_out = set(misfits)
         kept = [index for index in range(len(self.fields)) if index not in left_out]
         return _Rows([self.fields[index] for index in kept], self.lines, [self.place(index) for index in kept])
 
 
 def read_header(lines: Sequence[bytes], encoding: str, csv_format: CsvFormat, *, final: bool) -> Header | None:
-    """The row that names the columns; None when it has not ended within `lines`.
+    """The row that names the columns; None if it does not end within `lines`.
 
     Errors: `ValueError` when it cannot be read or names no columns.
     """
@@ -92,7 +93,7 @@ def read_header(lines: Sequence[bytes], encoding: str, csv_format: CsvFormat, *,
 
 
 def check_columns(names: Sequence[str], csv_format: CsvFormat, extraction: Extraction, where: str) -> None:
-    """Every column that the spec speaks of is there. Errors: `UserError`."""
+    """Check that every column in the spec exists. Errors: `UserError`."""
     wanted = [(name, "csv.columns") for name, _ in csv_format.types]
     wanted += [(name, "keys") for name in extraction.key_fields]
     if extraction.time_field is not None:
@@ -120,7 +121,7 @@ class CsvParser:
         self._types = [types.get(name, "string") for name in names]
         self._encoders = [ENCODERS[name] for name in self._types]
         self._template = self._object_of(["%s"] * len(names))
-        # Text without anything to escape is put between quotes as it is.
+        # Text without anything to escape is quoted unchanged.
         self._plain_template = self._object_of(
             ['"%s"' if encode is encode_basestring else "%s" for encode in self._encoders]
         )
@@ -136,8 +137,8 @@ class CsvParser:
         return "{" + ",".join(f"{name}:{member}" for name, member in zip(names, members, strict=True)) + "}"
 
     def use_arrow(self) -> None:
-        """Blocks. From now on lines without quotes are parsed by Arrow, where it is installed and takes the
-        delimiter. The records are the same."""
+        """Blocks. Arrow parses lines without quotes from now on, if it is installed and supports the delimiter. The
+        records are the same."""
         if self._arrow is not None or not self._delimiter.isascii():
             return
         try:
@@ -200,10 +201,10 @@ class CsvParser:
             try:
                 fields = next(reader, None)
             except csv.Error as error:
-                # 1. A quoted field is open where the lines end: more lines may close it.
+                # 1. A quoted field is open at the end of the lines: more lines may close it.
                 if base + reader.line_num >= len(texts) and str(error) == "unexpected end of data" and not final:
                     return _Rows(rows, first, places)
-                # 2. The row is wrong. Its end is not known, so reading goes on at the next line.
+                # 2. The row is invalid. Its end is not known, so reading continues at the next line.
                 invalid.append(InvalidLine(first, lines[first], f"not a CSV row: {error}"))
                 base = first + 1
                 reader = csv.reader(islice(texts, base, None), delimiter=self._delimiter, strict=True)
@@ -216,13 +217,13 @@ class CsvParser:
     def _report(self, rows: _Rows, misfits: list[int], lines: Sequence[bytes], invalid: list[InvalidLine]) -> None:
         for index in misfits:
             count = len(rows.fields[index])
-            # A line without anything on it is not a row.
+            # An empty line is not a row.
             if count:
                 reason = f"the row has {count} fields, but there are {len(self._names)} columns"
                 invalid.append(InvalidLine(rows.place(index).start, _raw(rows.place(index), lines), reason))
 
     def _encode_all(self, rows: list[list[str]], parsed: Parsed, *, plain: bool) -> None:
-        """All rows at once; `ValueError` when one of them is invalid. `plain`: no text has anything to escape."""
+        """All rows at once; `ValueError` if one of them is invalid. `plain`: no text has anything to escape."""
         if self._time_index >= 0:
             parsed.event_times_us = [self._extraction.parse_time(row[self._time_index]) for row in rows]
         if self._key_indexes:
@@ -238,7 +239,7 @@ class CsvParser:
             texts = [template % row for row in zip(*columns, strict=True)]
         else:
             texts = [template % tuple(row) for row in rows]
-        # JSON text has no raw newline, so this is one encoding instead of one per row.
+        # JSON text has no raw newline, so all rows can be encoded together.
         parsed.values = "\n".join(texts).encode().split(b"\n")
 
     def _encode_each(self, rows: _Rows, lines: Sequence[bytes], parsed: Parsed) -> None:
@@ -281,7 +282,7 @@ class CsvParser:
 
 
 def _encode_column(encode: Encoder, texts: list[str]) -> Sequence[object]:
-    """The members of a column. Numbers without anything special are turned into text only by the template."""
+    """The members of a column. The template converts plain numbers to text."""
     if encode in (int_member, float_member) and "" not in texts and "_" not in "".join(texts):
         if encode is int_member:
             return list(map(int, texts))

@@ -1,7 +1,7 @@
 """Files by patterns, and the thread that touches them.
 
-Above it: `file` and `follow`. It owns which names a source's patterns stand for and how an error of the operating
-system is shown to people.
+Above it: `file` and `follow`. It expands a source's patterns to names, and converts errors of the operating system to
+messages.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class FilePatterns:
 
     patterns: tuple[str, ...]
     base_dir: Path
-    """Where relative patterns begin."""
+    """The directory that relative patterns are relative to."""
 
     def find(self) -> list[str]:
-        """Blocks. Names of the files there are, sorted, each once; relative where the pattern is."""
+        """Blocks. Names of the existing files, sorted, each once; relative if the pattern is."""
         found: set[str] = set()
         for pattern in self.patterns:
             for name in glob.iglob(pattern, root_dir=self.base_dir, recursive=True):
@@ -42,7 +42,7 @@ class FilePatterns:
         return sorted(found)
 
     def path(self, name: str) -> str:
-        """Where the file of that name is."""
+        """The path of the file with that name."""
         return os.path.join(self.base_dir, name)
 
     def plain(self) -> list[str]:
@@ -54,26 +54,26 @@ class FilePatterns:
 
 
 class Worker:
-    """One thread for what blocks, so that a slow disk does not hold up the loop. Made by `open_worker`."""
+    """One thread for blocking calls, so that a slow disk does not block the event loop. Created by `open_worker`."""
 
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self._executor = executor
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's result, from the thread. Errors: `InfrastructureError` for those of the operating system."""
+        """The result of a call in the thread. Errors: `InfrastructureError` for errors of the operating system."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
         except OSError as error:
             raise disk_fault(error) from error
 
     def finish(self) -> None:
-        """Wait for a call that was given up on: after this, none is running, and files can be closed."""
+        """Wait for an abandoned call: after this, none is running, and files can be closed."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 @asynccontextmanager
 async def open_worker(name: str) -> AsyncIterator[Worker]:
-    """A worker, finished when it is left."""
+    """A worker, which is stopped at the end."""
     worker = Worker(ThreadPoolExecutor(max_workers=1, thread_name_prefix=name))
     try:
         yield worker
@@ -82,7 +82,7 @@ async def open_worker(name: str) -> AsyncIterator[Worker]:
 
 
 def disk_fault(error: OSError) -> InfrastructureError:
-    """What a person can do something with."""
+    """The error, with advice for the user."""
     what = error.strerror or str(error)
     if isinstance(error, PermissionError):
         advice = "Give this user permission to read it"

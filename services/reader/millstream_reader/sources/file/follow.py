@@ -1,11 +1,11 @@
-"""Files that grow: read to their end and then further as they are written, rotated, truncated, and as new ones come.
+"""Files that grow: read to their end, and further as they are written, rotated and truncated and as new ones appear.
 
-Above it: a source lane. Below it: `text_file`. A file is known by its inode and by how it begins, not by its name: a
-file that is rotated by renaming is read to its end under its new name. A file that was truncated starts again. A line
-counts when its newline is there; when a file has been rotated away and nothing was written to it for a while, its last
-line counts without.
+Above it: a source lane. Below it: `text_file`. A file is identified by its inode and its first bytes, not by its name:
+a file that is rotated by renaming is read to its end under its new name. A truncated file is read from its beginning. A
+line is complete with its newline. When a file has been rotated away and has not grown for a while, its last line counts
+without one.
 
-A lane owns the files whose inode modulo the partitions it is, because that survives renaming.
+A lane owns the files whose inode modulo the number of partitions is its number, because inodes survive renaming.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from millstream_reader.sources.positions import pack_position, unpack_position, 
 KIND = "follow"
 
 FOLLOWED_FILES_MAX = 500
-"""Files a lane follows at once. Each is an open file and about 100 bytes of every position."""
+"""Files that a lane follows at a time. Each is an open file and takes about 100 bytes of every position."""
 _POLL_INTERVAL_S = 0.05
-"""How often files that have ended are looked at again."""
+"""Interval between checks of files that were read to their end."""
 SCAN_INTERVAL_S = 1.0
-"""How often the patterns are matched again."""
+"""Interval between expansions of the patterns."""
 ROTATED_WAIT_S = 5.0
-"""How long a file that was rotated away must have been silent to be closed. Its writer may hold it open for a while."""
+"""How long a rotated file must not have grown before it is closed. Its writer may keep it open for a while."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Followed:
-    """One file and what is known of it beside its text."""
+    """One file, with its state besides its text."""
 
     file: TextFile
     name: str
     inode: int
     silent_since_s: float
-    """When something new was last seen in it."""
+    """When the file last grew."""
     rotated: bool = False
-    """Its name is gone, or another file has it."""
+    """Whether its name is gone, or belongs to another file."""
 
 
 @asynccontextmanager
 async def open_followed(
     patterns: FilePatterns, text: TextFormat, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
 ) -> AsyncIterator[FollowLane]:
-    """A lane that follows the files that match, going on at `position`."""
+    """A lane that follows the matching files, and continues at `position`."""
     body = unpack_position(position, KIND, partitions, lane)
     async with open_worker(f"follow-{lane.partition}") as worker:
         followed = FollowLane(patterns, text, lane, partitions, worker, clock)
@@ -94,7 +94,7 @@ class FollowLane:
         self._worker = worker
         self._clock = clock
         self._files: deque[_Followed] = deque()
-        """In turn: a file that has given records goes to the back."""
+        """Files take turns: one that has returned records moves to the end."""
         self._scanned_s: float | None = None
         self._draining = False
 
@@ -119,7 +119,7 @@ class FollowLane:
         return SourceBatch(None, self._position())
 
     async def committed(self, position: bytes) -> None:
-        """Nothing outside waits for it."""
+        """Nothing outside needs an acknowledgement."""
 
     def pending(self) -> int | None:
         return None
@@ -133,7 +133,7 @@ class FollowLane:
 
     def _position(self) -> bytes:
         files = [[entry.name, entry.inode, *entry.file.mark.pack()] for entry in self._files]
-        # Sorted, so that the order of turns does not make another position of the same state.
+        # Sorted, so that the position does not depend on the order of turns.
         return pack_position(KIND, self._partitions, {"files": sorted(files)})
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch | None:
@@ -155,10 +155,10 @@ class FollowLane:
         silent_s = self._clock.monotonic_s() - entry.silent_since_s
         return entry.rotated and entry.file.at_end and silent_s >= ROTATED_WAIT_S
 
-    # On the disk: these block.
+    # On the disk: these methods block.
 
     def go_on(self, entries: list[tuple[str, int, FileMark]]) -> None:
-        """Find the files of an earlier run again, wherever their names have gone."""
+        """Find the files of an earlier run again, whatever their names are now."""
         for name, inode, mark in entries:
             file = self._reopen(name, inode, mark)
             if file is None and mark.offset > 0:
@@ -176,14 +176,14 @@ class FollowLane:
         with suppress(FileNotFoundError), os.scandir(os.path.dirname(path) or ".") as found:
             candidates = [item.path for item in found if item.inode() == inode]
         if mark.offset > 0:
-            # Where a disk was moved, inodes are others: the text decides.
+            # On a moved disk, inodes differ: the text decides.
             candidates.append(path)
         followed = {entry.inode for entry in self._files}
         for candidate in candidates:
             file = self._open(candidate, name, mark)
             if file is None:
                 continue
-            # An inode may be another file's by now.
+            # The inode may belong to another file by now.
             if file.stat().st_ino not in followed and file.fault() is None:
                 file.begin()
                 return file
@@ -207,7 +207,7 @@ class FollowLane:
         self._files.append(_Followed(file, name, file.stat().st_ino, self._clock.monotonic_s()))
 
     def _fill(self) -> bool:
-        """Look at every file; read what has grown. True when there is something to take."""
+        """Check every file, and read those that have grown. True if there is something to take."""
         now_s = self._clock.monotonic_s()
         if self._scanned_s is None or now_s - self._scanned_s >= SCAN_INTERVAL_S:
             self._scanned_s = now_s
@@ -239,7 +239,7 @@ class FollowLane:
         here: set[tuple[int, int]] = set()
         for name in self._patterns.find():
             if name.endswith((".gz", ".zst")):
-                # Compressed files do not grow; those beside a log are what has been read already.
+                # Compressed files do not grow; those beside a log contain what was already read.
                 continue
             file = None
             try:
@@ -252,7 +252,7 @@ class FollowLane:
                 known[key].name = known[key].file.name = name
             elif status.st_ino % self._partitions == self._lane.partition:
                 file = self._open(self._patterns.path(name), name, FileMark())
-            # Renamed in between: the next scan sees what is what.
+            # Renamed in between: the next scan finds it.
             if file is not None and file.stat().st_ino != status.st_ino:
                 file.close()
             elif file is not None:

@@ -1,8 +1,8 @@
 """Files that end: each is read once, from its beginning to its end, one after the other in the order of their names.
 
-Above it: a source lane. Below it: `text_file` and `table_file`. A lane owns the files whose name it is the hash of.
-Which files there are is decided when the lane opens. Its position is the file it is in and how far; whatever sorts
-before that is done, so a position has the same few bytes for any number of files.
+Above it: a source lane. Below it: `text_file` and `table_file`. A lane owns the files whose names hash to its number.
+The set of files is fixed when the lane opens. Its position is the current file and the place in it. All files that sort
+before it are done, so a position has the same few bytes for any number of files.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _log = logging.getLogger(__name__)
 async def open_files(
     patterns: FilePatterns, text: TextFormat, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
 ) -> AsyncIterator[FileSourceLane]:
-    """A lane of the files there are now, going on at `position`.
+    """A lane of the files that exist now, which continues at `position`.
 
-    Errors: `UserError` when there are none, `DamageError` when the file that was being read is not as it was.
+    Errors: `UserError` if there are none, `DamageError` if the file that was being read has changed.
     """
     body = unpack_position(position, KIND, partitions, lane)
     async with open_worker(f"files-{lane.partition}") as worker:
@@ -90,7 +90,7 @@ class FileSourceLane:
         self._worker = worker
         self._clock = clock
         self._done = 0
-        """Files of `names` that are finished."""
+        """Number of files of `names` that are finished."""
         self._file: SourceFile | None = None
         self._last = ("", FileMark(), False)
         """The newest file that was opened, its mark, and whether it is finished."""
@@ -120,7 +120,7 @@ class FileSourceLane:
         return True
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        # Records in memory are given without waiting, so others would never have their turn.
+        # Records in memory are returned without waiting, so other tasks would never run.
         await asyncio.sleep(0)
         while not self._draining:
             if self._file is None:
@@ -140,7 +140,7 @@ class FileSourceLane:
         return SourceBatch(None, self._position())
 
     async def committed(self, position: bytes) -> None:
-        """Nothing outside waits for it."""
+        """Nothing outside needs an acknowledgement."""
 
     def pending(self) -> int | None:
         return None

@@ -1,15 +1,13 @@
-"""Which objects a lane has read, which it reads next, and whether the past is what it was. Pure.
+"""Which objects a lane has read, which it reads next, and whether those that it has read are unchanged. Pure.
 
-Names alone do not say what is new: an object may come late under a name that sorts early. A list of all that was read
-would grow without bound in every commit. So a position has a digest of what was read, which is a count and a sum of
-numbers made of name and etag, and the greatest name. From these and a listing it is known what was read:
+Names alone do not identify new objects: an object may appear late under a name that sorts early. A list of all objects
+that were read would grow without bound in every commit. So a position has a digest of them, which is their count and
+the sum of numbers derived from name and etag, and the greatest name. These and a listing determine what was read:
 
-1. The objects up to the greatest name have that count and sum: they are what was read, all of it.
-2. There are more of them, and without some of the newest ones count and sum are right: these came late. They are read
-   next.
-3. There are fewer, and none is newer than all that was read: some were removed, which is a user's right.
-4. Anything else: an object that was read was replaced, or what came late cannot be distinguished from it. That is
-   damage.
+1. The objects up to the greatest name have that count and sum: exactly these were read.
+2. There are more, and count and sum match without some of the newest ones: these appeared late. They are read next.
+3. There are fewer, and none is newer than those that were read: some were removed, which users may do.
+4. Anything else: an object that was read was replaced, or a late one cannot be distinguished from it. That is damage.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _TRIES_MAX = 20_000
 
 
 class Listed(NamedTuple):
-    """An object as a listing has it."""
+    """An object in a listing."""
 
     name: str
     """The whole URL."""
@@ -36,42 +34,42 @@ class Listed(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Of name and content."""
+        """A number derived from name and etag."""
         text = f"{self.name}\0{self.etag}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
 
 @dataclass(slots=True)
 class Past:
-    """What was read, of all objects that are still there."""
+    """The digest of the objects that were read and still exist."""
 
     count: int = 0
     total: int = 0
     """Sum of their numbers."""
     greatest: str = ""
-    """Name, of all that was read."""
+    """The greatest name among all that were read."""
     newest_us: int = 0
-    """When the newest one was written, by the store's clock."""
+    """When the newest object was written, by the store's clock."""
 
     def add(self, item: Listed) -> None:
-        """It has been read."""
+        """Add an object that was read."""
         self.count += 1
         self.total = (self.total + item.number) % _MODULUS
         self.greatest = max(self.greatest, item.name)
         self.newest_us = max(self.newest_us, item.modified_us)
 
     def forget(self, item: Listed) -> None:
-        """It is gone."""
+        """Remove an object that no longer exists."""
         self.count -= 1
         self.total = (self.total - item.number) % _MODULUS
 
     def pack(self) -> list[object]:
-        """For a position."""
+        """The form in a position."""
         return [self.count, self.total, self.greatest, self.newest_us]
 
 
 class ReplacedError(Exception):
-    """Objects that may have been replaced, by their names."""
+    """Objects may have been replaced; their names."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(", ".join(names))
@@ -84,10 +82,10 @@ class Ledger:
 
     past: Past = field(default_factory=Past)
     read: dict[str, Listed] = field(default_factory=dict)
-    """All that were read and are there."""
+    """The objects that were read and still exist."""
 
     def recognize(self, listing: Iterable[Listed], in_hand: str) -> None:
-        """After a restart: which of the objects were read. `in_hand`: the one that is being read. Raises
+        """After a restart: determine which of the objects were read. `in_hand`: the one that is being read. Raises
         `ReplacedError`."""
         past = self.past
         known = [item for item in listing if item.name <= past.greatest and item.name != in_hand]
@@ -105,7 +103,7 @@ class Ledger:
         self.past = Past(len(read), sum(item.number for item in read) % _MODULUS, past.greatest, past.newest_us)
 
     def unread(self, listing: Sequence[Listed], in_hand: str) -> list[Listed]:
-        """What was not read, by name. Raises `ReplacedError` for objects that were read and are others now."""
+        """The unread objects, by name. Raises `ReplacedError` for objects that were replaced after they were read."""
         there = {item.name: item for item in listing}
         replaced = [name for name, item in self.read.items() if name in there and there[name].etag != item.etag]
         if replaced:
@@ -115,15 +113,15 @@ class Ledger:
         return sorted(item for name, item in there.items() if name not in self.read and name != in_hand)
 
     def finish(self, item: Listed) -> None:
-        """It was read to its end."""
+        """Mark an object as read to its end."""
         self.read[item.name] = item
         self.past.add(item)
 
 
 def _late(by_age: Sequence[Listed], count: int, total: int) -> Sequence[Listed] | None:
-    """That many objects whose numbers have that sum, among the newest ones; None where there are none.
+    """`count` objects among the newest whose numbers have that sum; None if there are none.
 
-    Stores know times to the second, so the newest ones need not be the first.
+    Stores report times in seconds, so the newest ones need not be the first.
     """
     if count == 1:
         return next(((item,) for item in by_age if item.number == total), None)

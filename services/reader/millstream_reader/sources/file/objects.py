@@ -1,12 +1,12 @@
-"""Objects of a store as files: each is fetched whole, and read from its beginning to its end.
+"""Objects of a store as files: each is downloaded, and read from its beginning to its end.
 
     list ─► unread, by name ─► fetch (only what the listing named) ─► a temporary file ─► as any file
       ▲                                                                                       │
       └──────────────── with `follow`, every `pollEvery`, when all is read ◄──────────────────┘
 
-The order is that of the names, among the objects that a listing shows and that are not read yet. One that comes later
-under a smaller name is read after that. The position has the object in hand with its etag and how far it was read, and
-a digest of those before (`listing`). An object that was replaced is noticed before a record of it is used.
+The unread objects of a listing are read in the order of their names. An object that appears later under a smaller name
+is read after them. The position has the current object, its etag and the place in it, and a digest of the earlier ones
+(`listing`). A replaced object is noticed before any of its records is used.
 
 Above it: a source lane. Below it: `buckets`, and the files' own formats. What blocks runs in one thread.
 """
@@ -55,7 +55,7 @@ class ObjectSourceLane:
         worker: Worker,
         directory: Path,
     ) -> None:
-        """`poll_every_s`: None to end where all is read."""
+        """`poll_every_s`: None to end when all objects are read."""
         self._buckets = buckets
         self._text = text
         self._owner = owner
@@ -65,13 +65,13 @@ class ObjectSourceLane:
         self._ledger = Ledger()
         self._next: deque[Listed] = deque()
         self._item: Listed | None = None
-        """The object in hand."""
+        """The object that is being read."""
         self._mark = FileMark()
         self._file: SourceFile | None = None
         self._began = False
         self._reaching = Reaching(owner.clock, _log)
         self._started = False
-        """The past was looked at."""
+        """Whether the objects that were read earlier have been checked."""
         self._draining = False
         self._ended = False
 
@@ -80,7 +80,7 @@ class ObjectSourceLane:
         return True
 
     def resume(self, body: dict[str, Any]) -> None:
-        """Go to a position of an earlier run. Raises `LookupError` and the like for one that is none."""
+        """Go to a position of an earlier run. Raises `LookupError` or similar for an invalid one."""
         self._ledger.past = Past(*body["past"])
         if body["object"] is not None:
             self._item = Listed(*body["object"])
@@ -88,14 +88,14 @@ class ObjectSourceLane:
         self._began = bool(body["began"])
 
     async def open(self) -> None:
-        """What shows at once. A store that is away is waited for."""
+        """Reports problems that show immediately. If the store is away, `read` waits for it."""
         try:
             await self._start()
         except RetryLaterError as error:
             self._reaching.failed(error)
 
     async def _start(self) -> None:
-        """Look at what there is, and whether the past is what it was."""
+        """List the objects, and check those that were read."""
         listing = await self._listing()
         if not listing and not self._began and self._poll_every_s is None:
             raise UserError(
@@ -110,7 +110,7 @@ class ObjectSourceLane:
         self._plan(mine)
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        # Records in memory are given without waiting, so others would never have their turn.
+        # Records in memory are returned without waiting, so other tasks would never run.
         await asyncio.sleep(0)
         clock = self._owner.clock
         until_s = clock.monotonic_s() + timeout_s
@@ -124,7 +124,7 @@ class ObjectSourceLane:
                 self._reaching.failed(error)
                 continue
             file = self._file
-            assert file is not None, "there is one"
+            assert file is not None, "a file is open"
             taken = file.take(records_max, bytes_max, now_us=clock.now_us(), closing=True)
             if taken is not None:
                 self._mark = file.mark
@@ -137,7 +137,7 @@ class ObjectSourceLane:
         return SourceBatch(None, self._position(), ended=self._ended)
 
     async def committed(self, position: bytes) -> None:
-        """Nothing outside waits for it."""
+        """Nothing outside needs an acknowledgement."""
 
     def pending(self) -> int | None:
         return None
@@ -151,7 +151,7 @@ class ObjectSourceLane:
             self._file = None
 
     async def _have_file(self) -> bool:
-        """Whether an object is in hand, and open; one is fetched for that, or looked for. Raises errors of ours."""
+        """Whether an object is open. If not, looks for one and downloads it. Raises Millstream errors."""
         if self._file is not None:
             return True
         if not self._started:
@@ -199,7 +199,7 @@ class ObjectSourceLane:
         try:
             file = open_any_file(str(path), item.name, self._text, mark)
         finally:
-            # It lives as long as it is open.
+            # The temporary file exists while it is open.
             os.unlink(path)
         try:
             if file.fault() is not None:
@@ -211,7 +211,7 @@ class ObjectSourceLane:
         return file
 
     def _finish(self) -> None:
-        assert self._item is not None, "one was read"
+        assert self._item is not None, "an object was read"
         self._ledger.finish(self._item)
         self._item = None
         self.close()
@@ -245,7 +245,7 @@ class ObjectSourceLane:
 async def open_objects(
     buckets: Buckets, text: TextFormat, owner: SourceOwner, poll_every_s: float | None
 ) -> AsyncIterator[SourceLane]:
-    """A lane of the objects there are, going on at `owner.position`."""
+    """A lane of the existing objects, which continues at `owner.position`."""
     body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
     with TemporaryDirectory(prefix="millstream-objects-") as directory:
         async with open_worker(f"objects-{owner.lane.partition}") as worker:

@@ -1,7 +1,7 @@
 """Rows of an Arrow table as JSON objects, made column by column. Pure.
 
-Numbers, texts, truths, times and dates are made by Arrow; a column of another type (lists, structs, bytes) is made
-value by value. Above it: what reads Parquet, and tables of a lake. Below it: pyarrow, an extra.
+Arrow converts numbers, texts, booleans, times and dates; a column of another type (lists, structs, bytes) is converted
+value by value. Above it: sources that read Parquet and lake tables. Below it: pyarrow, an extra.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 _ESCAPED = r'[\x00-\x1f"\\]'
 _Array = Any
-"""One of pyarrow; its stubs want to know what is in it."""
+"""An array of pyarrow, whose stubs require a type parameter."""
 
 
 def json_rows(batch: pa.RecordBatch) -> list[bytes]:
-    """A JSON object for each row. A null is a member that is null; NaN is one, too."""
+    """A JSON object for each row. Null and NaN become members that are null."""
     if not batch.num_columns:
         return [b"{}"] * batch.num_rows
     parts: list[_Array] = []
@@ -36,7 +36,7 @@ def _text(text: str) -> Any:
 
 
 def _members(column: _Array, kind: pa.DataType) -> _Array:
-    """The members as JSON text; null where they are."""
+    """The members as JSON text; null for nulls."""
     types = pa.types
     if types.is_dictionary(kind):
         return _members(column.dictionary_decode(), kind.value_type)
@@ -61,7 +61,7 @@ def _members(column: _Array, kind: pa.DataType) -> _Array:
 def _quoted(texts: _Array) -> _Array:
     if pc.any(pc.match_substring_regex(texts, _ESCAPED)).as_py() is not True:
         return _between_quotes(texts)
-    # Each text once: columns repeat themselves.
+    # Each distinct text once: columns contain repeated values.
     coded = texts.dictionary_encode()
     made = [None if text is None else encode_basestring(text) for text in coded.dictionary.to_pylist()]
     return pa.array(made, pa.large_string()).take(coded.indices)

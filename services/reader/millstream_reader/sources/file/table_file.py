@@ -1,7 +1,7 @@
-"""One open file of rows with types, Parquet or Avro: read by blocks, each row a JSON object, a mark behind every step.
+"""One open file of typed rows, Parquet or Avro: read in blocks, each row a JSON object, with a mark after every step.
 
 Above it: `lane` and `objects`, which use it as they use a `TextFile`. Below it: pyarrow and fastavro, which are extras.
-A column is made JSON by Arrow as a whole, where its type has one form in JSON; the mark counts rows.
+Arrow converts a column to JSON as a whole, if its type has one form in JSON; the mark counts rows.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from millstream_reader.sources.file.text_file import FileMark, Taken
 
 HEAD_BYTES = 256
 _TAIL_BYTES = 64
-"""At the end of the file: Parquet's has the sizes of all parts in it."""
+"""Bytes at the end of the file to check: in Parquet, they contain the sizes of all parts."""
 UNREADABLE = (ValueError, EOFError, LookupError, TypeError, NotImplementedError, struct.error, zlib.error)
-"""What the libraries raise where bytes are not of their format; Arrow's errors are among them."""
+"""What the libraries, including Arrow, raise for bytes that are not in their format."""
 _SHOWN_BYTES = 64 * 1024
 
 
 class TableFile:
-    """An open file. Made by `open_table_file`. See `TextFile`."""
+    """An open file. Opened by `open_table_file`. See `TextFile`."""
 
     def __init__(self, name: str, stream: IO[bytes], kind: str, extraction: Extraction, mark: FileMark) -> None:
         self.name = name
@@ -51,17 +51,17 @@ class TableFile:
         self._values: list[bytes] = []
         self._next = 0
 
-    # On the disk: these block.
+    # On the disk: these methods block.
 
     def fault(self) -> str | None:
-        """Why this is not the file that the mark was made on; None when it is."""
+        """Why this is not the file that the mark belongs to; None if it is."""
         mark = self.mark
         if mark.head_bytes and self._identity() != (mark.head_bytes, mark.head_crc, mark.tail_bytes, mark.tail_crc):
             return "its contents have changed"
         return None
 
     def begin(self) -> None:
-        """To be called once, before the first `fill`: goes to the mark."""
+        """Called once, before the first `fill`: goes to the mark."""
         head_bytes, head_crc, tail_bytes, tail_crc = self._identity()
         self.mark = replace(
             self.mark, head_bytes=head_bytes, head_crc=head_crc, tail_bytes=tail_bytes, tail_crc=tail_crc
@@ -101,7 +101,7 @@ class TableFile:
     # In memory.
 
     def take(self, records_max: int, bytes_max: int, *, now_us: int, closing: bool) -> Taken | None:
-        """The next records in memory; None when there is nothing without another `fill`."""
+        """The next records in memory; None if they need another `fill`."""
         if self._next == len(self._values):
             return None
         size, stop = 0, self._next
@@ -133,13 +133,13 @@ class TableFile:
 
 
 def open_table_file(path: str, name: str, kind: str, extraction: Extraction, mark: FileMark) -> TableFile:
-    """Blocks. Open a file at `mark`; `begin` is still to be called. Errors: `OSError`."""
+    """Blocks. Open a file at `mark`; Call `begin` next. Errors: `OSError`."""
     return TableFile(name, open(path, "rb"), kind, extraction, mark)
 
 
 def parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | None = None) -> Iterator[list[bytes]]:
-    """Each row as a JSON object, in blocks. Raises `UNREADABLE`. `stream`: what Arrow takes for a file; `members` makes
-    of a batch the columns that objects have."""
+    """Each row as a JSON object, in blocks. Raises `UNREADABLE`. `stream`: a file object for Arrow; `members` selects
+    the columns of the objects from a batch."""
     import pyarrow.parquet as pq
 
     from millstream_reader.sources.file.rows_as_json import json_rows
@@ -173,7 +173,7 @@ def _avro_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:
 
 
 def as_json(value: object) -> bytes:
-    """One value, with the forms that `rows_as_json` has for types without one in JSON."""
+    """One value, in the forms of `rows_as_json` for types that JSON lacks."""
     return json.dumps(_finite(value), default=_plain, ensure_ascii=False, separators=(",", ":")).encode(
         "utf-8", "replace"
     )

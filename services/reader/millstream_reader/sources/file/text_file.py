@@ -1,9 +1,9 @@
-"""One open file: read by blocks, cut into lines, parsed into records, with a mark after every step.
+"""One open file: read in blocks, split into lines, parsed into records, with a mark after every step.
 
 Above it: `file` (files that end) and `follow` (files that grow). Below it: the operating system. `fill` and the other
 methods that say so block on the disk and belong in a worker thread; `take` works on what is in memory.
 
-    disk ─ fill ─► lines in memory ─ take ─► records, mark behind them
+    disk ─ fill ─► lines in memory ─ take ─► records, mark after them
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from millstream_reader.sources.parsing import (
 from millstream_udf import columns
 
 BLOCK_BYTES = 1 * MIB
-"""Read from a file at a time."""
+"""Bytes read from a file at a time."""
 ARROW_AFTER_BYTES = 8 * MIB
-"""Of a CSV file; from there on Arrow parses it, which saves more time than its import takes."""
+"""Size in bytes from which Arrow parses a CSV file, because it saves more time than its import takes."""
 HEAD_BYTES = 256
 _TAIL_BYTES = 64
 _INVALID_BYTES_MAX = 64 * KIB
-"""Of input that cannot be read, this much is kept to be shown."""
+"""Bytes of invalid input that are kept for messages."""
 _RECORD_OVERHEAD = 16
-"""Bytes a record takes in the columns beside its value and keys."""
+"""Bytes of a record in the columns besides its value and keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileMark:
-    """How far a file has been read, and by what to know it again."""
+    """How far a file has been read, and the checksums that identify it."""
 
     offset: int = 0
-    """Bytes used up (of the decompressed text, for a compressed file)."""
+    """Bytes consumed (of the decompressed text, for a compressed file)."""
     line: int = 0
-    """Lines used up."""
+    """Lines consumed."""
     head_bytes: int = 0
     head_crc: int = 0
     """CRC-32 of the first `head_bytes` bytes of the file."""
@@ -67,7 +67,7 @@ class FileMark:
     """CRC-32 of the `tail_bytes` bytes before `offset`."""
 
     def pack(self) -> list[int]:
-        """For a position."""
+        """The form in a position."""
         return [self.offset, self.line, self.head_bytes, self.head_crc, self.tail_bytes, self.tail_crc]
 
 
@@ -95,7 +95,7 @@ class Taken:
 
 
 class TextFile:
-    """An open file. Made by `open_text_file`."""
+    """An open file. Opened by `open_text_file`."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class TextFile:
         block_bytes: int,
     ) -> None:
         self.name = name
-        """Shown in messages."""
+        """The name in messages."""
         self.mark = mark
-        """Behind the records that were taken."""
+        """The mark after the records that were taken."""
         self.at_end = False
-        """The last `fill` found nothing more."""
+        """Whether the last `fill` found nothing more."""
         self._block_bytes = block_bytes
         self._descriptor = descriptor
         self._unpacked = unpacked
@@ -124,11 +124,11 @@ class TextFile:
         self._rest = b""
         self._rest_dropped = 0
         self._dropped: dict[int, int] = {}
-        """Lines that were too long to keep: index in `_lines` of their beginning, and bytes left out of it."""
+        """Lines that were too long to keep: index of their beginning in `_lines`, and number of omitted bytes."""
         self._last_is_open = False
         self._lines_wanted = 0
         self._expansion = 1.0
-        """Bytes of records per byte of file, of late."""
+        """Recent ratio of record bytes to file bytes."""
         self._tail = b""
 
     @property
@@ -142,15 +142,15 @@ class TextFile:
 
     @property
     def open_line(self) -> bool:
-        """The text in memory ends in a line without its newline."""
+        """Whether the text in memory ends in a line without a newline."""
         return bool(self._rest or self._rest_dropped)
 
     def stat(self) -> os.stat_result:
-        """Of the open file, wherever its name has gone."""
+        """Inode of the open file, whatever its name is now."""
         return os.fstat(self._descriptor)
 
     def begun_anew(self) -> TextFile:
-        """The same open file, from its beginning; this object is not to be used any more."""
+        """The same open file, from its beginning; this object must not be used any more."""
         return TextFile(self.name, self._descriptor, self._unpacked, self._text, FileMark(), self._block_bytes)
 
     def close(self) -> None:
@@ -158,10 +158,11 @@ class TextFile:
             self._unpacked.close()
         os.close(self._descriptor)
 
-    # On the disk: these block.
+    # On the disk: these methods block.
 
     def fault(self, *, whole: bool = True) -> str | None:
-        """Why this is not the file that the mark was made on; None when it is. `whole`: look before the mark, too."""
+        """Why this is not the file that the mark belongs to; None if it is. `whole`: also check the text before the
+        mark."""
         mark = self.mark
         size = self.stat().st_size
         if self._unpacked is None and size < self._read_offset:
@@ -175,7 +176,7 @@ class TextFile:
         return None
 
     def begin(self) -> None:
-        """To be called once, before the first `fill`: goes to the mark, and reads the header before it."""
+        """Called once, before the first `fill`: goes to the mark, and reads the header before it."""
         if self.mark.offset == 0 and normal_encoding(self._text.encoding) == UTF_8:
             if self._start().startswith(BOM_UTF8):
                 self.mark = replace(self.mark, offset=len(BOM_UTF8))
@@ -236,7 +237,7 @@ class TextFile:
         self.mark = replace(self.mark, head_bytes=len(head), head_crc=zlib.crc32(head))
 
     def _parser_behind_header(self) -> Parser:
-        """The header of a file that is read from further on."""
+        """The header of a file that is read from a later place."""
         before = TextFile(self.name, self._descriptor, self._unpacked, self._text, FileMark(), self._block_bytes)
         if self._unpacked is not None:
             self._unpacked.seek(0)
@@ -252,7 +253,7 @@ class TextFile:
     # In memory.
 
     def _add(self, block: bytes) -> None:
-        """Cut a block into lines, behind what is there."""
+        """Split a block into lines, and append them."""
         if self._next:
             del self._lines[: self._next]
             self._dropped = {index - self._next: count for index, count in self._dropped.items()}
@@ -279,10 +280,10 @@ class TextFile:
         self._rest, self._rest_dropped = b"", 0
 
     def take(self, records_max: int, bytes_max: int, *, now_us: int, closing: bool) -> Taken | None:
-        """The next records in memory; None when there is nothing without another `fill`.
+        """The next records in memory; None if they need another `fill`.
 
-        `closing`: nothing will be written to the file any more, so that its last line needs no newline. Errors:
-        `UserError` for a header that cannot be used.
+        `closing`: the file will not grow any more, so its last line needs no newline. Errors: `UserError` for an
+        invalid header.
         """
         closing = closing and self.at_end
         if closing and self.open_line:
@@ -303,7 +304,7 @@ class TextFile:
         return taken
 
     def take_header(self, *, closing: bool) -> Parser | None:
-        """The parser for this file, past its header; None when that is not in memory yet."""
+        """The parser for this file, after its header; None if the header is not in memory yet."""
         text = self._text
         if text.name != "csv":
             return LineParser(encoding=text.encoding, json_lines=text.name == "jsonl", extraction=text.extraction)
@@ -332,7 +333,7 @@ class TextFile:
         while True:
             end = self._next + count
             part = self._lines[self._next : end]
-            # A row of more lines than fit is read alone, whatever its size.
+            # A row with more lines than fit is read alone, whatever its size.
             alone = self._lines_wanted > 0
             parsed = parser.parse(part, 1 if alone else records_max, final=final and end == stop)
             if parsed.lines == 0:
@@ -340,7 +341,7 @@ class TextFile:
                     if sum(map(len, part)) <= RECORD_BYTES_MAX:
                         self._lines_wanted = len(part)
                         return None
-                    # No row is this large: something is wrong with its first line.
+                    # No row is this large: its first line must be invalid.
                     self._lines_wanted = 0
                     return parser.parse(part[:1], 1, final=True)
                 self._lines_wanted = count = min(2 * count, stop - self._next)
@@ -367,7 +368,7 @@ class TextFile:
         return max(1, bisect_right(ends, bytes_max / self._expansion))
 
     def _seal(self, parsed: Parsed, now_us: int) -> Taken:
-        """The frame, and what is invalid with its place in the file."""
+        """The frame, and the invalid records with their places in the file."""
         if parsed.sealed is not None:
             return Taken(_frame_of(parsed.sealed, now_us), ())
         values, times, keys = parsed.values, parsed.event_times_us, parsed.keys
@@ -396,11 +397,11 @@ class TextFile:
         item = InvalidLine(0, self._lines[self._next], f"the line has {size} bytes; the limit is {RECORD_BYTES_MAX}")
         invalid = self._invalid(item)
         self._advance(1, dropped)
-        # Its beginning is all that was kept, so the text before the mark is not known from memory.
+        # Only its beginning was kept, so the text before the mark is not in memory.
         return Taken(None, (invalid,))
 
     def _advance(self, count: int, dropped: int = 0) -> None:
-        """The next `count` lines are used up."""
+        """Mark the next `count` lines as consumed."""
         used = self._lines[self._next : self._next + count]
         self._next += count
         newlines = count - (self._last_is_open and self._next == len(self._lines))
@@ -431,7 +432,7 @@ def _frame_of(sealed: SealedRecords, now_us: int) -> Frame:
 
 
 def unpacked_zstd(path: str, name: str) -> int:
-    """A file without a name, with the text of a compressed one: zstd cannot be read from the middle."""
+    """An unnamed file with the text of a compressed one, because zstd cannot be read from the middle."""
     try:
         import zstandard
     except ImportError as error:
@@ -459,7 +460,7 @@ def unpacked_zstd(path: str, name: str) -> int:
 def open_text_file(
     path: str, name: str, text: TextFormat, mark: FileMark, *, block_bytes: int = BLOCK_BYTES
 ) -> TextFile:
-    """Blocks. Open a file at `mark`; `begin` is still to be called. Errors: `OSError`."""
+    """Blocks. Open a file at `mark`; Call `begin` next. Errors: `OSError`."""
     descriptor = unpacked_zstd(path, name) if path.endswith(".zst") else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     if not path.endswith(".gz"):
         return TextFile(name, descriptor, None, text, mark, block_bytes)

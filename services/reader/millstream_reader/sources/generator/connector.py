@@ -92,7 +92,7 @@ class GeneratorSource(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One kind of value; shares and how far back come in pairs."""
+        """Allows one kind of value, and shares only together with their durations."""
         yield from at_most_one(data, ("value", "valueBlob"), cls.noun)
         for share, by in (("lateShare", "lateBy"), ("outOfOrderShare", "outOfOrderBy")):
             if bool(data.get(share)) != bool(data.get(by)):

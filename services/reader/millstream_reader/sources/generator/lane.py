@@ -1,11 +1,11 @@
-"""The generator: numbered records made here, as fast as asked.
+"""The generator: numbered records, at the configured rate.
 
-Above it: a source lane. Below it: the clock, and nothing else. It owns what a record of a number is; the same
-settings and seed give the same values and keys again from any position, and with `step_us` the same event times.
+Above it: a source lane. Below it: the clock, and nothing else. It defines the record of each number: the same settings
+and seed give the same values and keys from any position, and with `step_us` the same event times.
 
-Numbers count through the vertex: lane p of P makes p, p + P, p + 2P, ..., so that lanes share the total and the rate
-and each number is made once. Columns are built by the frame, not by the record: numbers that share all but their
-last four digits differ in a suffix from a table only, and one `join` writes them all.
+Numbers count through the vertex: lane p of P generates p, p + P, p + 2P, ..., so the lanes share the total and the
+rate, and each number is generated once. Columns are built per frame, not per record: numbers that share all but their
+last four digits differ only in a suffix from a table, and one `join` writes them all.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ from millstream_udf.fields import field
 KIND = "generator"
 
 _TICK_S = 0.004
-"""A generator with a rate looks this often for what is due: a read costs the same, however few records it brings."""
+"""How often a generator with a rate checks for due records: a read costs the same for any number of records."""
 _BUSY_TICK_S = 0.01
 _BUSY_PER_S = 10_000
-"""From this rate on that often: on its way every read costs as much as a hundred records."""
+"""The interval from this rate on: downstream, every read costs as much as a hundred records."""
 
 _BLOCK_DIGITS = 4
 _BLOCK = 10**_BLOCK_DIGITS
 _SUFFIXES = [b"%04d}" % low for low in range(_BLOCK)]
 _SHIFTS = 1 << 16
-"""How many records it takes until the pattern of moved event times repeats."""
+"""Number of records after which the pattern of moved event times repeats."""
 _PERIOD_MAX = 1 << 15
-"""The most keys that are kept, of which frames take slices: half a megabyte."""
+"""Maximum number of keys that are cached, for frames to slice: half a megabyte."""
 _RECORD_OVERHEAD = 12
-"""Bytes a record takes in the columns beside its value and key: an event time and an offset."""
+"""Bytes of a record in the columns besides its value and key: an event time and an offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorPlan:
-    """What one vertex's generator makes."""
+    """What the generator of one vertex generates."""
 
     message_bytes: int
     """Bytes of a value, unless its JSON needs more."""
     records: int | None = None
-    """Records in all, over every lane; None without end."""
+    """Total number of records, over all lanes; None for no end."""
     records_per_s: float = 0.0
-    """Over every lane; 0 is as fast as possible."""
+    """Rate over all lanes; 0 means as fast as possible."""
     value: int | None = None
-    """A number that every record carries beside its own."""
+    """A number in every record besides its own."""
     blob: bytes | None = None
     """The value of every record, instead of numbered JSON."""
     key_count: int = 0
     step_us: float | None = None
-    """Event time from one number to the next; None for the time at which a record is due."""
+    """Event time between consecutive numbers; None to use the time at which a record is due."""
     start_us: int | None = None
-    """Event time of number 0, with `step_us`; None for the time at which the lane was first opened."""
+    """Event time of number 0, with `step_us`; None to use the time at which the lane was first opened."""
     jitter_us: int = 0
     """Each event time is moved back by a random time up to this."""
     late_share: float = 0.0
@@ -80,7 +80,7 @@ class GeneratorPlan:
 async def open_generator(
     plan: GeneratorPlan, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
 ) -> AsyncIterator[GeneratorLane]:
-    """A generator lane, its schedule starting now at `position`."""
+    """A generator lane, whose schedule starts now at `position`."""
     body = unpack_position(position, KIND, partitions, lane)
     if body is None:
         body = {"made": 0, "origin_us": clock.now_us()}
@@ -124,7 +124,7 @@ class GeneratorLane:
         return True
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        """What the schedule says is due; at full speed, as much as fits."""
+        """The records that are due; at full speed, as many as fit."""
         if self._draining or self._ended:
             return self._batch(None)
         count = self._ready()
@@ -133,14 +133,14 @@ class GeneratorLane:
             await asyncio.sleep(min(pause_s, timeout_s))
             count = self._ready()
         else:
-            # A source that always has something must not keep the loop from everybody else.
+            # A source that always has records must let other tasks run.
             await asyncio.sleep(0)
         self._read_s = self._clock.monotonic_s()
         count = min(count, records_max, max(1, bytes_max // self._record_bytes))
         return self._batch(self._make(count) if count else None)
 
     async def committed(self, position: bytes) -> None:
-        """Nothing outside waits for it."""
+        """Nothing outside needs an acknowledgement."""
 
     def pending(self) -> int | None:
         if self._schedule.paced or self._total is not None:
@@ -163,7 +163,7 @@ class GeneratorLane:
         return due if self._total is None else min(due, self._total - self._made)
 
     def _pause_s(self) -> float:
-        """Until it is worth a read."""
+        """Wait until a read is worthwhile."""
         if not self._schedule.paced:
             return 0.0
         busy = self._plan.records_per_s >= _BUSY_PER_S * self._partitions
@@ -195,7 +195,7 @@ class GeneratorLane:
             times = self._stepped_times(self._plan.step_us, start, count)
         else:
             times = self._schedule.due_times_us(start, count)
-            # The wall clock may be set back; event times that are to be in order stay in order.
+            # The wall clock may be set back; ordered event times stay in order.
             if times[0] < self._newest_us:
                 times = array("q", [max(time_us, self._newest_us) for time_us in times])
             self._newest_us = times[-1]
@@ -223,8 +223,8 @@ class GeneratorLane:
 
 
 class _Schedule:
-    """When each record of a lane is due. It runs from the moment of opening and never forgets: what could not be read
-    in time is due at once, with the time at which it should have been read."""
+    """When each record of a lane is due. The schedule starts at the opening and skips nothing: a record that was not
+    read in time is due immediately, with its scheduled time."""
 
     def __init__(self, records_per_s: float, first: int, partitions: int, made: int, clock: Clock) -> None:
         self._rate = records_per_s
@@ -240,7 +240,7 @@ class _Schedule:
         return self._rate > 0
 
     def due(self, made: int) -> int:
-        """Records that may be made now, after `made` of them."""
+        """Number of records that are due now, after `made`."""
         if not self.paced:
             return 1 << 62
         elapsed = (self._clock.monotonic_s() - self._start_s) * self._rate
@@ -248,13 +248,13 @@ class _Schedule:
         return max(0, since_start - (made - self._made))
 
     def wait_s(self, made: int) -> float:
-        """Until the record after `made` is due."""
+        """Seconds until the record after `made` is due."""
         if not self.paced:
             return 0.0
         return max(0.0, self._offset_s(made) - (self._clock.monotonic_s() - self._start_s))
 
     def wall_us(self, made: int) -> int:
-        """When the record after `made` was due, by the wall clock as it is set now."""
+        """When the record after `made` was due, by the wall clock's current setting."""
         now_us = self._clock.now_us()
         if not self.paced:
             return now_us
@@ -262,7 +262,7 @@ class _Schedule:
         return now_us - max(0, int(late_s * MICROSECONDS))
 
     def due_times_us(self, made: int, count: int) -> array[int]:
-        """When `count` records after `made` are due, by the wall clock as it was set at the start."""
+        """When `count` records after `made` are due, by the wall clock's setting at the start."""
         if not self.paced:
             return array("q", [self._clock.now_us()]) * count
         step = self._partitions * MICROSECONDS / self._rate
@@ -274,7 +274,7 @@ class _Schedule:
 
 
 class _Values:
-    """The value column: `{"lane":0,"number":   17}`, spaces before the number making up the size; or a blob."""
+    """The value column: `{"lane":0,"number":   17}`, padded with spaces before the number; or a blob."""
 
     def __init__(self, plan: GeneratorPlan, lane: int, partitions: int) -> None:
         self._first = lane
@@ -314,7 +314,7 @@ class _Values:
         return b"".join([*field(1, columns.pack_offsets(offsets)), *field(2, data)])
 
     def _piece(self, block: int, numbers: range) -> tuple[bytes, int | list[int]]:
-        """Values of numbers of one block, and their size, or sizes where they differ."""
+        """Values of the numbers of one block, and their size, or sizes if they differ."""
         if block == 0:
             values = [b"%b%*d}" % (self._prefix, self._width, number) for number in numbers]
             return b"".join(values), list(map(len, values))
@@ -334,7 +334,7 @@ class _Keys:
         self._period = key_count // gcd(key_count, partitions) if key_count else 0
         """Records of the lane after which its keys repeat."""
         self._periods = b""
-        """The keys of one period, and of a frame behind it."""
+        """The keys of one period, and of one frame after it."""
         self.record_bytes_max = len(self._key(key_count)) + 4 if key_count else 0
 
     def column(self, start: int, count: int) -> bytes:
@@ -359,7 +359,8 @@ class _Keys:
 
 
 def _event_time_shifts(plan: GeneratorPlan, lane: int) -> array[int]:
-    """How far back the event time of each record lies, for a stretch that repeats; empty when none is moved."""
+    """By how much the event time of each record is moved back, for one period of the pattern; empty if none is
+    moved."""
     late, swapped = (
         round(plan.late_share * _SHIFTS),
         round(plan.out_of_order_share * _SHIFTS),

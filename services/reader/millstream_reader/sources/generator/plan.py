@@ -1,4 +1,4 @@
-"""From the settings of a `generator` to what its lanes work with."""
+"""Converts the settings of a `generator` to the plan of its lanes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millstream_reader.sources.generator.lane import GeneratorPlan
 
 
 def generator_plan(source: GeneratorSource) -> GeneratorPlan:
-    """What the fields of a `generator` mean."""
+    """The plan for the settings of a `generator`."""
     step_s = source.event_time_step_s
     if step_s is None and source.start is not None and source.rpu:
         step_s = source.duration_s / source.rpu

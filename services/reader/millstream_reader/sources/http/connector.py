@@ -36,7 +36,7 @@ Port = Annotated[int, Strict(ge=0, le=65535)]
 
 
 def _is_reached_from_outside(host: str) -> bool:
-    """Whether an address is none of this machine's own; of a name that shows when it is looked up."""
+    """Whether an address is not on this machine; a name is checked when it is resolved."""
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -101,14 +101,14 @@ class HttpSource(SpecModel):
 
     @property
     def asks_who(self) -> bool:
-        """Whether senders have to show who they are."""
+        """Whether senders have to authenticate."""
         return self.auth is not None or (self.tls is not None and self.tls.client_ca is not None)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A source does not listen to the network by accident."""
+        """Prevents a source from listening to the network by accident."""
         if self.asks_who and self.allow_unauthenticated:
             what = "`allowUnauthenticated` has no effect when senders have to authenticate"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("allowUnauthenticated",), what, "one of the two")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("allowUnauthenticated",), what, "only one of them")
         if not self.asks_who and not self.allow_unauthenticated and _is_reached_from_outside(self.host):
             what = f"other machines can reach {self.host}, and senders do not have to authenticate"
             yield ShapeProblem(
@@ -148,7 +148,7 @@ class _Http(SourceConnector[HttpSource]):
             yield Finding(codes.PLACE_TAKEN, (*place.vertex_path, "replicas"), what, "`replicas: 1` or `port: 0`")
 
     def notes(self, settings: HttpSource, path: Path) -> Iterator[tuple[Path, str]]:
-        """Tokens that everybody reads who is between two machines."""
+        """Warns about tokens that are sent unencrypted over the network."""
         if settings.auth is not None and settings.tls is None and not stays_on_this_machine(settings.host):
             what = (
                 f"senders send their token unencrypted to {settings.host}; set `tls`, or put a proxy in front, to "

@@ -1,13 +1,13 @@
-"""HTTP push: records come by POST, and are answered with 200 when they are committed.
+"""HTTP push: clients send records by POST, and get 200 when the records are committed.
 
-Above it: a source lane. Below it: an HTTP server of its own. What was taken in waits in memory; its sender still has it
-and sends it again if this process dies before it answers. A record whose id was committed before is left out by the
-lane above, so that sending again has no effect.
+Above it: a source lane. Below it: an HTTP server of its own. Accepted records wait in memory. Their sender keeps them
+and sends them again if this process dies before it answers. The lane above drops a record whose id was already
+committed, so sending it again has no effect.
 
-    POST ─► allowed? room? ─► records in order ─ read ─► lane … commit ─ committed ─► 200
-                  └─► 401 404 413 429 503 at once
+    POST ─► allowed? space? ─► records in order ─ read ─► lane … commit ─ committed ─► 200
+                  └─► 401 404 413 429 503 immediately
 
-Who may connect, and how long for, is the server's: `millstream.wire.http_server`.
+The server decides who may connect, and for how long: `millstream.wire.http_server`.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from millstream_reader.sources.positions import pack_position, unpack_position, 
 KIND = "http"
 
 BODY_BYTES_MAX = MESSAGE_BYTES_MAX
-"""Largest body, unpacked where it came packed."""
+"""Largest body in bytes, after decompression."""
 _ANSWER_TIMEOUT_S = 5.0
-"""How long the answers of requests in flight may take when the source is closed."""
+"""Time limit for the answers to requests in flight when the source is closed."""
 
 _BACKLOG = 512
-"""Connections that wait to be accepted; then the system drops them, and clients try again."""
+"""Connections that wait to be accepted. The system drops further ones, and clients try again."""
 _NOT_LOGGED = frozenset((400, 404, 413, 415, 429, 503))
-"""Statuses of everyday life, which are counted and not logged."""
+"""Ordinary statuses, which are counted and not logged."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,24 +74,24 @@ class HttpPlan:
 
     host: str
     port: int
-    """Of lane 0; lane n listens on the n-th after it. 0: each takes a free one."""
+    """Port of lane 0; lane n listens on the n-th port after it. 0: each lane takes a free one."""
     buffer_records: int
-    """Records of unanswered requests at most."""
+    """Maximum number of records in unanswered requests."""
     tokens: Callable[[], Tokens] | None
-    """The bearer tokens of which senders must show one, as they are now."""
+    """The current bearer tokens, one of which senders must present."""
     tls: Callable[[], ssl.SSLContext] | None
-    """For the next connection."""
+    """The TLS context for the next connection."""
     limits: ConnectionLimits
     anybody: bool
-    """Senders need not show who they are, wherever they come from."""
+    """Whether senders from any machine need no authentication."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request that was taken in and is not answered yet."""
+    """An accepted request that is not answered yet."""
 
     end: int
-    """Number of its last record, counted from 1 over the lane's life."""
+    """Number of its last record, counted from 1 over the lane's lifetime."""
     committed: asyncio.Future[None]
 
 
@@ -106,8 +106,8 @@ async def open_http(
     clock: Clock,
     seen: SeenIds | None = None,
 ) -> AsyncIterator[HttpSourceLane]:
-    """A lane that listens. `seen`: the ids it has taken in, which have a bound. Errors: `InfrastructureError` when it
-    cannot, `UserError` where it would take records from every machine."""
+    """A lane that listens. `seen`: the ids it has accepted, which are bounded in number. Errors: `InfrastructureError`
+    if it cannot listen, `UserError` if it would accept records from every machine."""
     body = unpack_position(position, KIND, partitions, lane)
     taken = 0 if body is None else body.get("taken")
     if not isinstance(taken, int):
@@ -120,7 +120,7 @@ async def open_http(
         scheme = "http" if plan.tls is None else "https"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
         http = HttpSourceLane(plan, extraction, lane, partitions, taken, address, clock, seen)
-        # The limit on bodies is kept while they are read, where what they unpack to is counted.
+        # The limit on bodies applies while they are read, to their decompressed size.
         application = web.Application()
         application.router.add_post("/vertices/{vertex}", http.take_in)
         application.router.add_get("/health", http.tell_health)
@@ -155,7 +155,7 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
             )
         listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
-        # `create_server` puts the address into the text; the message below names it better.
+        # `create_server` includes the address in its text; the message below names it better.
         code = error.errno or 0
         reason = os.strerror(code) if code > 0 else error.strerror or str(error)
         raise InfrastructureError(
@@ -182,7 +182,7 @@ class HttpSourceLane:
         seen: SeenIds | None,
     ) -> None:
         self.address = address
-        """Where to POST."""
+        """The URL to POST to."""
         self._plan = plan
         self._extraction = extraction
         self._lane = lane
@@ -190,16 +190,16 @@ class HttpSourceLane:
         self._clock = clock
         self._seen = seen
         self._ids_waiting = 0
-        """Records that wait with an id of their sender's."""
+        """Waiting records with an id from their sender."""
         self._full_told_s: float | None = None
         self._waiting: deque[tuple[RequestRecords, int]] = deque()
-        """Records not read yet, request by request, and when each came."""
+        """Unread records by request, and when each arrived."""
         self._unanswered: deque[_Request] = deque()
         self._arrived = asyncio.Event()
         self._read = taken
-        """Records given to the lane, over its life."""
+        """Records that the lane has read, over its lifetime."""
         self._taken = taken
-        """Records taken in, over the lane's life; `_taken - _committed` are unanswered."""
+        """Records accepted over the lane's lifetime; `_taken - _committed` are unanswered."""
         self._committed = taken
         self._body_bytes = 0
         """Bytes of unanswered requests."""
@@ -249,7 +249,7 @@ class HttpSourceLane:
         return frame, made_up
 
     def _next_parts(self, records_max: int, bytes_max: int) -> Iterator[RequestRecords]:
-        """The next records within the limits, at least one, taken out of those that wait."""
+        """Removes the next waiting records, at least one, within the limits."""
         taken = size = 0
         while self._waiting and taken < records_max:
             records, came_us = self._waiting.popleft()
@@ -285,7 +285,7 @@ class HttpSourceLane:
         self._arrived.set()
 
     def give_up(self) -> None:
-        """The lane is going away: what is not committed is to be sent again."""
+        """Ends the lane: senders have to repeat uncommitted records."""
         self._draining = True
         while self._unanswered:
             request = self._unanswered.popleft()
@@ -295,7 +295,7 @@ class HttpSourceLane:
     # The senders' side.
 
     async def tell_health(self, request: web.Request) -> web.Response:
-        """Whether records are taken now."""
+        """Whether records are accepted now."""
         if self._draining:
             return web.json_response({"status": "draining"}, status=503)
         return web.json_response({"status": "ready"})
@@ -310,7 +310,7 @@ class HttpSourceLane:
                 worth_logging = refusal.status not in _NOT_LOGGED
                 self.server.refusals.note(f"status {refusal.status}", request.remote or "", logged=worth_logging)
             headers = {}
-            # What was not read of the body would be taken for the next request.
+            # The unread part of the body would be parsed as the next request.
             if not request.content.at_eof():
                 headers["Connection"] = "close"
             if refusal.retry_after_s is not None:
@@ -333,12 +333,12 @@ class HttpSourceLane:
             raise _later(503, "the source accepts no new records: it is stopping")
 
     async def _commit(self, request: web.Request) -> int:
-        """Take the request's records in and wait until they are committed; how many there are."""
+        """Accept the request's records and wait until they are committed. Returns their number."""
         held = _HeldBytes(self)
         try:
             body = await self._body(request, held)
             came_us = self._clock.now_us()
-            # Names are lower case; of a header that comes twice, the first counts.
+            # Names are lower case; if a header is repeated, the first one counts.
             headers: dict[str, str] = {}
             for name, value in request.headers.items():
                 headers.setdefault(name.lower(), _text(value))
@@ -385,7 +385,7 @@ class HttpSourceLane:
             )
         if self._taken - self._committed + len(records) > room:
             raise _later(429, f"{self._taken - self._committed} records are waiting to be committed; try again later")
-        # The body took its time, and the source may have been asked to stop meanwhile.
+        # The body may have taken long, and the source may be stopping by now.
         if self._draining:
             raise _later(503, "the source accepts no new records: it is stopping")
         self._check_ids(records)
@@ -397,7 +397,8 @@ class HttpSourceLane:
         await request.committed
 
     def _check_ids(self, records: RequestRecords) -> None:
-        """Room to remember the ids of these records. Those of records that were committed before need none."""
+        """Check that there is space to remember the ids of these records. Ids of records that were already committed
+        need none."""
         given = () if records.ids_are_made_up else records.ids
         if self._seen is not None and given and not self._seen.has_room(given, self._ids_waiting):
             reason = full(self._seen)
@@ -409,14 +410,14 @@ class HttpSourceLane:
         self._ids_waiting += len(given)
 
     def hold(self, count: int) -> None:
-        """Room for more bytes of bodies, or less. Errors: `RequestRefused`."""
+        """Reserve space for more bytes of bodies, or release it. Errors: `RequestRefused`."""
         if count > 0 and self._body_bytes + count > BYTES_IN_FLIGHT_MAX:
             raise _later(429, f"{self._body_bytes} bytes are waiting to be committed; try again later")
         self._body_bytes += count
 
 
 class _HeldBytes:
-    """What one request holds of the lane's room for bodies."""
+    """The share of one request in the lane's space for bodies."""
 
     def __init__(self, lane: HttpSourceLane) -> None:
         self._lane = lane
@@ -433,7 +434,7 @@ class _HeldBytes:
 
 
 def _text(header: str) -> str:
-    """A header's value, what is not UTF-8 in it replaced."""
+    """A header's value, with replacement characters for bytes that are not UTF-8."""
     return header.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""From the settings of an `http` source to what its lanes work with."""
+"""Converts the settings of an `http` source to the plan of its lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from millstream_reader.sources.http.lane import HttpPlan
 
 
 def http_plan(source: HttpSource, base_dir: Path, lane: LaneId, clock: Clock) -> HttpPlan:
-    """What the fields of an `http` mean. Errors: `UserError` when the token or the certificates are not available."""
+    """The plan for the settings of an `http` source. Errors: `UserError` if the token or the certificates are not
+    available."""
     auth, tls = source.auth, source.tls
     tokens = contexts = None
     if auth is not None:

@@ -1,11 +1,11 @@
-"""From one HTTP request to records. Pure.
+"""Converts one HTTP request to records. Pure.
 
-Above it: `http`, which has read and allowed the request. What is wrong with a request raises `RequestRefused` with the
-status and the reason in the answer.
+Above it: `http`, which has read and authorized the request. An invalid request raises `RequestRefused` with the status
+and the reason for the answer.
 
     Content-Type: application/x-ndjson    a JSON value per line, a record each
     Content-Type: application/json        an array is a batch, a record per element; anything else is one record
-    any other                             the body is one record, whatever it is
+    any other                             the body is one record
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from millstream.limits import KIB, RECORD_BYTES_MAX
 from millstream_reader.sources.parsing import checked_json
 
 ID_BYTES_MAX = 256
-"""Longest record id. Ids are remembered, so they cannot be of any size."""
+"""Longest record id, in bytes. Ids are remembered, so their size is bounded."""
 
 _RECORD_OVERHEAD = 16
-"""Bytes a record takes in the columns beside its value, keys, headers and id."""
+"""Bytes of a record in the columns besides its value, keys, headers and id."""
 _UNPACKED_BYTES = 256 * KIB
-"""Unpacked at a time, so that a small body that unpacks to a large one is noticed in time."""
+"""Bytes decompressed at a time, so that a small body with a huge content is noticed early."""
 _ID_HEADERS = ("x-millstream-id", "x-numaflow-id")
 _ID_FIELD_HEADER = "x-millstream-id-field"
 _TIME_HEADERS = ("x-millstream-event-time", "x-numaflow-event-time")
@@ -47,7 +47,7 @@ _parse_epoch_ms = time_parser("epoch_ms")
 
 
 class RequestRefused(Exception):
-    """The request cannot be taken; nothing of it was."""
+    """The request cannot be accepted; none of its records was."""
 
     def __init__(self, status: int, reason: str, retry_after_s: int | None = None) -> None:
         super().__init__(reason)
@@ -58,28 +58,28 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestRecords:
-    """Records of one request, by columns."""
+    """Records of one request, in columns."""
 
     values: Sequence[bytes]
     event_times_us: array[int]
     keys: Sequence[tuple[bytes, ...]] | None
-    """None: they have none."""
+    """Keys of the records; None if they have none."""
     headers: Mapping[str, bytes]
-    """Of each of them."""
+    """Headers of each record."""
     ids: Sequence[bytes]
     ids_are_made_up: bool
-    """The sender gave none."""
+    """Whether the ids were generated because the sender gave none."""
 
     def __len__(self) -> int:
         return len(self.values)
 
     def size(self) -> int:
-        """Bytes that they take in the columns."""
+        """Bytes of the records in the columns."""
         keys = sum(map(len, chain.from_iterable(self.keys))) if self.keys is not None else 0
         return sum(map(len, self.values)) + sum(map(len, self.ids)) + keys + self._beside() * len(self)
 
     def sizes(self) -> list[int]:
-        """Bytes that each takes in the columns."""
+        """Bytes of each record in the columns."""
         beside = self._beside()
         sizes = [beside + len(value) + len(record_id) for value, record_id in zip(self.values, self.ids, strict=True)]
         if self.keys is not None:
@@ -109,7 +109,7 @@ def read_records(
     try:
         records = reader.read(0, len(values), partial(from_json, allow_inf_nan=False))
     except ValueError:
-        # One by one, to find the first that is wrong.
+        # One by one, to find the first invalid one.
         for index in range(len(values)):
             try:
                 reader.read(index, index + 1, checked_json)
@@ -117,14 +117,14 @@ def read_records(
                 reason = str(error) if places is None else f"{places}{index + 1}: {error}"
                 raise RequestRefused(400, reason) from None
         raise
-    # What fits together fits one by one.
+    # Records that fit together also fit one by one.
     if records.size() > RECORD_BYTES_MAX and (large := [size for size in records.sizes() if size > RECORD_BYTES_MAX]):
         raise RequestRefused(413, f"a record has {large[0]} bytes; the limit is {RECORD_BYTES_MAX}")
     return records
 
 
 class _Reader:
-    """What the records of one request are made of."""
+    """The parts of one request from which its records are built."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Reader:
         self._id_field = headers.get(_ID_FIELD_HEADER)
         given = _first(headers, _ID_HEADERS, "")
         self._ids_are_made_up = not given and self._id_field is None
-        # Made up, so that they are different; sent again, the records would have others.
+        # Random, so that they are unique; a repeated request would get other ids.
         self._id = given or str(uuid4())
         self._is_json = is_batch or content_type == "application/json"
         self._reads_items = extraction.reads_value or self._id_field is not None
@@ -157,7 +157,7 @@ class _Reader:
         if self._reads_items:
             items = list(map(parse, values))
         elif self._is_json and not all_json(values):
-            # Each is let go of at once.
+            # Each value is released immediately.
             deque(map(parse, values), maxlen=0)
         times = array("q", [self._time_us]) * len(values)
         if extraction.time_field is not None:
@@ -177,10 +177,10 @@ class _Reader:
 
 
 class Unpacker:
-    """Unpacks the parts of a body with some Content-Encoding, in pieces of a bounded size."""
+    """Decompresses the parts of a body with a Content-Encoding, in pieces of a bounded size."""
 
     def __init__(self, encoding: str) -> None:
-        """Errors: `RequestRefused` for an encoding that is not known."""
+        """Errors: `RequestRefused` for an unknown encoding."""
         encoding = encoding.lower()
         if encoding not in ("", "identity", "gzip", "deflate"):
             raise RequestRefused(415, f"the Content-Encoding {encoding!r} is not supported; use gzip, deflate or none")
@@ -189,7 +189,7 @@ class Unpacker:
             self._zlib = zlib.decompressobj(zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
 
     def add(self, part: bytes) -> Iterator[bytes]:
-        """What `part` unpacks to. Errors: `zlib.error`."""
+        """The decompressed content of `part`. Errors: `zlib.error`."""
         if self._zlib is None:
             yield part
             return
@@ -198,13 +198,13 @@ class Unpacker:
             part = self._zlib.unconsumed_tail
 
     def finish(self) -> None:
-        """The body is over. Errors: `zlib.error` when what was packed is not."""
+        """Called at the end of the body. Errors: `zlib.error` if the compressed data is not complete."""
         if self._zlib is not None and (not self._zlib.eof or self._zlib.unused_data):
             raise zlib.error("the compressed body is truncated, or is followed by more data")
 
 
 def _values(body: bytes, content_type: str) -> tuple[list[bytes], str | None]:
-    """The values, and for a batch what its parts are called in messages."""
+    """The values, and for a batch the name of its parts in messages."""
     if content_type in _LINE_TYPES:
         return [line for piece in body.split(b"\n") if (line := piece.strip())], "record "
     if content_type == "application/json" and body.lstrip()[:1] == b"[":
@@ -213,13 +213,13 @@ def _values(body: bytes, content_type: str) -> tuple[list[bytes], str | None]:
 
 
 def _elements(body: bytes) -> list[bytes]:
-    """The elements of a JSON array, each as it is written."""
+    """The elements of a JSON array, each as unchanged text."""
     if (found := elements_of(body)) is not None:
         return found
     decoder = json.JSONDecoder()
     elements = []
     try:
-        # Validates the whole, so that what follows only has to find the ends of elements.
+        # Validates the whole array, so that the following code only has to find the ends of elements.
         checked_json(body)
         text = body.decode()
         at = _skip_space(text, text.index("[") + 1)
@@ -245,7 +245,7 @@ def _first(headers: Mapping[str, str], names: Sequence[str], default: str) -> st
 
 
 def _carried_headers(headers: Mapping[str, str]) -> dict[str, bytes]:
-    """Headers of the request that are headers of its records: the sender's own and the trace context."""
+    """Headers of the request that become headers of its records: the sender's own and the trace context."""
     return {
         name: _header_bytes(value)
         for name, value in headers.items()
@@ -254,7 +254,7 @@ def _carried_headers(headers: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _header_bytes(value: str) -> bytes:
-    """As they were sent: what is not UTF-8 comes as lone surrogates."""
+    """The bytes as they were sent: those that are not UTF-8 arrive as lone surrogates."""
     return value.encode(errors="surrogateescape")
 
 
@@ -277,7 +277,7 @@ def _header_time_us(headers: Mapping[str, str], extraction: Extraction, now_us: 
 
 @lru_cache(maxsize=8)
 def _numbers(count: int) -> Sequence[bytes]:
-    """The last parts of the ids of a batch. Senders send batches of one size."""
+    """The last parts of the ids of a batch. Cached, because senders send batches of one size."""
     return tuple(b"#%d" % index for index in range(count))
 
 

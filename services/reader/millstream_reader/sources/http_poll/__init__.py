@@ -1,1 +1,1 @@
-"""Answers of a server that is asked again and again."""
+"""The `httpPoll` source."""

@@ -1,4 +1,4 @@
-"""What is in an answer: its records, and what comes behind it. Pure."""
+"""The contents of an answer: its records, and what to request next. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One page."""
+    """The contents of one answer."""
 
     records: Sequence[bytes]
     following: str | None
-    """The next cursor, or the URL of the next page; None: the answer names none."""
+    """The next cursor, or the URL of the next page; None if the answer has none."""
 
 
 def read_answer(body: bytes, settings: HttpPollSource, link: str | None) -> Answer:
-    """The records of a body. `link`: the URL of its next page, as a header has it.
+    """The records of a body. `link`: the URL of the next page from the header, if any.
 
-    Raises `ValueError` for one that is not what the settings say.
+    Raises `ValueError` for a body that does not fit the settings.
     """
     document: Any = None
     items: Sequence[Any] = ()
@@ -32,7 +32,7 @@ def read_answer(body: bytes, settings: HttpPollSource, link: str | None) -> Answ
         document = _parsed(body, "the answer")
         found = document if settings.records is None else _at(document, settings.records)
         if settings.records is not None and not isinstance(found, list):
-            raise ValueError(f"the answer has no array at {settings.records!r}; see `records`")
+            raise ValueError(f"the answer has no array at {settings.records!r}; check `records`")
         items = found if isinstance(found, list) else (found,)
         records = [_text(item) for item in items]
     elif settings.body == "lines":
@@ -52,7 +52,7 @@ def read_answer(body: bytes, settings: HttpPollSource, link: str | None) -> Answ
     last = items[-1] if items else _parsed(records[-1], "the last record")
     following = _as_cursor(_at(last, name), name)
     if following is None:
-        raise ValueError(f"the last record has no {name!r}; see `cursor.recordField`")
+        raise ValueError(f"the last record has no {name!r}; check `cursor.recordField`")
     return Answer(records, following)
 
 
@@ -68,7 +68,7 @@ def _refused(name: str) -> Any:
 
 
 def _at(document: Any, path: str) -> Any:
-    """The member at a dotted path; None where it is missing."""
+    """The member at a dotted path; None if it is missing."""
     for name in path.split("."):
         if not isinstance(document, dict):
             return None
@@ -83,7 +83,7 @@ def _as_cursor(value: Any, path: str) -> str | None:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    raise ValueError(f"what is at {path!r} is neither a text nor a whole number: {json.dumps(value)[:_SHOWN]}")
+    raise ValueError(f"the value at {path!r} is neither text nor a whole number: {json.dumps(value)[:_SHOWN]}")
 
 
 def _text(item: Any) -> bytes:
@@ -91,5 +91,5 @@ def _text(item: Any) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # Half a surrogate pair, which JSON can have and UTF-8 cannot.
+        # An unpaired surrogate, which JSON can express and UTF-8 cannot.
         return json.dumps(item, separators=(",", ":")).encode()

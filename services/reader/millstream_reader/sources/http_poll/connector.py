@@ -1,4 +1,4 @@
-"""The `httpPoll` source, as pipeline files name it. `http` is the source that others send to."""
+"""The `httpPoll` source, as pipeline files name it. The `http` source, in contrast, receives requests."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
 
 _ONCE = (
-    "at most once: what the server had between two requests is not seen, and what a killed process had not committed "
-    "is lost. `cursor` makes it exactly once"
+    "at most once: data that the server had only between two requests is missed, and uncommitted data of a killed "
+    "process is lost. `cursor` makes it exactly once"
 )
 _WAYS = ("path", "recordField", "link")
 
 
 def _without_false(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`link: false` says as much as nothing."""
+    """`link: false` means the same as no `link`."""
     return {name: value for name, value in data.items() if name != "link" or value is not False}
 
 
 class PollCursor(SpecModel):
-    """Where an answer says what comes behind it."""
+    """Where an answer has the cursor of the next request."""
 
     noun = "a cursor"
 
     path: Text | None = None
     """Dotted path of the next cursor in the answer, such as `meta.next`."""
     record_field: Text | None = field(default=None, alias="recordField")
-    """Dotted path of a member of each record: that of the last record is the next cursor, such as `id`. Records behind
-    it must not include it."""
+    """Dotted path of a member of each record, such as `id`. Its value in the last record is the next cursor. The answer
+    to a cursor must not include the record with that value."""
     link: Flag = False
     """The next cursor is the URL in the header `Link` with `rel="next"`."""
     parameter: Text | None = None
@@ -50,16 +50,16 @@ class PollCursor(SpecModel):
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One place."""
+        """Requires exactly one place."""
         yield from exactly_one(_without_false(data), _WAYS, cls.noun)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A URL needs no parameter; another value and a start do."""
+        """Requires a parameter for a cursor that is not a URL, and for a start."""
         if self.link and self.parameter is not None:
-            what = "the cursor in `Link` is a URL, which no parameter carries"
+            what = "the cursor in `Link` is a URL, which needs no parameter"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("parameter",), what, "`link` without it")
         if self.parameter is None and (self.record_field is not None or self.start is not None):
-            what = "nothing carries the cursor to the server"
+            what = "no parameter carries the cursor to the server"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("parameter",), what, "the name of a query parameter")
 
 
@@ -73,48 +73,48 @@ class PollPages(SpecModel):
     link: Flag = False
     """The URL of the next page is in the header `Link` with `rel="next"`."""
     parameter: Text | None = None
-    """Query parameter that has the number of the page, from 1 on; a page without records is the last."""
+    """Query parameter with the page number, which begins at 1; a page without records is the last."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One way."""
+        """Requires exactly one way."""
         yield from exactly_one(_without_false(data), ("path", "link", "parameter"), cls.noun)
 
 
 class HttpPollSource(WebServer):
-    """Asks a server again and again, and takes the records out of its answers."""
+    """Polls a server, and reads records from its answers."""
 
     noun = "an httpPoll source"
 
     url: Annotated[TextOrReference, After(url_check(HTTP))]
-    """What is asked by GET, or where its URL stands: `{env: NAME}` or `{file: PATH}`."""
+    """URL to request by GET, or a reference to it: `{env: NAME}` or `{file: PATH}`."""
     interval_s: PositiveDuration = field(default=60.0, alias="interval")
     """Pause between two polls. Duration, default 60s."""
     body: Literal["json", "lines", "raw"] = "json"
-    """What an answer is: `json`, whose records are the members of an array, or one value; `lines`, with a record in
-    each line that is not empty, such as JSON lines; or `raw`, one record."""
+    """Format of answers: `json` (the elements of an array are the records, any other value is one record), `lines` (a
+    record in each line that is not empty, such as JSON lines) or `raw` (the answer is one record)."""
     records: Text | None = None
     """Dotted path of the array in a JSON answer. Default: the answer itself."""
     cursor: PollCursor | None = None
-    """Where an answer says what comes behind it. Default: each poll asks for the same."""
+    """Where an answer has the cursor of the next request. Default: no cursor; each poll sends the same request."""
     pages: PollPages | None = None
     """How the answer to one poll continues on further pages. Default: it has one page."""
     stop_at_end: Flag = False
     """End after one poll with all its pages; with `cursor`, at the first answer without another cursor."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Paths lead into JSON; a cursor is a way through pages."""
+        """Rejects paths into answers that are not JSON, and `pages` together with a `cursor`."""
         yield from super().relation_problems()
         if self.cursor is not None and self.pages is not None:
-            what = "`cursor` leads from page to page"
+            what = "`cursor` already leads from page to page"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("pages",), what, "`cursor` without `pages`")
         if self.body == "json":
             return
         if self.records is not None:
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("records",), "a path leads into JSON", "`body: json`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("records",), "a path needs a JSON answer", "`body: json`")
         for name, one in (("cursor", self.cursor), ("pages", self.pages)):
             if one is not None and one.path is not None:
-                yield ShapeProblem(codes.FIELDS_CONFLICT, (name, "path"), "a path leads into JSON", "`body: json`")
+                yield ShapeProblem(codes.FIELDS_CONFLICT, (name, "path"), "a path needs a JSON answer", "`body: json`")
         if self.cursor is not None and self.cursor.record_field is not None and self.body == "raw":
             what = "a raw answer is not a JSON record"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor", "recordField"), what, "`body: json` or `body: lines`")
@@ -122,10 +122,10 @@ class HttpPollSource(WebServer):
 
 class _HttpPoll(SourceConnector[HttpPollSource]):
     model = HttpPollSource
-    meaning = "Records in the answers of a server that is asked by HTTP at intervals."
+    meaning = "Records in the answers of an HTTP server that is polled."
     promise = Guarantee(
         GuaranteeId.POSITION,
-        "with `cursor` exactly once, if the server always gives the same records behind a cursor; at most once without",
+        "with `cursor` exactly once, if a cursor is always followed by the same records; at most once without it",
     )
     ends = "never, without `stopAtEnd`"
     strangers = True
@@ -134,7 +134,7 @@ class _HttpPoll(SourceConnector[HttpPollSource]):
         if settings.cursor is None:
             return Guarantee(GuaranteeId.AT_MOST_ONCE, _ONCE)
         what = (
-            "exactly once if the server always gives the same records behind a cursor, in the same order: the cursor "
+            "exactly once if the server always returns the same records after a cursor, in the same order: the cursor "
             "is in the lane's last commit"
         )
         return Guarantee(GuaranteeId.POSITION, what)

@@ -1,12 +1,12 @@
-"""A server that is asked at intervals, and the records of its answers.
+"""A server that is polled, and the records of its answers.
 
-    mark: cursor, records given behind it ─► GET ─► records ─► frame, with the cursor they lie behind
-                                                └─► the next cursor, once all are given
+    mark: cursor, records read after it ─► GET ─► records ─► frame, with the cursor before them
+                                                └─► the next cursor, once all are read
 
-With a cursor the position names an answer, the records of it that were given, and a digest of them: after a crash the
-same is asked again, and those are left out. A server that answers otherwise stops the lane. Without one the lane keeps
-what tells an answer that is old (`ETag`, `Last-Modified`), from the first record of the answer on, so that none is
-given twice.
+With a cursor, the position identifies an answer and has the number and a digest of its records that were read: after a
+crash the same request is repeated, and those records are skipped. A server that answers differently stops the lane.
+Without a cursor, the lane keeps the headers that identify an old answer (`ETag`, `Last-Modified`), from the first
+record of the answer on, so that no record is read twice.
 
 Above it: a source lane. Below it: a session of aiohttp.
 """
@@ -51,16 +51,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Got:
-    """What came of a request."""
+    """The result of a request."""
 
     answer: Answer | None
-    """None: it is the one of before."""
+    """The answer; None if it has not changed."""
     validators: Mapping[str, str] = field(default_factory=dict)
-    """Headers that ask whether it is still that one."""
+    """Headers for a conditional request of the same answer."""
 
 
 class _Given:
-    """Records of an answer that were given, by number and by what was in them."""
+    """Number and digest of the records of an answer that were read."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -85,20 +85,20 @@ class HttpPollLane:
         self._owner = owner
         self._link = link
         self._idle = owner.lane.partition != 0
-        """Whether another lane asks."""
+        """Whether another lane polls instead."""
         cursor = settings.cursor
         self._by = "" if cursor is None else f"{cursor.parameter or ''} {cursor.path or cursor.record_field or 'Link'}"
-        """What the cursor in a position means."""
+        """The settings that give the cursor in a position its meaning."""
         self._cursor = ""
-        """Behind which the records of the answer lie. Without cursors the URL or the number of the page; empty: that of
-        the first request."""
+        """The cursor before the records of the answer. Without cursors, the URL or number of the page; empty for the
+        first request."""
         self._given = _Given()
         self._expected: tuple[int, str] | None = None
-        """Number and digest of the records behind the cursor that an earlier owner has given."""
+        """Number and digest of the records after the cursor that an earlier owner has read."""
         self._validators: Mapping[str, str] = {}
         self._polls = 0
         self._rest: Sequence[bytes] = ()
-        """Of the answer, what was not given."""
+        """The rest of the answer."""
         self._following: str | None = None
         self._ended = False
         self._draining = False
@@ -111,14 +111,14 @@ class HttpPollLane:
         return self._settings.cursor is not None
 
     async def open(self, tasks: asyncio.TaskGroup) -> None:
-        """Ask for the first time. Errors: those of `SourceConnector.open`."""
+        """Send the first request. Errors: those of `SourceConnector.open`."""
         self._tasks = tasks
         self._restore()
         if not self._idle:
             await self._first()
 
     def stop(self) -> None:
-        """Ask for nothing more."""
+        """Send no more requests."""
         if self._asking is not None:
             self._asking.cancel()
 
@@ -130,7 +130,7 @@ class HttpPollLane:
         return self._take(records_max, bytes_max)
 
     async def committed(self, position: bytes) -> None:
-        """The server keeps nothing for this reader."""
+        """The server keeps no state for this reader."""
 
     def pending(self) -> int | None:
         return len(self._rest)
@@ -139,7 +139,7 @@ class HttpPollLane:
         self._draining = True
         self.stop()
 
-    # Where the lane stands
+    # The lane's position
 
     def _restore(self) -> None:
         owner, cursor = self._owner, self._settings.cursor
@@ -158,11 +158,11 @@ class HttpPollLane:
         if by != self._by:
             raise UserError(
                 codes.SOURCE_CHANGED,
-                f"{where}: `cursor` is not the one of earlier runs, whose position says nothing about the records "
-                "behind this one; put it back, or start over with --fresh",
+                f"{where}: `cursor` differs from that of earlier runs, so the stored position does not apply to it; "
+                "change it back, or start over with --fresh",
             )
         if cursor is None:
-            # What an earlier owner had not given of an answer is lost: the answer counts at most once.
+            # The records of an answer that an earlier owner had not read are lost: delivery is at most once.
             self._validators = validators
             return
         self._cursor = place
@@ -181,13 +181,13 @@ class HttpPollLane:
         }
         return pack_position(KIND, self._owner.partitions, body)
 
-    # Asking
+    # Requests
 
     async def _first(self) -> None:
         self._accept(await self._request())
 
     async def _poll(self, timeout_s: float) -> None:
-        """Ask, when it is time to, and wait for the answer as long as a read may."""
+        """Send a request if it is due, and wait for the answer as long as a read may."""
         if self._asking is None:
             if not await self._reaching.may_try(timeout_s):
                 return
@@ -214,14 +214,14 @@ class HttpPollLane:
 
     async def _request(self) -> _Got:
         cursor = self._settings.cursor
-        # An answer is not asked for conditionally while records of it may be left out by their number.
+        # No conditional requests while records of the answer may still be skipped by number.
         conditional = self._validators if self._expected is None and (cursor is not None or not self._cursor) else {}
         try:
             return await _ask(self._settings, self._link, self._url(), conditional)
         except _GoneError as error:
             if cursor is None or not self._cursor:
                 raise self._link.refused(_GONE, {}) from error
-            what = "does not know the cursor in the position any more (status 410): records were removed"
+            what = "no longer knows the cursor in the position (status 410): records were removed"
             raise DamageError(codes.SOURCE_RECORDS_REMOVED, f"{self._link.where}: {self._link.place} {what}") from error
 
     def _url(self) -> URL:
@@ -235,12 +235,12 @@ class HttpPollLane:
             return first
         following = urljoin(self._link.url, self._cursor)
         if _origin(following) != _origin(self._link.url):
-            # Headers with secrets would go there.
-            raise self._link.unfit("leads to another server with its next page, which is not followed")
+            # That would send it headers with secrets.
+            raise self._link.unfit("refers to another server for the next page, which is not followed")
         return URL(following, encoded=True)
 
     def _accept(self, got: _Got) -> None:
-        """Have the records of an answer given, or what was not given of them before."""
+        """Queue the records of an answer, without those that were already read."""
         answer, by_cursor = got.answer, self._settings.cursor is not None
         if answer is None:
             self._done(None, new=False)
@@ -255,8 +255,8 @@ class HttpPollLane:
             if (self._given.records, self._given.digest) != expected:
                 raise DamageError(
                     codes.SOURCE_DIFFERS,
-                    f"{self._link.where}: {self._link.place} had {left_out} records behind the cursor "
-                    f"{self._cursor[:80]!r} that were read, and now has others there",
+                    f"{self._link.where}: {self._link.place} had {left_out} records after the cursor "
+                    f"{self._cursor[:80]!r} that were read, and now returns different ones",
                 )
         self._rest, self._following = answer.records[left_out:], answer.following
         if by_cursor or not self._cursor:
@@ -265,7 +265,7 @@ class HttpPollLane:
             self._done(answer.following, new=False)
 
     def _done(self, following: str | None, *, new: bool) -> None:
-        """All of an answer is given: what comes next, and when. `new`: records of it were."""
+        """An answer is read completely: determine the next request and its time. `new`: whether it had new records."""
         settings = self._settings
         if settings.pages is not None and settings.pages.parameter is not None:
             following = str(int(self._cursor or "1") + 1) if new else None
@@ -273,14 +273,14 @@ class HttpPollLane:
         if moved or settings.pages is not None:
             self._cursor, self._given = following or "" if moved else "", _Given()
         if moved and settings.cursor is not None:
-            # They are of another answer.
+            # They belong to another answer.
             self._validators = {}
         if moved and (new or settings.pages is not None):
             return
         self._ended = settings.stop_at_end and not moved
         self._reaching.rest(settings.interval_s)
 
-    # Giving
+    # Reads
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         taken: list[bytes] = []
@@ -309,7 +309,7 @@ class HttpPollLane:
 
 
 class _GoneError(Exception):
-    """The server had it once."""
+    """The server had these records once."""
 
 
 async def _ask(settings: HttpPollSource, link: WebLink, url: URL, conditional: Mapping[str, str]) -> _Got:
@@ -329,7 +329,7 @@ async def _ask(settings: HttpPollSource, link: WebLink, url: URL, conditional: M
     try:
         answer = read_answer(body, settings, None if following is None else str(following))
     except ValueError as error:
-        raise link.unfit(f"has another answer than the settings say: {error}") from error
+        raise link.unfit(f"gives an answer that does not fit the settings: {error}") from error
     pairs = {"If-None-Match": response.headers.get("ETag"), "If-Modified-Since": response.headers.get("Last-Modified")}
     return _Got(answer, {name: text for name, text in pairs.items() if text is not None})
 
@@ -340,7 +340,7 @@ async def _body(response: ClientResponse, link: WebLink) -> bytes:
         parts.append(part)
         size += len(part)
         if size > POLL_ANSWER_BYTES_MAX:
-            raise link.unfit(f"has an answer of more than {POLL_ANSWER_BYTES_MAX} bytes; ask for smaller ones")
+            raise link.unfit(f"gives an answer of more than {POLL_ANSWER_BYTES_MAX} bytes; request smaller pages")
     return b"".join(parts)
 
 
@@ -350,7 +350,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 async def look(settings: HttpPollSource, base_dir: Path) -> None:
-    """Raises errors of ours where the server does not answer as the settings say."""
+    """Raises Millstream errors if the server's answer does not fit the settings."""
     async with linked(settings, base_dir, "validate --online", HTTP) as link:
         try:
             await _ask(settings, link, URL(link.url), {})
@@ -360,7 +360,7 @@ async def look(settings: HttpPollSource, base_dir: Path) -> None:
 
 @asynccontextmanager
 async def open_http_poll(settings: HttpPollSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
-    """The lane at `owner.position`. One of several asks."""
+    """The lane at `owner.position`. Only one of several lanes polls."""
     async with AsyncExitStack() as life:
         link = await life.enter_async_context(linked(settings, owner.base_dir, f"lane {owner.lane}", HTTP))
         lane = HttpPollLane(settings, owner, link)

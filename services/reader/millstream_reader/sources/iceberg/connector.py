@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 
 class IcebergSource(IcebergTable):
-    """Reads the rows of a table of Apache Iceberg, and then the rows that each later snapshot appends."""
+    """Reads the rows of an Apache Iceberg table, and then the rows that each later snapshot appends."""
 
     noun = "an iceberg source"
 
     follow: Flag = False
-    """Go on with snapshots that appear later; the source then has no end. Default: end at the snapshot that is the
-    newest when all is read."""
+    """Continue with snapshots that appear later; the source then has no end. Default: end at the newest snapshot, once
+    everything up to it has been read."""
     poll_every_s: PositiveDuration = field(default=10.0, alias="pollEvery")
     """How often it looks for new snapshots, with `follow`. Duration, default 10s."""
     skip_changes: Flag = False
-    """Skip snapshots that change or remove rows (overwriting, DELETE, UPDATE, MERGE), with what they add. Default: such
-    a snapshot stops the lane."""
+    """Skip snapshots that change or remove rows (UPDATE, DELETE, MERGE, overwriting), including the rows that they add.
+    Default: such a snapshot stops the lane."""
     store: ObjectStore | None = None
-    """How the object store is reached. Default: by what the catalog or the environment says."""
+    """How to reach the object store. Default: as the catalog or the environment says."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Those of the table."""
+        """Problems of the table's settings."""
         yield from table_problems(self, self.store)
 
 
 class _Iceberg(SourceConnector[IcebergSource]):
     model = IcebergSource
-    meaning = "Rows of a table of Apache Iceberg, snapshot by snapshot."
+    meaning = "Rows of an Apache Iceberg table, snapshot by snapshot."
     packages: ClassVar[Mapping[str, str]] = {
         "pyiceberg": "millstream[iceberg]",
         "sqlalchemy": "millstream[iceberg]",

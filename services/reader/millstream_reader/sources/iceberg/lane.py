@@ -2,9 +2,9 @@
 
     newest snapshot: all its files, by name ─► its child: the files it added ─► the child of that one ─► …
 
-One lane reads the table, as for Delta. The position has the table's id, the snapshot, how many of its files are done,
-and how many rows of the next one were read. Snapshots have random numbers, so another past has other ones: a snapshot
-from which the newest one was not made is not part of the table any more.
+One lane reads the table, as for Delta. The position has the table's id, the snapshot, the number of its files that are
+done, and the number of rows read from the next one. Snapshots have random ids, so a different history has different
+ones: a snapshot that is not an ancestor of the newest one is not part of the table any more.
 
 Above it: a source lane. Below it: `snapshots`, which blocks, in one thread.
 """
@@ -37,11 +37,11 @@ class IcebergSourceLane(TableSourceLane[Added]):
         # The position.
         self._id = ""
         self._last: int | None = None
-        """Of the snapshots that were read to their end, the newest."""
+        """The newest snapshot that was read to its end."""
         self._at: int | None = None
-        """The one that is being read."""
+        """The snapshot that is being read."""
         self._whole = False
-        """All its files are, not those alone that it added."""
+        """Whether all its files are read, not only those that it added."""
 
     def resume(self, position: bytes) -> None:
         body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
@@ -62,13 +62,13 @@ class IcebergSourceLane(TableSourceLane[Added]):
             self._id, self._at = found, self._table.newest()
             self._whole = self._at is not None
         elif self._at is not None and not self._whole and self._at not in self._after(self._last):
-            raise self._replaced(f"snapshot {self._at} was taken back")
+            raise self._replaced(f"snapshot {self._at} was rolled back")
         self._checked = True
 
     def _after(self, last: int | None) -> list[int]:
         found = self._table.after(last)
         if found is None:
-            raise self._replaced(f"snapshot {last} was taken back" if last is not None else "it has an older past")
+            raise self._replaced(f"snapshot {last} was rolled back" if last is not None else "it has an older history")
         return found
 
     def _look(self) -> None:
@@ -95,7 +95,7 @@ class IcebergSourceLane(TableSourceLane[Added]):
         return self._table.rows(file, skipped)
 
     def _position(self) -> bytes:
-        # What was only looked at is not its past.
+        # A snapshot that was only inspected is not part of its history.
         begun = self._whole or self._done > 0 or self._row > 0
         body = {
             "table": self._id,
@@ -110,7 +110,7 @@ class IcebergSourceLane(TableSourceLane[Added]):
 
 @asynccontextmanager
 async def open_iceberg_source(settings: IcebergSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
-    """A lane of the table, going on at `owner.position`."""
+    """A lane of the table, which continues at `owner.position`."""
     async with open_worker(f"iceberg-{owner.lane.partition}") as worker:
         lane = IcebergSourceLane(settings, owner, worker)
         try:

@@ -1,4 +1,4 @@
-"""The snapshots of an Iceberg table: which files one has added, and whether it did nothing else.
+"""The snapshots of an Iceberg table: which files a snapshot has added, and whether it changed anything else.
 
 Above it: the lane, in its worker thread. Below it: pyiceberg.
 """
@@ -28,19 +28,19 @@ class Added(NamedTuple):
 
     path: str
     schema: Schema
-    """Of its snapshot: what columns are called."""
+    """Schema of its snapshot, for the names of columns."""
 
 
 class Changes(NamedTuple):
-    """What of a snapshot is to be read."""
+    """The files of a snapshot to read."""
 
     files: Sequence[Added]
     skipped: str = ""
-    """Why none of it is: the operation that changed rows."""
+    """Why none is read: the operation that changed rows."""
 
 
 class Snapshots:
-    """One table. Blocking; used by one thread. Its methods raise errors of ours."""
+    """One table. Blocking; used by one thread. Its methods raise Millstream errors."""
 
     def __init__(self, settings: IcebergSource, base_dir: Path, where: str) -> None:
         self._settings = settings
@@ -70,8 +70,8 @@ class Snapshots:
         return None if snapshot is None else snapshot.snapshot_id
 
     def after(self, last: int | None) -> list[int] | None:
-        """The snapshots behind `last` (None: behind the beginning), in their order; None if `last` is not among those
-        from which the newest one was made."""
+        """The snapshots after `last` (None: from the beginning), in order; None if `last` is not an ancestor of the
+        newest one."""
         table = self._refreshed()
         found: list[int] = []
         at = table.current_snapshot()
@@ -81,7 +81,7 @@ class Snapshots:
             if parent == last:
                 return found[::-1]
             if parent is None:
-                # What expires is no longer anyone's parent.
+                # An expired snapshot is no longer a parent.
                 if last is not None and table.metadata.snapshot_by_id(last) is None:
                     raise self._gone(last)
                 return None
@@ -96,7 +96,7 @@ class Snapshots:
             snapshot, manifests = self._read(snapshot_id)
             removing = [one for one in manifests if one.content == ManifestContent.DELETES]
             if any(one.has_added_files() or one.has_existing_files() for one in removing):
-                what = f"{self._where}: {self._named} has delete files, which are not read. Compact it"
+                what = f"{self._where}: {self._named} has delete files, which the source does not support. Compact it"
                 raise UserError(codes.TARGET_UNFIT, what)
             entries = [
                 entry.data_file
@@ -109,12 +109,12 @@ class Snapshots:
             raise self._error(error) from error
 
     def added(self, snapshot_id: int) -> Changes:
-        """The files that a snapshot has added. Raises `UserError` where it changes rows and may not."""
+        """The files that a snapshot has added. Raises `UserError` if it changes rows and `skipChanges` is not set."""
         try:
             snapshot, manifests = self._read(snapshot_id)
             operation = None if snapshot.summary is None else snapshot.summary.operation
             if operation == Operation.REPLACE:
-                # Rows were moved.
+                # Compaction: rows were only moved.
                 return Changes(())
             if operation != Operation.APPEND:
                 return self._changed(snapshot_id, "unknown" if operation is None else operation.value)
@@ -130,15 +130,15 @@ class Snapshots:
             raise self._error(error) from error
 
     def rows(self, file: Added, skipped: int) -> Iterator[list[bytes]]:
-        """The rows of a file behind so many, as JSON objects, in blocks."""
+        """The rows of a file after the first `skip`, as JSON objects, in blocks."""
         try:
             with self._opened.io.new_input(file.path).open() as stream:
                 yield from parquet_rows(stream, skipped, lambda batch: _members(batch, file.schema))
         except FileNotFoundError as error:
             raise DamageError(
                 codes.SOURCE_FILE_CHANGED,
-                f"{self._where}: {file.path} of {self._named} is gone; its snapshot expired before it was read. Put it "
-                "back, or start over with --fresh",
+                f"{self._where}: {file.path} of {self._named} is missing: its snapshot expired before it was read. "
+                "Restore it, or start over with --fresh",
             ) from error
         except FAILURES as error:
             raise self._error(error) from error
@@ -152,7 +152,7 @@ class Snapshots:
         try:
             return self._opened.refresh()
         except ABSENT as error:
-            what = f"{self._where}: {self._named} was dropped. Put it back, or start over with --fresh"
+            what = f"{self._where}: {self._named} was dropped. Restore it, or start over with --fresh"
             raise DamageError(codes.SOURCE_FILE_CHANGED, what) from error
         except FAILURES as error:
             raise self._error(error) from error
@@ -170,7 +170,7 @@ class Snapshots:
         schema = self._opened.schemas().get(snapshot.schema_id or 0, self._opened.schema())
         other = next((file for file in files if file.file_format != FileFormat.PARQUET), None)
         if other is not None:
-            what = f"{self._where}: {other.file_path} of {self._named} is not a Parquet file; others are not read"
+            what = f"{self._where}: {other.file_path} of {self._named} is not a Parquet file"
             raise UserError(codes.TARGET_UNFIT, what)
         return [Added(path, schema) for path in sorted(file.file_path for file in files)]
 
@@ -179,16 +179,16 @@ class Snapshots:
             return Changes((), operation)
         raise UserError(
             codes.TARGET_UNFIT,
-            f"{self._where}: snapshot {snapshot_id} of {self._named} changes or removes rows ({operation}), and the "
-            "source reads added rows only. Rows before that snapshot are kept. `skipChanges: true` skips such "
-            "snapshots; or start over with --fresh, and it begins with the rows that the table has then",
+            f"{self._where}: snapshot {snapshot_id} of {self._named} changes or removes rows ({operation}), but the "
+            "source reads only added rows. Rows of earlier snapshots are kept. Set `skipChanges: true` to skip such "
+            "snapshots, or start over with --fresh to begin with the current rows of the table",
         )
 
     def _gone(self, snapshot_id: int) -> DamageError:
         return DamageError(
             codes.SOURCE_FILE_CHANGED,
-            f"{self._where}: snapshot {snapshot_id} of {self._named} expired before all that came after it was "
-            "read. Start over with --fresh, and the source begins with the rows that it has then; keep snapshots "
+            f"{self._where}: snapshot {snapshot_id} of {self._named} expired before all later snapshots were "
+            "read. Start over with --fresh to begin with the current rows of the table; keep snapshots "
             "for longer",
         )
 
@@ -197,7 +197,7 @@ class Snapshots:
 
 
 def _members(batch: pa.RecordBatch, schema: Schema) -> Any:
-    """The columns that the table has, under its names. A file keeps the names that columns had."""
+    """The table's columns, with their current names. A file keeps the names of its time."""
     columns, names = [], []
     for index, field in enumerate(batch.schema):
         number = (field.metadata or {}).get(PYARROW_PARQUET_FIELD_ID_KEY)

@@ -36,13 +36,13 @@ class JetStreamSource(NatsServer):
     """End at the message that is the last one when the first run starts."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Each message for one lane."""
+        """Rejects patterns that would give a message to two lanes."""
         yield from super().relation_problems()
         yield from overlaps(self.subjects, ("subject",))
 
     @property
     def subjects(self) -> Sequence[str]:
-        """Patterns of the subjects that are read; none: all are."""
+        """Patterns of the subjects to read; empty for all."""
         return () if self.subject is None else filters_of(self.subject)
 
 

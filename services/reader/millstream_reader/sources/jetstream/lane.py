@@ -1,12 +1,12 @@
-"""A stream of JetStream, in order, from behind the message that the lane's own mark holds.
+"""A JetStream stream, read in order after the message in the lane's mark.
 
     mark: sequence ─► a consumer of this process (acknowledges nothing) ─► pull ─► messages, in order ─► frame
                           ▲                                                                             │
                           └── recreated after the last message, when one is missing or the server goes ┘
 
-No durable consumer decides what is read. A stream forgets by age, size and number: what was removed before it was read
-is noticed by sequence. Where only some subjects are read, the lane's sequence follows the stream while nothing of
-them comes, so what was removed meanwhile is not missed.
+The position does not depend on a durable consumer. A stream removes messages by age, size and number; sequences reveal
+messages that were removed before they were read. If only some subjects are read, the lane's sequence follows the stream
+while none of their messages arrive, so messages of other subjects that were removed do not count as missing.
 
 Above it: a source lane. Below it: one connection to the server.
 """
@@ -51,11 +51,12 @@ assert 2 * _HEARTBEAT_S <= _PULL_EXPIRES_S, "a server refuses such pulls"
 _SILENCE_MAX_S = 3.0
 """Three missed heartbeats."""
 _INACTIVE_S = 120
-"""The server removes the consumer of a lane that asks for nothing this long; going on, it makes a new one."""
+"""The server removes the consumer of a lane that sends no requests for this long. The lane creates a new one when it
+continues."""
 _AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
-"""Between two tries to reach the server."""
+"""Pause between attempts to reach the server."""
 _SHOWN_BYTES = 1024
-"""Of a message that is too large."""
+"""Bytes of a message that is too large that are kept for messages."""
 _RECORD_OVERHEAD_BYTES = 64
 
 _log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class _Message(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that a record of it has, about."""
+        """Approximate bytes of its record."""
         pairs = sum(len(name) + len(text) for name, text in self.headers.items())
         return _RECORD_OVERHEAD_BYTES + len(self.data) + len(self.subject) + pairs
 
@@ -80,7 +81,7 @@ class _Message(NamedTuple):
 
 
 def _digest(subject: str, data: bytes) -> str:
-    """By which another message at the same sequence is noticed."""
+    """A digest that reveals a different message at the same sequence."""
     return blake2b(subject.encode() + b"\0" + data, digest_size=8).hexdigest()
 
 
@@ -97,34 +98,34 @@ class JetStreamSourceLane:
         )
         whole_stream = crc32(spec.stream.encode()) % owner.partitions == owner.lane.partition
         self._idle = not self._subjects if spec.subjects else not whole_stream
-        """Whether there is nothing for this lane."""
+        """Whether this lane has nothing to read."""
         self._created = ""
-        """When the stream was made: one of the same name made later is another one."""
+        """When the stream was created: one of the same name with another time is another stream."""
         self._at: int | None = None
-        """The sequence up to which all was given that is there; None until a first run has found its beginning."""
+        """The sequence up to which all existing messages were read; None until a first run has found its beginning."""
         self._read = 0
-        """Of the last message that was given."""
+        """Sequence of the last message that was read."""
         self._digest = ""
-        """Of that message."""
+        """Digest of that message."""
         self._end: int | None = None
-        """The last sequence that is read, where the source ends there."""
+        """The last sequence to read, if the source has an end."""
         self._inbox = connection.client.new_inbox()
         self._consumer = ""
         self._round = 0
-        """Counts consumers, so that what an earlier one still sends is recognised."""
+        """Counts consumers, to recognize what an earlier one still sends."""
         self._losses = -1
         self._delivered = 0
         self._owed = 0
-        """Messages that were asked for and have not arrived."""
+        """Number of requested messages that have not arrived."""
         self._waiting = 0
-        """How many the server has for later, as it said last."""
+        """Number of messages that wait at the server, as last reported."""
         self._arrived: deque[_Message] = deque()
         self._something = asyncio.Event()
         self._restart: str | None = "start"
-        """Why a new consumer is needed; None while all is well."""
+        """Why a new consumer is needed; None if it is not."""
         self._heard_s = 0.0
         self._ran_out = False
-        """Whether a pull ended with nothing more to give."""
+        """Whether a pull ended because there were no more messages."""
         self._reaching = Reaching(owner.clock, _log)
         self._draining = False
         self._subscription: Subscription | None = None
@@ -159,7 +160,7 @@ class JetStreamSourceLane:
         return self._take(records_max, bytes_max)
 
     async def committed(self, position: bytes) -> None:
-        """The server keeps nothing for this reader."""
+        """The server keeps no state for this reader."""
 
     def pending(self) -> int | None:
         return 0 if self._idle else self._waiting + len(self._arrived)
@@ -167,7 +168,7 @@ class JetStreamSourceLane:
     async def drain(self) -> None:
         self._draining = True
 
-    # Where the lane stands
+    # The lane's position
 
     def _restore(self) -> None:
         owner, spec = self._owner, self._spec
@@ -202,7 +203,8 @@ class JetStreamSourceLane:
         return pack_position(KIND, self._owner.partitions, body)
 
     async def _check_stream(self) -> None:
-        """Whether the stream is the one that was read, and has all that was not. Where a first run begins and ends."""
+        """Check that the stream is the one that was read, and still has all unread messages. Determines where a first
+        run begins and ends."""
         info = await _info(self._connection, self._spec.stream)
         if info is None:
             if self._created:
@@ -237,7 +239,7 @@ class JetStreamSourceLane:
             self._end = last
 
     async def _check_read(self) -> None:
-        """Whether the last message that was read is that one still, where it is still there."""
+        """Check that the last message that was read is unchanged, if it still exists."""
         if not self._digest:
             return
         try:
@@ -268,10 +270,10 @@ class JetStreamSourceLane:
             "start over with --fresh",
         )
 
-    # What is read
+    # Reading
 
     async def _fill(self, timeout_s: float) -> None:
-        """Have messages here, if there are any in time."""
+        """Wait for messages, up to the timeout."""
         if self._idle:
             await asyncio.sleep(timeout_s)
             return
@@ -290,7 +292,7 @@ class JetStreamSourceLane:
             self._reaching.failed(error)
 
     async def _is_reached(self, timeout_s: float) -> bool:
-        """Whether there is a connection, or one comes in time."""
+        """Whether there is a connection before the timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._connection.connected()
@@ -318,7 +320,7 @@ class JetStreamSourceLane:
                 self._needs_restart("the server does not answer")
 
     async def _ask(self) -> None:
-        """Ask for more, when nothing is on its way."""
+        """Request more messages, if no request is in progress."""
         if self._owed:
             return
         self._owed = NATS_PULL_MESSAGES
@@ -338,7 +340,8 @@ class JetStreamSourceLane:
         )
 
     def _on_message(self, message: Msg) -> None:
-        # A message comes under its own subject; what it answers stands in its reply. A status comes to our inbox.
+        # A message arrives under its own subject; its reply subject identifies the request. A status arrives at our
+        # inbox.
         if not message.reply.startswith("$JS.ACK."):
             if message.subject == f"{self._inbox}.{self._round}":
                 self._heard_s = self._now_s()
@@ -370,7 +373,7 @@ class JetStreamSourceLane:
         if status not in ("404", "408", "409") or "Nats-Pending-Messages" not in headers:
             self._needs_restart(f"the server answered {status} {description}")
             return
-        # The pull has run out of time, or of bytes.
+        # The pull has reached its limit of time or bytes.
         self._owed = 0
         self._ran_out = status != "409"
         self._something.set()
@@ -380,7 +383,7 @@ class JetStreamSourceLane:
         self._something.set()
 
     async def _follow_stream(self) -> None:
-        """Nothing of the lane's subjects is left: all up to the stream's end has been looked at."""
+        """No messages of the lane's subjects are left: everything up to the stream's end has been checked."""
         info = await _info(self._connection, self._spec.stream)
         consumer = await self._connection.api(f"CONSUMER.INFO.{self._spec.stream}.{self._consumer}")
         delivered = int(consumer["delivered"]["consumer_seq"])
@@ -390,7 +393,8 @@ class JetStreamSourceLane:
             self._at = max(self._at or 0, int(info["state"]["last_seq"]))
 
     async def _new_consumer(self) -> None:
-        """One after the last message that was given. What has arrived and was not given comes again."""
+        """A new consumer, after the last message that was read. Messages that arrived and were not read arrive
+        again."""
         if self._restart != "start":
             _log.info("%s: reading continues after %s (%s)", self._where, self._at, self._restart or "reconnected")
         async with asyncio.timeout(self._spec.timeout_s):
@@ -407,7 +411,7 @@ class JetStreamSourceLane:
     async def _remove_consumer(self) -> None:
         client = self._connection.client
         if client.is_connected and self._consumer:
-            # No task waits for the answer; the server would remove it by itself, later.
+            # No task waits for the answer; the server would later remove the consumer by itself.
             await client.publish(f"$JS.API.CONSUMER.DELETE.{self._spec.stream}.{self._consumer}", b"")
             self._consumer = ""
 
@@ -434,7 +438,7 @@ class JetStreamSourceLane:
         self._waiting = int(answer["num_pending"])
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
-        """A batch of what has arrived."""
+        """The next batch."""
         taken: list[_Message] = []
         invalid: list[InvalidRecord] = []
         size = 0
@@ -484,7 +488,7 @@ def _named(stream: str, subjects: Sequence[str]) -> str:
 
 
 async def _info(connection: BrokerConnection, stream: str) -> dict[str, Any] | None:
-    """Of the stream; None where there is none."""
+    """Information about the stream; None if it does not exist."""
     try:
         return await connection.api(f"STREAM.INFO.{stream}")
     except ApiError as error:
@@ -494,7 +498,7 @@ async def _info(connection: BrokerConnection, stream: str) -> dict[str, Any] | N
 
 
 def _faults(info: Mapping[str, Any], spec: JetStreamSource, server: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What does not fit, each with what would."""
+    """What does not fit the settings, each with what is expected."""
     retention = info["config"].get("retention", "limits")
     if retention != "limits":
         what = f"the stream {spec.stream} removes messages once they are consumed (retention {retention})"
@@ -503,7 +507,8 @@ def _faults(info: Mapping[str, Any], spec: JetStreamSource, server: Mapping[str,
 
 
 async def look(spec: JetStreamSource, base_dir: Path) -> list[tuple[str, str]]:
-    """What does not fit, of a server that is reached, with what would. Raises errors of ours where it is not."""
+    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
+    reached."""
     where = "validate --online"
     async with linked(spec, base_dir, where, "millstream validate") as connection:
         with translated(connection, where):

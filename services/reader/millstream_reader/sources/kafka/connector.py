@@ -49,7 +49,7 @@ class KafkaSource(KafkaCluster):
 
     @property
     def topics(self) -> Sequence[str]:
-        """Each once."""
+        """Rejects duplicates."""
         return tuple(dict.fromkeys(name.strip() for name in self.topic.split(",") if name.strip()))
 
 

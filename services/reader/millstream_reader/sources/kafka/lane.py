@@ -1,9 +1,9 @@
-"""Topics of Kafka: each partition is read by one lane, from the offset that the lane's own mark holds.
+"""Kafka topics: one lane reads each partition, from the offset in the lane's mark.
 
-    position ─► assign (no group decides) ─► poll in a thread ─► records, offsets behind them ─► frame
+    position ─► assign (no group) ─► poll in a thread ─► records, offsets after them ─► frame
 
-Offsets go into the mark with the records. Those that are committed for a group, where one is named, follow the mark and
-are for tools alone. Only what is committed in Kafka is read. Above it: a source lane. Below it: confluent-kafka, in one
+Offsets are committed in the mark together with the records. If a group is configured, its offsets follow the mark and
+serve only tools. Only committed records in Kafka are read. Above it: a source lane. Below it: confluent-kafka, in one
 thread, because its calls block.
 """
 
@@ -34,7 +34,7 @@ from millstream_reader.sources.starts import LATEST, start_time
 
 KIND = "kafka"
 _SHOWN_BYTES = 1024
-"""Of a record that is too large."""
+"""Bytes of a record that is too large that are kept for messages."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -51,14 +51,14 @@ class KafkaSourceLane:
         self._heard = Heard(self._where)
         self._consumer: Consumer | None = None
         self._next: dict[Split, int] = {}
-        """The offset behind what was given, of each split."""
+        """By split: the offset after the records that were read."""
         self._ends: dict[Split, int] | None = None
-        """Where each split ends; None: nowhere."""
+        """By split: the offset at which it ends; None for no end."""
         self._waiting: deque[Run] = deque()
-        """What was polled and is not given."""
+        """Records that were polled and not read yet."""
         self._looked_s = 0.0
         self._known_ends: dict[Split, int] = {}
-        """Where each split ended when its broker answered last."""
+        """By split: its end when its broker last answered."""
         self._draining = False
 
     @property
@@ -96,10 +96,10 @@ class KafkaSourceLane:
         body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
         settings = {
             "queued.max.messages.kbytes": KAFKA_PREFETCH_BYTES // 1024,
-            # By default a client that holds enough looks a second later whether it still does.
+            # By default, a client with a full queue checks again only after a second.
             "fetch.queue.backoff.ms": KAFKA_FETCH_AGAIN_MS,
             **client_settings(spec, owner.base_dir, self._where),
-            # Without a group of the user's nothing is ever committed for this one.
+            # Without a configured group, nothing is ever committed for this one.
             "group.id": spec.consumer_group or "millstream",
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
@@ -130,7 +130,7 @@ class KafkaSourceLane:
             raise unreadable_position(self._where, self._owner.position, "a kafka source") from error
 
     def _splits(self) -> list[Split]:
-        """Those of this lane, as they are now."""
+        """The current splits of this lane."""
         self._looked_s = time.monotonic()
         return [
             (topic, partition)
@@ -140,12 +140,12 @@ class KafkaSourceLane:
         ]
 
     def _topics(self) -> Sequence[str]:
-        """Those that are named, and those that patterns have now."""
+        """The named topics, and those that match patterns now."""
         found = (self._reach(partial(topics_like, self._client, topic)) for topic in self._spec.topics)
         return tuple(dict.fromkeys(name for names in found for name in names))
 
     def _add(self, splits: list[Split]) -> bool:
-        """Take new partitions up, from their beginning; whether there are any. What has an end takes none."""
+        """Add new partitions, from their beginning. Returns whether there are any. A source with an end adds none."""
         new = [split for split in splits if split not in self._next] if self._ends is None else []
         for split in new:
             self._next[split] = self._bounds(split)[0]
@@ -165,9 +165,9 @@ class KafkaSourceLane:
         return found.offset if found.offset >= 0 else end
 
     def _bounds(self, split: Split) -> tuple[int, int]:
-        """The offsets of the first record, and behind the last committed one."""
+        """The offsets of the first record, and after the last committed one."""
         found = self._reach(partial(self._client.get_watermark_offsets, TopicPartition(*split)))
-        assert found is not None, "the broker was asked for it"
+        assert found is not None, "the broker was asked for this partition"
         return found
 
     def _check(self, split: Split, offset: int) -> None:
@@ -191,10 +191,10 @@ class KafkaSourceLane:
     def _poll(self, records_max: int, timeout_s: float) -> list[Run]:
         if time.monotonic() >= self._looked_s + KAFKA_TOPICS_REREAD_S and self._add(self._splits()):
             self._assign()
-        # A call waits until it has as many as it is asked for.
+        # The call waits until it has the requested number.
         found = self._client.consume(1, timeout_s)
         if found and records_max > 1:
-            # Not one more than is taken at once, which would be a batch of its own.
+            # Not more than fit into a batch: one more would become a separate batch.
             found += self._client.consume(records_max - 1, 0.0)
         runs: list[Run] = []
         start = 0
@@ -206,19 +206,20 @@ class KafkaSourceLane:
         runs += runs_of(found[start:], raw_keys=self._owner.raw_keys)
         for split in self._next:
             known = self._client.get_watermark_offsets(TopicPartition(*split), cached=True)
-            # Below zero where no broker has said it so far.
+            # Negative if no broker has reported it yet.
             self._known_ends[split] = known[1]
         return runs
 
     def _bear(self, error: KafkaError, message: Message) -> list[Run]:
-        """What is said about a partition instead of its records."""
+        """Handles an error or the end of a partition, which arrives in place of records."""
         topic, partition = message.topic(), message.partition()
         if error.code() == KafkaError._PARTITION_EOF:
             return [Run((topic or "", partition or 0), [message.offset() or 0])]
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and topic is not None:
             split = (topic, partition or 0)
             self._check(split, self._next[split])
-            # It is in range after all: the broker has come back with all it has. The records of this call come again.
+            # The offset is in range after all: the broker has recovered its data. The records of this call arrive
+            # again.
             self._assign()
         elif (stop := user_error(error, self._where)) is not None:
             raise stop
@@ -227,16 +228,16 @@ class KafkaSourceLane:
         return []
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
-        """A batch of what waits."""
+        """The next batch."""
         taken = Taken(self._owner.clock.now_us())
         invalid: list[InvalidRecord] = []
         while self._waiting and len(taken) < records_max:
             run = self._waiting[0]
             split, end = run.split, None if self._ends is None else self._ends.get(run.split, 0)
-            # What comes again does so because offsets were assigned again.
+            # Repeated records arrive because offsets were assigned again.
             run.skip_to(self._next[split])
             if not run.values:
-                # The partition's end: whatever stands before it is not for this reader.
+                # The partition's end: the offsets before it have no records for this reader.
                 behind = run.offsets[0] if end is None else min(run.offsets[0], end)
                 self._next[split] = max(self._next[split], behind)
             elif is_too_large(run) and run.fitting(1, run.ends[0], end):
@@ -248,7 +249,7 @@ class KafkaSourceLane:
                 records = run.fitting(records_max - len(taken), bytes_max - taken.size, end)
                 if not records and len(taken):
                     break
-                # A batch has one record at least.
+                # A batch has at least one record.
                 taken.add(run, records or 1)
                 self._next[split] = run.offsets[run.at - 1] + 1
                 continue
@@ -272,7 +273,7 @@ class KafkaSourceLane:
         try:
             self._client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as failed:
-            # Tools show an older lag; nothing depends on it.
+            # Tools show an outdated lag; nothing depends on it.
             self._heard.hear(failed.args[0])
 
     @property
@@ -284,7 +285,7 @@ class KafkaSourceLane:
         return reach(ask, self._listen, self._heard, self._thread, self._spec, self._where)
 
     def _listen(self, limit_s: float) -> None:
-        """To what the brokers say, while no records could come with it."""
+        """Process events from the brokers while no records can arrive."""
         if not self._client.assignment():
             self._client.poll(limit_s)
 
@@ -302,7 +303,7 @@ def _unpacked(packed: dict[str, dict[str, int]]) -> dict[Split, int]:
 
 @asynccontextmanager
 async def open_kafka(spec: KafkaSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
-    """A lane of the splits that are its own, at `owner.position`."""
+    """A lane of its splits, at `owner.position`."""
     async with open_thread(f"kafka-source-{owner.lane.partition}") as thread:
         lane = KafkaSourceLane(spec, owner, thread)
         try:

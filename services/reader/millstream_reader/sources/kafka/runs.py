@@ -1,7 +1,7 @@
-"""What a consumer gave, as runs: neighbours of one partition, by columns. Pure.
+"""Records from a consumer as runs: consecutive records of one partition, in columns. Pure.
 
-A client gives messages one by one, and each question to one is a call. So each is asked once, column after column, and
-whole columns are cut from then on. Above it: the lane.
+A client returns messages one by one, and each access to a message is a call. So each attribute is read once, column by
+column, and later steps slice whole columns. Above it: the lane.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ _NO_HEADERS: Mapping[str, bytes] = {}
 
 @dataclass(slots=True)
 class Run:
-    """Records of one split, in order, or none where an error or the end of the partition stands in their place."""
+    """Records of one split, in order, or none if an error or the end of the partition took their place."""
 
     split: Split
     offsets: Sequence[int]
     values: Sequence[bytes] = ()
     keys: Sequence[tuple[bytes, ...]] | None = None
-    """None: not one record has a key."""
+    """Keys of the records; None if no record has one."""
     headers: Sequence[Mapping[str, bytes]] | None = None
     times: Sequence[tuple[int, int]] = ()
-    """Of each the kind of its timestamp (0: it has none), and milliseconds."""
+    """For each record the type of its timestamp (0: none), and milliseconds."""
     ends: Sequence[int] = ()
-    """Bytes of the records up to each, it included."""
+    """Cumulative bytes of the records, including each one."""
     at: int = 0
-    """How many of them were taken."""
+    """Number of records that were taken."""
 
     def skip_to(self, offset: int) -> None:
-        """Leave out what is before it."""
+        """Skip the records before this offset."""
         self.at = max(self.at, bisect_left(self.offsets, offset))
 
     def fitting(self, records_max: int, bytes_max: int, end: int | None) -> int:
-        """How many of those that are left are before the offset `end` and within the limits."""
+        """Number of remaining records before the offset `end` and within the limits."""
         taken = self.ends[self.at - 1] if self.at else 0
         stop = bisect_left(self.ends, taken + bytes_max + 1, self.at, min(self.at + records_max, len(self.ends)))
         return max(0, (stop if end is None else bisect_left(self.offsets, end, self.at, stop)) - self.at)
 
     def size_of(self, records: int) -> int:
-        """Bytes of the next ones."""
+        """Bytes of the next `count` records."""
         return self.ends[self.at + records - 1] - (self.ends[self.at - 1] if self.at else 0)
 
 
 class Taken:
-    """A batch that is being put together."""
+    """A batch that is being built."""
 
     def __init__(self, now_us: int) -> None:
         self._now_us = now_us
@@ -73,7 +73,7 @@ class Taken:
         return len(self._values)
 
     def add(self, run: Run, records: int) -> None:
-        """Take so many of a run."""
+        """Take `count` records of a run."""
         part = slice(run.at, run.at + records)
         self.size += run.size_of(records)
         self._values += run.values[part]
@@ -85,7 +85,7 @@ class Taken:
         run.at += records
 
     def frame(self) -> Frame | None:
-        """All that was taken; None where that is nothing."""
+        """The frame of the taken records; None if there are none."""
         if not self._values:
             return None
         return build_frame(
@@ -98,7 +98,7 @@ class Taken:
 
 
 def runs_of(messages: Sequence[Message], *, raw_keys: bool = False) -> Iterator[Run]:
-    """Messages without errors, in runs. A record that is larger than one may be has a run of its own. `raw_keys`: keys
+    """Messages without errors, in runs. A record that is too large has its own run. `raw_keys`: keys
     may be any bytes; otherwise one that is not text becomes its hexadecimal digits."""
     if not messages:
         return
@@ -113,7 +113,7 @@ def runs_of(messages: Sequence[Message], *, raw_keys: bool = False) -> Iterator[
 
 
 def is_too_large(run: Run) -> bool:
-    """Whether it is one record, and too large."""
+    """Whether the run is one record that is too large."""
     return len(run.ends) == 1 and run.ends[0] > RECORD_BYTES_MAX
 
 
@@ -135,7 +135,7 @@ def _of_one(split: Split, messages: Sequence[Message], raw_keys: bool) -> Iterat
     if max(sizes) <= RECORD_BYTES_MAX:
         yield Run(split, offsets, values, keys, headers, times, list(accumulate(sizes)))
         return
-    # Rare enough to be slow.
+    # So rare that it may be slow.
     for row, size in enumerate(sizes):
         one = slice(row, row + 1)
         of_keys, of_headers = keys and keys[one], headers and headers[one]
@@ -156,6 +156,6 @@ def _keys(key: str | bytes | None, raw: bool) -> tuple[bytes, ...]:
 
 
 def _headers(headers: Any) -> Mapping[str, bytes]:
-    """Of a header that comes twice, the last counts."""
+    """If a header is repeated, the last one counts."""
     pairs = headers.items() if isinstance(headers, dict) else headers or ()
     return {name: text.encode() if isinstance(text, str) else text or b"" for name, text in pairs}

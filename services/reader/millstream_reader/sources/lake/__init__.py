@@ -1,1 +1,1 @@
-"""What sources of tables have in common: a lane that reads rows file by file."""
+"""The common part of table sources: a lane that reads rows file by file."""

@@ -1,7 +1,7 @@
 """A lane that reads the rows of a table: state by state, file by file, row by row.
 
     files of a state ─► rows of the next file, in blocks ─► … ─► the next state, if there is one
-                                                                   └─ not yet: the end, or looked for again
+                                                                   └─ not yet: the end, or checked again
 
 Above it: a source lane. Below it: the lane of a format, whose methods block, in one thread.
 """
@@ -43,26 +43,26 @@ class TableSourceLane(ABC, Generic[F]):
     """One lane of a table. See `SourceLane`."""
 
     def __init__(self, owner: SourceOwner, worker: Worker, place: str, named: str, poll_every_s: float | None) -> None:
-        """`place` and `named`: the table, for people. `poll_every_s`: None to end at the newest state."""
+        """`place` and `named`: the table, for messages. `poll_every_s`: None to end at the newest state."""
         self._owner = owner
         self._worker = worker
         self._place = place
         self._named = named
         self._poll_every_s = poll_every_s
         self._reaching = Reaching(owner.clock, _log)
-        # Of the position.
+        # The position.
         self._done = 0
         self._row = 0
-        # What is in hand.
+        # What is being read.
         self._files: Sequence[F] | None = None
-        """Of the state."""
+        """Files of the state."""
         self._blocks: Iterator[list[bytes]] | None = None
         self._values: list[bytes] = []
         self._next = 0
         self._checked = False
         self._draining = False
         self._ended = owner_of(place, owner.partitions) != owner.lane.partition
-        """For another lane from the beginning."""
+        """For another lane that reads from the beginning."""
 
     @property
     def replayable(self) -> bool:
@@ -70,10 +70,10 @@ class TableSourceLane(ABC, Generic[F]):
 
     @abstractmethod
     def resume(self, position: bytes) -> None:
-        """Go to a position of an earlier run. Raises `DamageError` for one that is none."""
+        """Go to a position of an earlier run. Raises `DamageError` for an invalid one."""
 
     async def open(self) -> None:
-        """What shows at once. A store that is away is waited for."""
+        """Reports problems that show immediately. If the store is away, `read` waits for it."""
         if self._ended:
             return
         try:
@@ -82,7 +82,7 @@ class TableSourceLane(ABC, Generic[F]):
             self._reaching.failed(error)
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        # Records in memory are given without waiting, so others would never have their turn.
+        # Records in memory are returned without waiting, so other tasks would never run.
         await asyncio.sleep(0)
         clock = self._owner.clock
         until_s = clock.monotonic_s() + timeout_s
@@ -99,7 +99,7 @@ class TableSourceLane(ABC, Generic[F]):
         return SourceBatch(None, self._position(), ended=self._ended)
 
     async def committed(self, position: bytes) -> None:
-        """Nothing outside waits for it."""
+        """Nothing outside needs an acknowledgement."""
 
     def pending(self) -> int | None:
         return None
@@ -107,27 +107,27 @@ class TableSourceLane(ABC, Generic[F]):
     async def drain(self) -> None:
         self._draining = True
 
-    # In the thread.
+    # Called in the thread.
 
     @abstractmethod
     def _begin(self) -> None:
-        """Reach the table, and check whether it is the one of the position; sets `_checked`."""
+        """Reach the table, and check that it is the one in the position; sets `_checked`."""
 
     @abstractmethod
     def _look(self) -> None:
-        """Set `_files` to those of the state in hand, or of the next one; or call `_at_newest`."""
+        """Set `_files` to those of the current state, or of the next one; or call `_at_newest`."""
 
     @abstractmethod
     def _advance(self) -> None:
-        """All files of the state are done."""
+        """Called when all files of the state are done."""
 
     @abstractmethod
     def _rows(self, file: F, skipped: int) -> Iterator[list[bytes]]:
-        """The rows of a file behind so many, as JSON objects, in blocks."""
+        """The rows of a file after the first `skip`, as JSON objects, in blocks."""
 
     @abstractmethod
     def _position(self) -> bytes:
-        """Where the lane is."""
+        """The lane's position."""
 
     def _fill(self) -> None:
         """One step: a block of rows, the next file, or the next state."""
@@ -151,7 +151,7 @@ class TableSourceLane(ABC, Generic[F]):
             self._values, self._next = block, 0
 
     def _at_newest(self) -> None:
-        """There is no later state."""
+        """Called when there is no later state."""
         self._reaching.worked()
         if self._poll_every_s is None:
             self._ended = True

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from millstream import codes
 from millstream.limits import IDS_MAX
-from millstream.mqtt.settings import MqttBroker, broker_notes
+from millstream.mqtt.settings import MqttBroker
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, IdsCount, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import After, Strict
+from millstream.spec.servers import notes_by_url
 from millstream.spec.values import PositiveDuration, Text, as_duration, field, problem
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -29,13 +30,13 @@ def _checked_filter(written: str) -> str:
     valid = valid and "#" not in "".join(levels[:-1]) and "\0" not in written
     valid = valid and all(level in ("+", "#") or not ("+" in level or "#" in level) for level in levels)
     if not valid or len(written.encode()) > _TEXT_BYTES_MAX:
-        expected = "a topic, in which `+` stands for a level and `#` at the end for all below; `$share/group/filter`"
-        raise problem(codes.VALUE_MALFORMED, f"{written[:80]!r} is not a filter of topics", expected)
+        expected = "a topic, with `+` for one level and a final `#` for all levels below; or `$share/group/filter`"
+        raise problem(codes.VALUE_MALFORMED, f"{written[:80]!r} is not a topic filter", expected)
     return written
 
 
 class MqttSource(MqttBroker):
-    """Takes messages of topics from an MQTT broker, and acknowledges them once they are committed."""
+    """Receives messages of topics from an MQTT broker, and acknowledges them once they are committed."""
 
     noun = "an mqtt source"
 
@@ -43,28 +44,28 @@ class MqttSource(MqttBroker):
     """Topic, or a filter with `+` and `#` (`sensors/+/temperature`), or a shared subscription
     (`$share/group/filter`)."""
     session: Text
-    """Name of the session, which is the client id. The broker keeps in it what arrives while the pipeline is down. Only
+    """Name of the session, which is the client id. The broker keeps messages for it while the pipeline is stopped. Only
     this source may use it."""
     id_property: Text = field(default="Millstream-Id", alias="idProperty")
-    """User property of a message that is its id."""
+    """User property that contains the id of a message."""
     prefetch: Annotated[int, Strict(ge=1, le=65_535)] = 100
-    """Messages at most that the broker sends without an acknowledgement (MQTT's receive maximum)."""
+    """Maximum number of unacknowledged messages (MQTT's receive maximum)."""
     id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
-    """How long the id of a message is remembered, so that a message that comes again has no effect. Duration of at
-    least 1s, default 24h."""
+    """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
+    default 24h."""
     ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
-    """Ids that are remembered at most; beyond it the source waits. The broker of the pipeline reserves 48 bytes for
-    each; one that is remembered takes 30 bytes of memory."""
+    """Maximum number of ids that are remembered; beyond it the source waits. The pipeline's broker reserves 48 bytes
+    for each id; a remembered id takes 30 bytes of memory."""
 
 
 class _Mqtt(SourceConnector[MqttSource]):
     model = MqttSource
-    meaning = "Messages of topics of an MQTT broker."
+    meaning = "Messages of MQTT topics."
     packages: ClassVar[Mapping[str, str]] = {"paho": "millstream[mqtt]"}
     promise = Guarantee(
         GuaranteeId.RECORD_IDS,
         "exactly once for messages of QoS 1 with the user property `idProperty`, as long as `idTtl` remembers it; at "
-        "least once without; at most once for messages of QoS 0",
+        "least once without it; at most once for messages of QoS 0",
     )
     strangers = True
 
@@ -77,12 +78,12 @@ class _Mqtt(SourceConnector[MqttSource]):
     def guarantee(self, settings: MqttSource) -> Guarantee:
         sentence = (
             f"exactly once for messages of QoS 1 with the user property `{settings.id_property}`, which is remembered "
-            f"for {as_duration(settings.id_ttl_s)}; at least once without; at most once for messages of QoS 0"
+            f"for {as_duration(settings.id_ttl_s)}; at least once without it; at most once for messages of QoS 0"
         )
         return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
     def notes(self, settings: MqttSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from broker_notes(settings, path)
+        yield from notes_by_url(settings, path)
 
     async def online_findings(self, settings: MqttSource, place: Place) -> Sequence[Finding]:
         from millstream_reader.sources.mqtt.topic import look

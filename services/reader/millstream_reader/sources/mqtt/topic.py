@@ -1,10 +1,10 @@
-"""Messages of an MQTT session, for a lane that acknowledges.
+"""Messages of an MQTT session, for a lane that acknowledges them.
 
     topics ─► session at the broker, kept while the pipeline is down ─► message, QoS 1 ─► inbox
-                       ◄─ acknowledged in the order in which they came, once committed
+                       ◄─ acknowledged in the order of arrival, once committed
 
-When the session is connected again, the broker repeats every message that was not acknowledged. Its own number of a
-message is used again for another message, so it is not an id.
+When the session reconnects, the broker repeats every unacknowledged message. It reuses its packet ids for other
+messages, so they do not identify a message.
 
 Above it: `acknowledged`. Below it: a connection to the broker.
 """
@@ -41,7 +41,7 @@ class MqttSubscription:
         self._largest = 0
         """Bytes of the largest message so far."""
         self._known = bool(owner.position)
-        """A lane has read from the session before, so the broker should have it."""
+        """Whether a lane has read from the session before, so the broker should have it."""
         self._told_dropped = False
 
     @property
@@ -59,8 +59,8 @@ class MqttSubscription:
             raise
         if self._known and not link.resumed:
             _log.warning(
-                "lane %s: the broker no longer has the session %s, from which earlier runs read: messages that came "
-                "while nothing was connected may be lost",
+                "lane %s: the broker no longer has the session %s, from which earlier runs read: messages that arrived "
+                "while the source was not connected may be lost",
                 owner.lane,
                 spec.session,
             )
@@ -76,15 +76,15 @@ class MqttSubscription:
                     self._link.acknowledge(message.tag)
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """A message is held as long as the connection."""
+        """A message is held as long as the connection lasts."""
 
     async def adjust(self, inbox: Inbox) -> None:
         fitting = max(1, inbox.bounds.size // max(1, self._largest))
         if inbox.size >= inbox.bounds.size and fitting < self._window:
-            # The broker counts messages, and learns how many only with a connection.
+            # The broker limits the number of messages, not their bytes. Only a new connection can change the limit.
             self._window = fitting
             what = f"lane {self._owner.lane}: messages of {self._spec.topic} have up to {self._largest} bytes"
-            raise RetryLaterError(codes.TARGET_AWAY, f"{what}, so the source asks for {fitting} at once from now on")
+            raise RetryLaterError(codes.TARGET_AWAY, f"{what}, so it takes {fitting} at a time from now on")
 
     async def close(self) -> None:
         link, self._link = self._link, None
@@ -92,15 +92,15 @@ class MqttSubscription:
             await link.close(self._spec.topic)
 
     def pending(self) -> int | None:
-        """MQTT does not say."""
+        """MQTT does not report it."""
         return None
 
     def _arrived(self, found: MQTTMessage, inbox: Inbox) -> None:
         if not found.qos and inbox.full:
-            # The broker does not count these, so nothing else limits them.
+            # The broker does not count messages of QoS 0, so nothing else limits them.
             if not self._told_dropped:
                 self._told_dropped = True
-                what = "lane %s: messages of QoS 0 arrive faster than they are processed, and some are left out"
+                what = "lane %s: messages of QoS 0 arrive faster than they are processed, and some are dropped"
                 _log.warning(what, self._owner.lane)
             return
         message = message_of(found, self._spec.id_property, self._owner.clock.now_us())
@@ -111,8 +111,8 @@ class MqttSubscription:
 
 
 def message_of(found: MQTTMessage, id_property: str, now_us: int) -> Message:
-    """A message as it was handed out. Pure."""
-    # Of several properties with one name, the first counts.
+    """A delivered message, converted for the inbox. Pure."""
+    # If a property is repeated, the first one counts.
     headers = {name: text.encode() for name, text in reversed(getattr(found.properties, "UserProperty", ()))}
     record_id = headers.pop(id_property, b"").decode()
     headers[TOPIC] = found.topic.encode()
@@ -129,12 +129,13 @@ def message_of(found: MQTTMessage, id_property: str, now_us: int) -> Message:
 
 
 async def look(spec: MqttSource, base_dir: Path) -> list[tuple[str, str]]:
-    """What does not fit, of a broker that is reached, with what would. Raises errors of ours where it is not."""
+    """What on the broker does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
+    reached."""
     async with linked(spec, base_dir, "validate --online") as link:
         if not spec.topic.startswith(SHARED):
-            # A reader of a shared subscription would take messages from the others.
+            # A subscription to a shared one would take messages from its other members.
             try:
                 await link.subscribe(spec.topic)
             except UserError as error:
-                return [(str(error), "a filter of topics that the user may read")]
+                return [(str(error), "a topic filter that the user may read")]
     return []

@@ -1,1 +1,1 @@
-"""Messages of NATS without JetStream."""
+"""The `nats` source: messages of NATS without JetStream."""

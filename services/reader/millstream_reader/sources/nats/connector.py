@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class NatsSource(NatsServer):
-    """Receives the messages of subjects of NATS, which keeps none of them."""
+    """Receives messages of NATS subjects. NATS does not store them."""
 
     noun = "a nats source"
 
     subject: Annotated[Text, After(checked_filter)]
-    """The subject, or a pattern such as `orders.*`; several with commas between them. Without `queue` each is received
-    by one lane."""
+    """The subject, or a pattern such as `orders.*`. Several are separated by commas; without `queue`, one lane receives
+    each."""
     queue: Text | None = None
-    """Name of a queue group: the server gives each message to one of its members, and every lane is one. Default: none,
-    so each lane has subjects of its own."""
+    """Name of a queue group: the server gives each message to one of its members, and every lane is a member. Default:
+    none; each lane has its own subjects."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Each message once."""
+        """Rejects patterns that would deliver a message twice."""
         yield from super().relation_problems()
         yield from overlaps(self.subjects, ("subject",))
 
@@ -42,11 +42,11 @@ class NatsSource(NatsServer):
 
 class _Nats(SourceConnector[NatsSource]):
     model = NatsSource
-    meaning = "Messages of subjects of NATS, without JetStream."
+    meaning = "Messages of NATS subjects, without JetStream."
     promise = Guarantee(
         GuaranteeId.AT_MOST_ONCE,
-        "at most once: NATS keeps no messages, so what is sent while there is no connection is lost, and what a killed "
-        "process had not committed. `jetstream` is exactly once",
+        "at most once: NATS does not store messages, so those sent while there is no connection are lost, and those "
+        "that a killed process had not committed. `jetstream` is exactly once",
     )
     strangers = True
     encoded = True

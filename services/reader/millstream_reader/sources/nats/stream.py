@@ -1,7 +1,7 @@
-"""Subscriptions to subjects of NATS. The client makes them again over each new connection.
+"""Subscriptions to NATS subjects. The client renews them over each new connection.
 
-A server disconnects a client that does not read, so messages are taken off the connection at once. Those for which the
-inbox has no room are counted and dropped.
+A server disconnects a client that does not read, so messages are read from the connection immediately. Messages for
+which the inbox has no space are counted and dropped.
 
 Above it: the receiving lane. Below it: one connection to the server.
 """
@@ -44,7 +44,7 @@ class NatsStream:
         self._subscriptions: list[Subscription] = []
         self._inbox: Arrivals | None = None
         self._early: list[Received] = []
-        """What came before there was an inbox."""
+        """Messages that arrived before there was an inbox."""
         self._dropped = 0
         self._told_s: float | None = None
 
@@ -62,7 +62,7 @@ class NatsStream:
         with translated(self._connection, self._where):
             await self._connection.connected()
             for subject in self._subjects:
-                # The limits of the subscription are off: the inbox has its own, and says what it drops.
+                # The subscription has no limits: the inbox has its own, and reports what it drops.
                 self._subscriptions.append(
                     await client.subscribe(
                         subject,
@@ -110,21 +110,21 @@ class NatsStream:
             inbox.put(received)
 
     def _drop(self) -> None:
-        """Count one, and say so once in a while."""
+        """Count a dropped message, and log it from time to time."""
         self._dropped += 1
         now_s = self._owner.clock.monotonic_s()
         if self._told_s is None or now_s >= self._told_s + REFUSALS_REPORTED_EVERY_S:
             self._told_s = now_s
             _log.warning(
-                "%s: messages come faster than the pipeline takes them: %d were dropped so far, which NATS does not "
-                "keep. `jetstream` loses none",
+                "%s: messages arrive faster than the pipeline processes them: %d were dropped so far, and NATS does "
+                "not store them. `jetstream` loses none",
                 self._where,
                 self._dropped,
             )
 
 
 async def look(settings: NatsSource, base_dir: Path) -> None:
-    """Raises errors of ours where the server is away or refuses."""
+    """Raises Millstream errors if the server is away or refuses."""
     where = "validate --online"
     async with linked(settings, base_dir, where, "millstream validate") as connection:
         with translated(connection, where):
@@ -135,7 +135,7 @@ async def look(settings: NatsSource, base_dir: Path) -> None:
 
 
 async def _ignored(message: Msg) -> None:
-    """Of a look."""
+    """A callback that ignores messages, for `validate --online`."""
 
 
 @asynccontextmanager

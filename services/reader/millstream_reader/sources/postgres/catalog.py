@@ -1,6 +1,6 @@
-"""What a source of changes asks the server: what is published, how rows are identified, how its slot is.
+"""What a source of changes asks the server: published tables, the columns that identify rows, the state of its slot.
 
-Every statement that is not replication itself is here. Above it: the lane, and `validate --online`. Below it: a
+Every statement other than replication itself is here. Above it: the lane, and `validate --online`. Below it: a
 connection.
 """
 
@@ -61,7 +61,7 @@ SELECT current_setting('wal_level') AS wal_level, current_setting('max_slot_wal_
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A table whose changes a publication has."""
+    """A table whose changes a publication includes."""
 
     oid: int
     schema: str
@@ -69,9 +69,9 @@ class Published:
     kind: str
     identity: str
     columns: Sequence[str] | None
-    """Those that are published; None: all."""
+    """The published columns; None for all."""
     filter: str | None
-    """Of its rows."""
+    """The publication's row filter."""
     keys: tuple[tuple[str, str], ...]
     """The columns that identify a row, each with its type."""
 
@@ -82,22 +82,22 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A replication slot, as the server has it."""
+    """The server's information about a replication slot."""
 
     plugin: str | None
     database: str | None
     active_pid: int | None
     status: str
-    """`lost`: the server has removed what it held."""
+    """`lost`: the server has removed WAL that the slot needs."""
     confirmed_lsn: int
     held: int
-    """Bytes of the log that are kept for it."""
+    """Bytes of the WAL that are kept for it."""
     left: int | None
-    """Bytes until it is lost; None where there is no limit, or it cannot be said."""
+    """Bytes until it is lost; None if there is no limit, or it is unknown."""
 
 
 class Server(NamedTuple):
-    """What a server is set to."""
+    """The settings of a server."""
 
     wal_level: str
     keeps: str
@@ -108,19 +108,19 @@ class Server(NamedTuple):
 
 
 async def server_of(connection: Connection) -> Server:
-    """Of the server, and the role that asks."""
+    """The settings of the server, and the permissions of the role."""
     row = await connection.fetchrow(_SERVER)
     assert row is not None
     return Server(*row)
 
 
 async def flushed_lsn(connection: Connection) -> int:
-    """How far its log is on disk."""
+    """How far the WAL is on disk."""
     return lsn_of(await connection.fetchval("SELECT pg_current_wal_flush_lsn()::text"))
 
 
 async def slot_of(connection: Connection, name: str) -> Slot | None:
-    """None where there is none of that name."""
+    """The slot; None if there is none of that name."""
     row = await connection.fetchrow(_SLOT, name)
     if row is None:
         return None
@@ -137,7 +137,7 @@ async def slot_of(connection: Connection, name: str) -> Slot | None:
 
 
 async def published(connection: Connection, cdc: PostgresCdc) -> list[Published]:
-    """The tables of the publication that the source wants, in the order of their names."""
+    """The tables of the publication that the source reads, in the order of their names."""
     found = []
     for row in await connection.fetch(_PUBLISHED, cdc.publication):
         columns = None if row["columns"] is None else json.loads(row["columns"])
@@ -150,7 +150,7 @@ async def published(connection: Connection, cdc: PostgresCdc) -> list[Published]
 
 
 async def faults_of(connection: Connection, settings: PostgresSource, cdc: PostgresCdc) -> list[Fault]:
-    """What does not fit. Changes nothing."""
+    """What does not fit the settings. Changes nothing."""
     server = await server_of(connection)
     if server.wal_level != "logical":
         what = f"the server's wal_level is `{server.wal_level}`"
@@ -196,7 +196,7 @@ async def faults_of(connection: Connection, settings: PostgresSource, cdc: Postg
 
 
 async def create_publication(connection: Connection, cdc: PostgresCdc) -> None:
-    """For the source's tables, if there is none."""
+    """Create the publication for the source's tables, if there is none."""
     if not await connection.fetchval("SELECT count(*) FROM pg_publication WHERE pubname = $1", cdc.publication):
         tables = ", ".join(quoted_table(table) for table in cdc.table_paths)
         with step("postgres_cdc.publish"):
@@ -204,19 +204,19 @@ async def create_publication(connection: Connection, cdc: PostgresCdc) -> None:
 
 
 async def create_slot(connection: Connection, cdc: PostgresCdc) -> None:
-    """From now on the server keeps its log. Waits for transactions that are in progress."""
+    """Create the slot: from now on the server keeps its WAL. Waits for transactions in progress."""
     with step("postgres_cdc.slot"):
         await connection.execute("SELECT pg_create_logical_replication_slot($1, $2)", cdc.slot, PLUGIN)
 
 
 async def running(connection: Connection) -> set[str]:
-    """Transactions that are in progress, or committed and not visible."""
+    """Transactions that are in progress, or committed and not visible yet."""
     rows = await connection.fetch("SELECT pg_snapshot_xip(pg_current_snapshot())::text AS xid")
     return {row["xid"] for row in rows}
 
 
 async def user_types(connection: Connection, oids: Iterable[int]) -> Mapping[int, UserType]:
-    """Domains and arrays that are not built in, and what they are made of."""
+    """Domains and arrays that are not built in, with their base types."""
     found: dict[int, UserType] = {}
     wanted = {oid for oid in oids if oid > LAST_BUILT_IN}
     asked: set[int] = set()
@@ -234,7 +234,7 @@ async def user_types(connection: Connection, oids: Iterable[int]) -> Mapping[int
 
 
 async def keys_of(connection: Connection, relation: Relation) -> Sequence[str]:
-    """The columns that identify a row: as the relation says, or by the catalog where it names all of them."""
+    """The columns that identify a row: as the relation says, or from the catalog if the relation names all columns."""
     if relation.identity != "f":
         return [column.name for column in relation.columns if column.in_identity]
     return [row["name"] for row in await connection.fetch(_KEYS, relation.oid)]
@@ -249,17 +249,17 @@ class Page:
         names = [column.name for column in columns]
         self.places = [names.index(name) for name, _ in table.keys]
         self.shape: Table | None = None
-        """How its rows become records."""
+        """The conversion of its rows to records."""
 
     async def read(self, connection: Connection, after: Key | None, rows: int) -> list[Texts]:
-        """So many rows at most, behind that key."""
+        """The statement for at most `rows` rows after that key."""
         table = self.table
         keys = ", ".join(quoted(name) for name, _ in table.keys)
         terms = [f"({table.filter})"] if table.filter else []
         if after is not None:
             terms.append(f"({keys}) > ({literals(after, table.keys)})")
         columns = ", ".join(quoted(column.name) for column in self.relation.columns)
-        # Rows of tables that inherit from it are published as theirs.
+        # Rows of tables that inherit from it are published under those tables.
         only = "ONLY " if table.kind == "r" else ""
         statement = (
             f"SELECT {columns} FROM {only}{quoted(table.schema)}.{quoted(table.name)}"
@@ -288,12 +288,12 @@ async def page_of(connection: Connection, table: Published) -> Page:
 
 
 def rows_within(rows: int, size: int) -> int:
-    """How many rows to read at once, from how large some were."""
+    """How many rows to read at once, from the size of previous ones."""
     return max(1, min(4 * rows, POSTGRES_PAGE_BYTES // (size // max(1, rows) + 1)))
 
 
 async def regions(connection: Connection, snapshot: Snapshot, table: int, keys: Sequence[Key]) -> list[int]:
-    """Which part of the snapshot has each key, by the order that the server has."""
+    """Which part of the snapshot has each key, in the server's order."""
     types = snapshot.tables[table].keys
     _, last = snapshot.parts_of(table)
     cases = " ".join(
@@ -307,20 +307,20 @@ async def regions(connection: Connection, snapshot: Snapshot, table: int, keys: 
 
 
 def bound_of(snapshot: Snapshot, table: int, key: Key | None) -> Bound | None:
-    """A place in the order of reading, with the end of a table as the beginning of the next."""
+    """A place in the reading order; the end of a table becomes the beginning of the next."""
     if key is None:
         return Bound(table, None) if table < len(snapshot.tables) else None
     return Bound(table, key)
 
 
 def literals(key: Key, types: Sequence[tuple[str, str]]) -> str:
-    """The values of a key in a statement."""
+    """The values of a key as literals for a statement."""
     quote = "'"
     return ", ".join(f"'{text.replace(quote, quote * 2)}'::{of}" for text, (_, of) in zip(key, types, strict=True))
 
 
 def snapshot_tables(tables: Iterable[Published]) -> list[SnapshotTable]:
-    """What a position says of the tables that are read."""
+    """The tables that are read, as a position describes them."""
     return [SnapshotTable(table.schema, table.name, table.keys) for table in tables]
 
 
@@ -328,7 +328,7 @@ _ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v
 
 
 def _texts(line: bytes) -> Texts:
-    """The values of a line of COPY."""
+    """The values of a COPY line."""
     if b"\\" not in line:
         return list(line.split(b"\t"))
     return [None if text == b"\\N" else _unescaped(text) for text in line.split(b"\t")]
@@ -339,7 +339,7 @@ def _unescaped(text: bytes) -> bytes:
         return text
     first, *parts = text.split(b"\\")
     found = [first]
-    # What follows a doubled one is a part of its own, behind an empty one.
+    # After a doubled backslash, the text is a part of its own, following an empty one.
     escaped = False
     for part in parts:
         if escaped:
@@ -354,6 +354,6 @@ def _unescaped(text: bytes) -> bytes:
 
 
 async def look(settings: PostgresSource, cdc: PostgresCdc, base_dir: Path) -> list[Fault]:
-    """What does not fit, of a server that is reached. Raises errors of ours where it is not."""
+    """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
     async with connected(settings, base_dir, "validate --online", "millstream validate") as connection:
         return await faults_of(connection, settings, cdc)

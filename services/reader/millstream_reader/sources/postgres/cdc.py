@@ -1,14 +1,14 @@
-"""Changes of tables of PostgreSQL: the rows that are there, then each change of them, from where the lane's mark is.
+"""Changes of PostgreSQL tables: the existing rows, then each change, from the position in the lane's mark.
 
-    slot, created first ─► snapshot: rows by key, part by part ─► changes that no part has shown ─► frames
+    slot, created first ─► snapshot: rows by key, part by part ─► changes that no part has seen ─► frames
          ▲                                                                                            │
-         └───────────── confirm: what is committed here is not needed any more ◄──── committed ◄──────┘
+         └───────────── confirm: committed changes are not needed any more ◄──── committed ◄──────┘
 
-The slot keeps the server's log from before the snapshot on, so nothing lies between the two. It follows the lane's
-commits and is never trusted: the lane skips what it has, and a slot that is ahead has lost something. Where only other
-tables change, the lane commits that these changes have passed, so that the server's log does not grow.
+The slot keeps the server's WAL from before the snapshot on, so nothing is missing between the two. It follows the
+lane's commits and is never trusted: the lane skips changes that it has, and a slot that is ahead has lost some. If only
+other tables change, the lane commits its progress past these changes, so that the server's WAL does not grow.
 
-Above it: a source lane. Below it: what was sent (`changes`), the server's catalog (`catalog`), and connections.
+Above it: a source lane. Below it: received changes (`changes`), the server's catalog (`catalog`), and connections.
 """
 
 from __future__ import annotations
@@ -66,27 +66,27 @@ from millstream_reader.sources.reaching import Reaching
 
 KIND = "postgresCdc"
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.005, 0.1
-"""Between two looks at transactions that are waited for."""
+"""Pause between checks of transactions that the lane waits for."""
 _TICK_S = 1.0
-"""How often the server hears what was committed."""
+"""Interval at which the lane confirms to the server what was committed."""
 _IN_USE = "55006"
 _IN_USE_S = 5.0
-"""How long another process of this lane may hold the slot before it is ended."""
+"""How long another process of this lane may hold the slot before its connection is terminated."""
 _ASKED_AT_ONCE = 500
 """Keys."""
 _FIRST_ROWS = 16
-"""Of a page, until it is known how large rows are."""
+"""Rows of a page, until the size of rows is known."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Row(NamedTuple):
-    """A row of the snapshot that waits."""
+    """A waiting row of the snapshot."""
 
     page: catalog.Page
     texts: Texts
     behind: Bound | None
-    """Where the lane stands when it was given."""
+    """The lane's position after it."""
 
 
 class PostgresCdcLane:
@@ -102,15 +102,15 @@ class PostgresCdcLane:
         self._timeline = 0
         self._changes = Changes(0, 0, None)
         self._snapshot: Snapshot | None = None
-        """The one that is being read; None when it is done."""
+        """The snapshot that is being read; None when it is done."""
         self._since_us = 0
-        """The event time of its rows: no change that follows was committed before."""
+        """The event time of its rows: all changes that follow were committed later."""
         self._end_lsn: int | None = None
         self._control: Connection | None = None
         self._lock = asyncio.Lock()
-        """Of `_control`."""
+        """Closes `_control`."""
         self._reading: Connection | None = None
-        """Has the transaction of the snapshot's part."""
+        """The connection with the transaction of the snapshot's part."""
         self._part_tail: Tail | None = None
         self._part_since_s = 0.0
         self._pages: dict[int, catalog.Page] = {}
@@ -124,7 +124,7 @@ class PostgresCdcLane:
         self._looked_lsn = 0
         """How far the server's log was when the lane last asked."""
         self._given = b""
-        """The last position that was given."""
+        """The last position that was returned."""
         self._given_lsn, self._given_s = 0, 0.0
         self._told_lsn, self._told_s = 0, 0.0
         self._looked_s = 0.0
@@ -181,7 +181,7 @@ class PostgresCdcLane:
             self._confirm()
 
     def pending(self) -> int | None:
-        """The server does not say how many changes wait."""
+        """The server does not report how many changes wait."""
         return None
 
     def pending_bytes(self) -> int | None:
@@ -193,7 +193,7 @@ class PostgresCdcLane:
         self._draining = True
 
     def close(self) -> None:
-        """Ends the connections. What was read and not given is read again."""
+        """Close the connections. What was fetched and not read is fetched again."""
         if self._stream is not None:
             self._confirm()
             self._stream.close()
@@ -208,7 +208,7 @@ class PostgresCdcLane:
         self._changes.tables.clear()
 
     async def tick(self) -> None:
-        """Have the server know where the lane is, and look at what it keeps, also while nothing is read."""
+        """Confirm the lane's position to the server, and check the WAL that it keeps, even while nothing is read."""
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = self._now_s()
@@ -221,7 +221,7 @@ class PostgresCdcLane:
                 self._looked_s = now_s
                 await self._look_at_slot()
 
-    # Where the lane stands
+    # The lane's position
 
     @property
     def _is_idle(self) -> bool:
@@ -272,7 +272,7 @@ class PostgresCdcLane:
         return pack_position(KIND, self._owner.partitions, body)
 
     def _is_due(self) -> bool:
-        """Whether a position without records is worth a commit: the first, or what has passed."""
+        """Whether to commit a position without records: the first one, or progress past other changes."""
         if not self._given:
             return True
         passed = self._changes.lsn - self._given_lsn
@@ -292,7 +292,7 @@ class PostgresCdcLane:
     # The server
 
     async def _connected(self) -> Connection:
-        """The connection for questions, and on the way to it all that has to fit looked at."""
+        """The control connection, after all settings were checked on it."""
         if self._control is not None and not self._control.is_closed():
             return self._control
         self.close()
@@ -330,7 +330,7 @@ class PostgresCdcLane:
         self._warn_of_limit(server.keeps)
         is_new = not self._given
         if cdc.create_publication:
-            # Before the slot, which does not find what was created behind it.
+            # Before the slot, which does not see publications that were created after it.
             await catalog.create_publication(control, cdc)
         slot = await catalog.slot_of(control, cdc.slot)
         if is_new:
@@ -348,7 +348,7 @@ class PostgresCdcLane:
             await self._begin(control, slot.confirmed_lsn)
 
     def _check_slot(self, slot: catalog.Slot | None) -> None:
-        """Whether it still has everything behind the lane."""
+        """Check that the slot still has everything after the lane's position."""
         lsn = self._changes.lsn
         if slot is None:
             raise self._lost(f"the slot {self._cdc.slot} no longer exists")
@@ -381,11 +381,11 @@ class PostgresCdcLane:
             )
 
     async def _begin(self, control: Connection, lsn: int) -> None:
-        """What a first run does behind its slot."""
+        """Start the snapshot of a first run, after its slot was created."""
         self._since_us = await control.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::bigint")
         snapshot = None
         if self._cdc.snapshot == "initial":
-            # What was committed in front of the slot may not be visible yet: it waits for a standby, say.
+            # Transactions committed before the slot may not be visible yet, for example while they wait for a standby.
             await self._wait_for(control, await catalog.running(control))
             tables = await catalog.published(control, self._cdc)
             snapshot = Snapshot(catalog.snapshot_tables(tables))
@@ -407,7 +407,7 @@ class PostgresCdcLane:
                 _log.warning("%s: the snapshot waits for open transactions: %s", self._where, shown)
 
     async def _look_at_slot(self) -> None:
-        """See how far the server is, and warn of a log that grows."""
+        """Check the server's position, and warn of WAL that grows."""
         if self._control is None or self._lock.locked():
             return
         try:
@@ -434,7 +434,7 @@ class PostgresCdcLane:
             self._reported_bytes = POSTGRES_SLOT_REPORTED_BYTES
 
     async def _streaming(self) -> Replication:
-        """The connection that changes come through."""
+        """The connection for changes."""
         if self._stream is not None and not (self._stream.is_closed and not self._waiting):
             return self._stream
         stream = await open_replication(self._spec, self._owner.base_dir, self._where, self._application)
@@ -456,7 +456,7 @@ class PostgresCdcLane:
         return stream
 
     async def _check_history(self, stream: Replication) -> None:
-        """Whether a server that took over has all that was read of the former one."""
+        """Check that a server that took over has everything that was read from the former one."""
         ((_, timeline, *_),) = await stream.ask("IDENTIFY_SYSTEM")
         now = int(timeline or 0)
         if self._timeline not in (0, now):
@@ -474,7 +474,7 @@ class PostgresCdcLane:
         self._timeline = now
 
     async def _end_older(self) -> None:
-        """A process of this lane that hangs, or a connection that the server has not noticed the end of, gives way."""
+        """Terminate the connection of a hanging process of this lane, or one whose end the server has not noticed."""
         now_s = self._now_s()
         if self._in_use_since_s is None:
             self._in_use_since_s = now_s
@@ -487,10 +487,10 @@ class PostgresCdcLane:
                     self._application,
                 )
 
-    # What is read
+    # Reading
 
     async def _fill(self, timeout_s: float) -> None:
-        """Have something waiting, if there is any in time."""
+        """Wait for rows or changes, up to the timeout."""
         if not await self._reaching.may_try(timeout_s):
             return
         await self._connected()
@@ -509,7 +509,7 @@ class PostgresCdcLane:
         if self._reading is None or self._reading.is_closed():
             self._reading = await self._begin_part(snapshot)
         at = self._read_upto
-        assert at is not None, "reading has not reached the end"
+        assert at is not None, "the snapshot is not complete"
         page = self._pages[at.table]
         found = await page.read(self._reading, at.key, self._page_rows)
         size = sum(len(text) for texts in found for text in texts if isinstance(text, bytes))
@@ -528,7 +528,7 @@ class PostgresCdcLane:
         self._page_rows = catalog.rows_within(self._page_rows, size) if found and not is_all else _FIRST_ROWS
 
     async def _begin_part(self, snapshot: Snapshot) -> Connection:
-        """A transaction that sees one state, for the rows from here on."""
+        """Begin a transaction that sees one state, for the rows from here on."""
         reading = await connect(self._spec, self._owner.base_dir, self._where, self._application)
         try:
             await reading.execute("SET idle_in_transaction_session_timeout TO 0; SET statement_timeout TO 0")
@@ -563,7 +563,7 @@ class PostgresCdcLane:
         return reading
 
     def _moved(self, snapshot: Snapshot, at: Bound | None) -> None:
-        """The lane stands there in the snapshot."""
+        """Set the lane's place in the snapshot."""
         snapshot.at = at
         if at is None:
             self._snapshot = None
@@ -572,7 +572,7 @@ class PostgresCdcLane:
                 self._reading = None
 
     async def _take(self, into: Batch, records_max: int, bytes_max: int) -> None:
-        """A batch of what waits."""
+        """The next batch."""
         while self._rows and self._snapshot is not None and len(into.values) < records_max:
             row = self._rows[0]
             assert self._part_tail is not None, "a part was begun"
@@ -605,7 +605,7 @@ class PostgresCdcLane:
             self._waiting.popleft()
 
     async def _hear(self, message: Message | Passed | None) -> None:
-        """What is not a record."""
+        """Handle a message that is not a record."""
         if isinstance(message, Passed):
             self._changes.passed(message.lsn)
         elif isinstance(message, Begin):
@@ -631,7 +631,7 @@ class PostgresCdcLane:
                 await self._ask(unknown.table, unknown.key)
 
     async def _ask(self, table: int, key: Key) -> None:
-        """Which part of the snapshot has a key, and those of changes that follow."""
+        """Find the part of the snapshot that has a key, and those of the keys of following changes."""
         snapshot = self._changes.snapshot
         assert snapshot is not None, "the change is in a snapshot"
         wanted = dict.fromkeys([key])
@@ -673,7 +673,7 @@ def _key_of(texts: Texts, places: Sequence[int]) -> Key:
 
 
 def _ends_of(history: str) -> dict[int, int]:
-    """Where each former timeline ended, by the text of a history file."""
+    """Where each former timeline ended, from the text of a history file."""
     ends: dict[int, int] = {}
     for line in history.splitlines():
         words: Any = line.partition("#")[0].split()

@@ -1,10 +1,11 @@
-"""From the messages of a slot to records: a JSON object for each change, and the place behind it. Pure.
+"""Converts the messages of a slot to records: a JSON object for each change, and the place after it. Pure.
 
     Begin ─► Relation, Change, Truncate … ─► Commit          Passed: nothing more was committed before
       └─ lsn of the commit, index in the transaction ─► the position
 
-A place is a position in the server's log and a count: all transactions that were committed before it are done, and so
-many changes of the one that was committed there. Above it: the lane, which asks the server what this cannot know.
+A place is a position in the server's WAL and a count: all transactions that were committed before it are done, and that
+many changes of the one that was committed there. Above it: the lane, which asks the server for what this module cannot
+know.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from millstream_reader.sources.postgres.snapshot import Key, Snapshot
 from millstream_reader.sources.postgres.texts import UserType, quoted, to_json
 
 _SHOWN_BYTES = 1024
-"""Of a record that is too large."""
+"""Bytes of a record that is too large that are kept for messages."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class MustAskError(Exception):
-    """The server alone can say which part of the snapshot has a key."""
+    """Only the server can tell which part of the snapshot has a key."""
 
     def __init__(self, table: int, key: Key) -> None:
         super().__init__(table, key)
@@ -47,7 +48,8 @@ class MustAskError(Exception):
 
 
 class TruncatedError(Exception):
-    """A table was truncated between two parts of its snapshot, so what the later part read cannot be told apart."""
+    """A table was truncated between two parts of its snapshot, so rows from before and after cannot be
+    distinguished."""
 
 
 class Made(NamedTuple):
@@ -59,14 +61,14 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What all records of a transaction end with."""
+    """The members at the end of all records of a transaction."""
 
     text: bytes
     time_us: int
 
 
 def tail_of(lsn: int, time_us: int, xid: int | None) -> Tail:
-    """The end of records that were committed like that."""
+    """The tail for records of this commit."""
     moment = _EPOCH + timedelta(microseconds=time_us)
     commit = moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
     number = "null" if xid is None else str(xid)
@@ -74,7 +76,7 @@ def tail_of(lsn: int, time_us: int, xid: int | None) -> Tail:
 
 
 class Table:
-    """How rows of a relation become records."""
+    """The conversion of a relation's rows to records."""
 
     def __init__(self, relation: Relation, keys: Sequence[str], user_types: Mapping[int, UserType]) -> None:
         """`keys`: the columns that identify a row, the most significant one first."""
@@ -89,15 +91,16 @@ class Table:
             ((b"," if number else b"{") + member, None if convert is bytes else convert, number in self.keys)
             for number, (_, member, convert) in enumerate(self._members)
         ]
-        """Of a whole row: what stands before each value, how it becomes JSON, and whether it belongs to the key."""
+        """For each column of a whole row: the text before its value, the conversion to JSON, and whether it belongs to
+        the key."""
         self.is_in_order = self.keys == sorted(self.keys)
-        """Whether the columns of the key have the order of the row."""
+        """Whether the columns of the key are in the order of the row."""
         place = b'"schema":' + quoted(relation.schema.encode()) + b',"table":' + quoted(relation.name.encode())
         self.inserted = b'{"op":"c",%b,"before":null,"after":' % place
         self._heads = {op: b'{"op":"%b",%b,"before":' % (op.encode(), place) for op in "rcudt"}
 
     def key_of(self, texts: Texts, older: Texts | None = None) -> tuple[bytes, ...]:
-        """The values that identify a row; what an update left as it was comes from the older row."""
+        """The values that identify a row; values that an update did not send come from the old row."""
         found: list[bytes] = []
         for index in self.keys:
             text = texts[index]
@@ -144,7 +147,7 @@ class Table:
 
 @dataclass(slots=True)
 class Batch:
-    """Records that are being put together."""
+    """A batch that is being built."""
 
     values: list[bytes] = field(default_factory=list)
     times: array[int] = field(default_factory=lambda: array("q"))
@@ -153,11 +156,11 @@ class Batch:
     size: int = 0
 
     def fits(self, made: Made, bytes_max: int) -> bool:
-        """Whether there is room; there is for the first."""
+        """Whether there is space; always true for the first record."""
         return not self.values or self.size + len(made.value) <= bytes_max
 
     def add(self, made: Made, time_us: int, place: str) -> None:
-        """Another one; `place` says where it stands."""
+        """Add a record; `place` describes its origin."""
         if len(made.value) > RECORD_BYTES_MAX:
             reason = f"{place}: its JSON has {len(made.value)} bytes; the limit is {RECORD_BYTES_MAX}"
             self.invalid.append(InvalidRecord(made.value[:_SHOWN_BYTES], reason, place))
@@ -168,34 +171,34 @@ class Batch:
         self.keys.append(made.keys)
 
     def frame(self, now_us: int) -> Frame | None:
-        """All of them; None where there is none."""
+        """The frame of the records; None if there are none."""
         if not self.values:
             return None
         return build_frame(self.values, self.times, ingest_time_us=now_us, keys=self.keys if any(self.keys) else None)
 
 
 class Changes:
-    """Where a lane stands in a slot's changes, and what they become."""
+    """A lane's place in a slot's changes, and their conversion."""
 
     def __init__(self, lsn: int, index: int, snapshot: Snapshot | None) -> None:
         self.lsn = lsn
         self.index = index
         self.snapshot = snapshot
         self.tables: dict[int, Table | None] = {}
-        """By the number of the relation; None: of no interest."""
+        """By the relation's id; None if it is not read."""
         self.regions: dict[tuple[int, Key], int] = {}
-        """Which part of the snapshot has a key, as far as the server was asked."""
+        """Which part of the snapshot has a key, for keys that the server was asked about."""
         self.tail: Tail | None = None
-        """Of the transaction that has begun; None between two."""
+        """The tail of the current transaction; None between transactions."""
         self._seen = 0
-        """Changes of it that were taken."""
+        """Number of its changes that were taken."""
         self._skip = 0
-        """So many were given before."""
+        """Number of its changes that were read before."""
         self._saw = 0
         """The first part of the snapshot that saw it."""
 
     def begin(self, message: Begin) -> None:
-        """A transaction follows."""
+        """A transaction begins."""
         self.tail = tail_of(message.commit_lsn, message.time_us, message.xid)
         self._seen = 0
         if message.commit_lsn > self.lsn:
@@ -214,12 +217,12 @@ class Changes:
         self.passed(message.end_lsn)
 
     def passed(self, lsn: int) -> None:
-        """Nothing that was committed before is missing."""
+        """Nothing that was committed before this position is missing."""
         if self.tail is None and lsn > self.lsn:
             self.lsn, self.index = lsn, 0
 
     def made(self, message: Change) -> Made | None:
-        """The record of the next change; None where there is none. Nothing moves before `took`."""
+        """The record of the next change; None if it has none. The place does not advance before `took`."""
         if self._seen < self._skip:
             return None
         table = self._table(message.relation)
@@ -238,13 +241,13 @@ class Changes:
                 return None
             if old is None and new is None:
                 return None
-            # A row whose key changed went from what one part read to what another did.
+            # A row whose key changed has moved from the range of one part to that of another.
             op = op if op != "u" or (new is not None and (old is not None or message.old is None)) else _half(new)
         return table.record(op, old, message.is_whole and old is not None, new, self._tail, self._seen)
 
     def insertions(self, waiting: deque[Any], into: Batch, records_max: int, bytes_max: int) -> None:
-        """Take insertions into one table from the front of what waits, as far as nothing about them is special: what
-        `made`, `took` and their caller do one by one, in a loop of its own."""
+        """Take insertions into one table from the front of the queue, as long as they are ordinary. It does what
+        `made`, `took` and their caller do one by one, in a fast loop."""
         if self.tail is None or self._seen < self._skip:
             return
         if self.snapshot is not None and self._saw < len(self.snapshot.parts):
@@ -296,7 +299,7 @@ class Changes:
             self._seen = self.index = seen
 
     def truncated(self, relation: int) -> Made | None:
-        """The record of a table that was emptied. See `made`."""
+        """The record of a table that was truncated. See `made`."""
         table = self._table(relation)
         if self._seen < self._skip or table is None:
             return None
@@ -311,7 +314,7 @@ class Changes:
         return table.record("t", None, False, None, self._tail, self._seen)
 
     def took(self) -> None:
-        """The next change is done."""
+        """Advance past the next change."""
         self._seen += 1
         if self._seen > self._skip:
             self.index = self._seen
@@ -328,7 +331,7 @@ class Changes:
         return self.tables[relation]
 
     def _is_kept(self, table: Table, key: tuple[bytes, ...]) -> bool:
-        """Whether no row that the snapshot has given shows the change of that key."""
+        """Whether no row that was read in the snapshot shows the change of that key."""
         assert self.snapshot is not None
         number = self.snapshot.number_of(table.relation.schema, table.relation.name)
         if number is None:

@@ -31,7 +31,7 @@ def _checked_slot(written: str) -> str:
 
 
 class PostgresCdc(SpecModel):
-    """Which changes of tables are read."""
+    """Which changes to tables are read."""
 
     noun = "`cdc`"
 
@@ -50,11 +50,11 @@ class PostgresCdc(SpecModel):
 
     @property
     def table_paths(self) -> Sequence[str]:
-        """`tables`, each with its schema."""
+        """The tables, each with its schema."""
         return tuple(table if "." in table else f"public.{table}" for table in self.tables)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """What to create a publication for."""
+        """Requires tables to create a publication for."""
         if self.create_publication and not self.tables:
             what = "`createPublication` needs to know the tables"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("createPublication",), what, "`tables: [name]`")
@@ -85,7 +85,7 @@ class PostgresSource(PostgresServer):
     none."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A query with a cursor, each of its columns once; or changes."""
+        """Requires either a query with a cursor, each of its columns once, or changes."""
         yield from super().relation_problems()
         if (self.query is None) == (self.cdc is None):
             what = "a postgres source reads either a query or changes"

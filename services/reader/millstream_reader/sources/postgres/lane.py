@@ -1,13 +1,13 @@
-"""Rows of a query of PostgreSQL, in the order of their cursor, from behind the one that the lane's own mark holds.
+"""Rows of a PostgreSQL query, in the order of their cursor, after the cursor in the lane's mark.
 
     the greatest cursor that is visible ─► wait for the transactions that were in progress ─► pages up to it ─► frames
             ▲                                                                                  │
             └────────────────────────── pollEvery, when there is nothing new ◄─────────────────┘
 
 A row may be committed after one with a greater cursor: its transaction took the value earlier and ended later. So new
-rows are read in rounds. A round ends at the greatest cursor that is visible when it begins, and nothing of it is read
-before every transaction that was in progress then has ended: one that takes its value later takes a greater one.
-Nothing is locked for that, and no transaction of the source's stays open while its rows are processed.
+rows are read in rounds. A round ends at the greatest cursor that is visible when it begins, and its rows are read only
+after every transaction that was in progress then has ended: a transaction that takes its value later takes a greater
+one. This needs no locks, and the source keeps no transaction open while rows are processed.
 
 Above it: a source lane. Below it: the statements (`query`).
 """
@@ -38,13 +38,13 @@ from millstream_reader.sources.rows import Row, Taken, take
 
 KIND = "postgres"
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.005, 0.1
-"""Between two looks at transactions that are waited for."""
+"""Pause between checks of transactions that the lane waits for."""
 _ALIKE = (
     frozenset(("smallint", "integer", "bigint", "numeric")),
     frozenset(("text", "character varying")),
     frozenset(("timestamp without time zone", "date")),
 )
-"""Types whose values sort alike: a column may change from one to another."""
+"""Types with the same sort order: a column may change from one to another."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,17 +59,17 @@ class PostgresQueryLane:
         self._connection: Connection | None = None
         self._query = Query(spec, (), owner.lane.partition, owner.partitions)
         self._at: Cursor | None = None
-        """Of the last row that was given."""
+        """Cursor of the last row that was returned."""
         self._end: Cursor | None = None
-        """The last row that is to be read, where that was decided at the first run; empty where there was none."""
+        """Cursor of the last row to read, if the first run has fixed it; empty if there were no rows."""
         self._known_types: Sequence[str] = ()
         self._waiting: deque[Row[Cursor]] = deque()
         self._round: Cursor | None = None
-        """Where the round in progress ends; None between two of them."""
+        """Where the current round ends; None between rounds."""
         self._open: Mapping[str, int | None] = {}
         """Transactions that the round waits for."""
         self._tables: Sequence[int] = ()
-        """Those that the query reads."""
+        """The tables that the query reads."""
         self._waits_since_s = 0.0
         self._reported_s = 0.0
         self._look = Pauses(_LOOK_FIRST_S, _LOOK_LAST_S)
@@ -90,7 +90,7 @@ class PostgresQueryLane:
         """The server keeps nothing for a query."""
 
     def pending(self) -> int | None:
-        """Of a page that was read; None where rows follow that were not counted."""
+        """Rows of a page that wait; None if later rows were not counted."""
         return len(self._waiting) if self._round is None or self._finished else None
 
     async def drain(self) -> None:
@@ -102,12 +102,12 @@ class PostgresQueryLane:
         await self._connected()
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
 
-    # Where the lane stands
+    # The lane's position
 
     def _restore(self) -> None:
         owner, spec = self._owner, self._spec
@@ -142,7 +142,7 @@ class PostgresQueryLane:
         return pack_position(KIND, self._owner.partitions, body)
 
     def _check_types(self, types: Sequence[str]) -> None:
-        """A column of another type has other values, or an order of its own."""
+        """Check the types of the columns: another type has other values, or another order."""
         for name, now, before in zip(self._spec.cursor, types, self._known_types, strict=False):
             if now != before and not any(now in alike and before in alike for alike in _ALIKE):
                 raise UserError(
@@ -153,7 +153,8 @@ class PostgresQueryLane:
                 )
 
     async def _connected(self) -> Connection:
-        """The connection, the query looked at on it. Raises errors of ours; `FAILURES` come through as these."""
+        """The connection, after the query was checked on it. Raises Millstream errors; `FAILURES` come through as
+        these."""
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
         spec = self._spec
@@ -183,10 +184,10 @@ class PostgresQueryLane:
         self._connection = connection
         return connection
 
-    # What is read
+    # Reading
 
     async def _fill(self, timeout_s: float) -> None:
-        """Have rows waiting, if there are any in time."""
+        """Wait for rows, up to the timeout."""
         until_s = self._now_s() + timeout_s
         if not await self._reaching.may_try(timeout_s):
             return
@@ -211,7 +212,7 @@ class PostgresQueryLane:
         if self._round is not None:
             rows, is_all = await self._query.page(connection, self._at, self._round)
             self._check_identity(rows)
-            # Whether another row has the cursor of the last one shows when that is read again.
+            # The last cursor is read again, to find other rows with the same cursor.
             self._waiting.extend(rows if is_all else rows[:-1])
             if is_all:
                 self._round = None
@@ -226,13 +227,14 @@ class PostgresQueryLane:
         if self._round is None:
             self._reaching.rest(self._spec.poll_every_s)
         elif self._query.waits:
-            # Asked after the cursor was: who took a smaller value is among them, or has ended and is visible.
+            # Queried after the cursor: a transaction that took a smaller value is among them, or has ended and is
+            # visible.
             self._open = await self._query.open_transactions(connection, self._tables)
             self._waits_since_s = self._reported_s = self._now_s()
             self._look.begin_again()
 
     async def _all_ended(self, connection: Connection, until_s: float) -> bool:
-        """Whether all that the round waits for has ended in time."""
+        """Whether all transactions that the round waits for have ended before the timeout."""
         while True:
             now = await self._query.open_transactions(connection, self._tables)
             self._open = {name: pid for name, pid in self._open.items() if name in now}
@@ -254,7 +256,7 @@ class PostgresQueryLane:
         return not self._open
 
     def _check_identity(self, rows: Sequence[Row[Cursor]]) -> None:
-        """Rows with one cursor could not be told apart by a position between them."""
+        """A position could not separate rows with the same cursor."""
         before = self._at
         for row in rows:
             if row.cursor == before:
@@ -268,7 +270,7 @@ class PostgresQueryLane:
             before = row.cursor
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
-        """A batch of what waits."""
+        """The next batch."""
         taken: Taken[Cursor] = take(self._waiting, "the row with the cursor ({})", records_max, bytes_max)
         values, self._at = taken.values, taken.at or self._at
         ended = self._finished and not self._waiting

@@ -1,9 +1,9 @@
-"""What `pgoutput` says: the messages by which PostgreSQL's logical replication tells changes. Pure.
+"""Parses `pgoutput`: the messages with which PostgreSQL's logical replication describes changes. Pure.
 
-    bytes of one message ─► Begin, Commit, Relation, Change, Truncate; None for what is of no use to a source
+    bytes of one message ─► Begin, Commit, Relation, Change, Truncate; None for messages that a source does not need
 
-Version 1 of the protocol: whole transactions, in the order in which they were committed, values as text. What is not
-such a message raises `NotPgoutputError`. Above it: the source's changes. It knows no connection and no JSON.
+Version 1 of the protocol: whole transactions, in the order in which they were committed, values as text. Anything else
+raises `NotPgoutputError`. Above it: the source's changes. It knows no connection and no JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NULL, _UNCHANGED, _TEXT = b"nut"
 _INSERT, _UPDATE, _DELETE = b"IUD"
 _KEY, _OLD, _NEW = b"KON"
 _SET_ASIDE = b"OYM"
-"""Origins, types, and messages of applications."""
+"""Messages to ignore: origins, types, and messages of applications."""
 
 
 class NotPgoutputError(ValueError):
@@ -29,7 +29,7 @@ class NotPgoutputError(ValueError):
 
 
 class Unchanged(Enum):
-    """A large value that an UPDATE left as it was, so that it is not sent."""
+    """A large value that an UPDATE did not change, so it is not sent."""
 
     UNCHANGED = "unchanged"
 
@@ -40,35 +40,35 @@ Texts: TypeAlias = list[bytes | Unchanged | None]
 
 
 class Begin(NamedTuple):
-    """A transaction follows."""
+    """A transaction begins."""
 
     commit_lsn: int
-    """Where it was committed."""
+    """Position of its commit."""
     time_us: int
-    """When, since 1970."""
+    """Time of its commit, since 1970."""
     xid: int
-    """Its number, of 32 bits."""
+    """Its id, with 32 bits."""
 
 
 class Commit(NamedTuple):
     """The transaction is complete."""
 
     end_lsn: int
-    """Behind it; later ones were committed there or behind it."""
+    """Position after it; later transactions were committed at or after this position."""
 
 
 class Column(NamedTuple):
-    """Of a relation."""
+    """A column of a relation."""
 
     name: str
     type_oid: int
     in_identity: bool
-    """Whether it belongs to what identifies a row in updates and deletions."""
+    """Whether it is part of the row's identity in updates and deletions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table, as it was when what follows was written."""
+    """A table, in its state when the following changes were written."""
 
     oid: int
     schema: str
@@ -85,13 +85,13 @@ class Change(NamedTuple):
     """`c`, `u` or `d`."""
     relation: int
     old: Texts | None
-    """What identifies the row, or all of it where `is_whole`; None where the server did not send it."""
+    """The old values that identify the row, or all of them if `is_whole`; None if the server did not send them."""
     is_whole: bool
     new: Texts | None
 
 
 class Truncate(NamedTuple):
-    """Tables that were emptied."""
+    """Tables that were truncated."""
 
     relations: tuple[int, ...]
 
@@ -100,7 +100,7 @@ Message: TypeAlias = Begin | Commit | Relation | Change | Truncate
 
 
 def parse(data: bytes) -> Message | None:
-    """One message; None for one that says nothing about rows."""
+    """Parse one message; None for one that is not about rows."""
     try:
         kind = data[0]
         if kind in (_INSERT, _UPDATE, _DELETE):
@@ -137,7 +137,7 @@ def _change(data: bytes, kind: int) -> Change:
         if part != _NEW:
             raise NotPgoutputError(f"{data[:40]!r}: expected a row, found {bytes((part,))!r}")
         new, at = _row(data, at)
-    # A slice that reaches past the end is short, and shows here.
+    # A slice past the end is too short, which shows here.
     if at != len(data) or (kind == _DELETE) != (new is None and old is not None):
         raise NotPgoutputError(f"{data[:40]!r} has {len(data)} bytes, expected {at}")
     return Change("c" if kind == _INSERT else "u" if kind == _UPDATE else "d", relation, old, is_whole, new)

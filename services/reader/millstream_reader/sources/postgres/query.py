@@ -1,11 +1,11 @@
-"""The statements of a `postgres` source: what there is, which transactions are in progress, and the rows of a range.
+"""The statements of a `postgres` source: the greatest cursor, transactions in progress, and the rows of a range.
 
     last ─► the greatest cursor that is visible
     open_transactions ─► those that may still commit a row with a smaller one
-    page ─► rows behind a cursor, up to another
+    page ─► rows after a cursor, up to another
 
-Every statement is here. The server makes the JSON of a row, so each of its types has the text that `row_to_json` gives
-it. Above it: the lane, and `validate --online`. Below it: a connection.
+Every statement is here. The server creates the JSON of a row, so values have the text of `row_to_json`. Above it: the
+lane, and `validate --online`. Below it: a connection.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Cursor = tuple[str, ...]
 """Values of the cursor's columns, as the server writes them."""
 
 _SHOWN = 1024
-"""Characters of a row that is too large."""
+"""Characters of a row that is too large that are kept for messages."""
 _FIRST_STEP, _LAST_STEP = 16, 4096
-"""Rows that are fetched at once: few, until it is known how large they are."""
+"""Rows fetched at once: few, until their size is known."""
 _TRANSACTION_ID = "xid8"
 BLIND = "the server is a standby, which does not show the transactions that are in progress on its primary"
 
@@ -37,7 +37,7 @@ WHERE l.locktype = 'virtualxid' AND l.mode = 'ExclusiveLock' AND l.granted AND l
   AND a.usesysid IS NOT NULL AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())
 UNION ALL SELECT 'prepared as ' || gid, NULL FROM pg_prepared_xacts WHERE database = current_database()
 """
-"""Every transaction of a client has a lock on its own name from its first moment to its end."""
+"""Every client transaction holds a lock on its own virtual id from its beginning to its end."""
 _WRITING = """
 SELECT DISTINCT l.virtualtransaction AS name, l.pid FROM pg_locks l
 WHERE l.locktype = 'relation' AND l.relation = ANY($1::oid[]) AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
@@ -49,17 +49,17 @@ _MINE = "SELECT relation FROM pg_locks WHERE pid = pg_backend_pid() AND locktype
 
 
 class Fault(NamedTuple):
-    """Something about the query that does not fit."""
+    """A problem of the query."""
 
     loc: tuple[str | int, ...]
-    """In the settings."""
+    """Place in the settings."""
     what: str
     expected: str
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The statements for one lane. The types are those of the cursor's columns at this server."""
+    """The statements for one lane. The types are those of the cursor's columns on this server."""
 
     settings: PostgresSource
     types: Sequence[str]
@@ -68,20 +68,20 @@ class Query:
 
     @property
     def follows(self) -> bool:
-        """Whether rows that come later are read, too."""
+        """Whether later rows are read, too."""
         return not self.settings.stop_at_end
 
     @property
     def waits(self) -> bool:
-        """Whether other transactions may still commit a row in front of a visible one."""
+        """Whether other transactions may still commit a row before a visible one."""
         return self.types[0] != _TRANSACTION_ID
 
     async def last(self, connection: Connection, after: Cursor | None) -> tuple[Cursor | None, Sequence[int]]:
-        """The greatest cursor behind `after`, None where there is none; and the tables that were read for it."""
+        """The greatest cursor after `after`, None if there is none, and the tables that were read for it."""
         arguments: list[object] = []
         where = self._where(arguments, after, None)
         if not self.waits:
-            # What has a smaller id than every transaction in progress can get no more company.
+            # No more rows can appear with an id below that of every transaction in progress.
             where += f" AND {self._columns[0]} < pg_snapshot_xmin(pg_current_snapshot())"
         order = ", ".join(f"{column} DESC" for column in self._columns)
         statement = f"SELECT {self._texts} FROM ({self.settings.query}\n) q WHERE {where} ORDER BY {order} LIMIT 1"
@@ -91,7 +91,7 @@ class Query:
         return (None if row is None else tuple(row)), [table["relation"] for table in tables]
 
     async def open_transactions(self, connection: Connection, tables: Sequence[int]) -> Mapping[str, int | None]:
-        """Transactions in progress that may still write a row of the query: their names, and the server's processes."""
+        """Transactions in progress that may still write a row of the query: their names, and the process ids."""
         if self.settings.wait_for == "writers":
             rows = await connection.fetch(_WRITING, tables)
         else:
@@ -99,13 +99,13 @@ class Query:
         return {row["name"]: row["pid"] for row in rows}
 
     async def page(self, connection: Connection, after: Cursor | None, end: Cursor) -> tuple[list[Row[Cursor]], bool]:
-        """The first rows behind `after` and up to `end`, at least two where there are so many; and whether they are
+        """The first rows after `after` and up to `end`, at least two if there are as many, and whether these are
         all."""
         arguments: list[object] = []
         where = self._where(arguments, after, end)
         order = ", ".join(self._columns)
         names = ", ".join(f"c{index}" for index in range(len(self.types)))
-        # Behind a LIMIT the JSON is made once, though it is used three times.
+        # Because of the LIMIT in the subquery, the JSON is computed once, although it is used three times.
         statement = (
             f"SELECT {names}, octet_length(j) AS size, CASE WHEN octet_length(j) <= {RECORD_BYTES_MAX} THEN j "
             f"ELSE left(j, {_SHOWN}) END AS value FROM (SELECT {self._texts}, row_to_json(q)::text AS j "
@@ -143,14 +143,14 @@ class Query:
                 terms.append(f"{row} {sign} ({', '.join(values)})")
                 arguments += bound
         if self.partitions > 1:
-            # A hash that is the same in every release of the server.
+            # This hash is the same in every release of the server.
             digits = f"substr(md5({' || chr(9) || '.join(f'{column}::text' for column in self._columns)}), 1, 8)"
             terms.append(f"('x' || {digits})::bit(32)::bigint % {self.partitions} = {self.partition}")
         return " AND ".join(terms)
 
 
 async def prepare(connection: Connection, settings: PostgresSource) -> tuple[Sequence[str], list[Fault]]:
-    """The types of the cursor's columns, and what of the query does not fit."""
+    """The types of the cursor's columns, and problems of the query."""
     statement = await connection.prepare(f"SELECT * FROM ({settings.query}\n) q LIMIT 0")
     attributes = {attribute.name: attribute.type.oid for attribute in statement.get_attributes()}
     faults = [
@@ -173,19 +173,19 @@ async def prepare(connection: Connection, settings: PostgresSource) -> tuple[Seq
 
 
 async def set_up(connection: Connection) -> None:
-    """For a new connection: nothing is written over it, and each plan is made for its values."""
+    """Prepare a new connection: it is read-only, and each plan is made for its values."""
     await connection.execute(
         "SET default_transaction_read_only TO on; SET plan_cache_mode TO force_custom_plan; SET jit TO off"
     )
 
 
 async def is_blind(connection: Connection, query: Query) -> bool:
-    """Whether the server does not show which transactions are in progress, and the source has to know it."""
+    """Whether the source needs the transactions in progress and the server does not show them."""
     return query.follows and query.waits and bool(await connection.fetchval("SELECT pg_is_in_recovery()"))
 
 
 async def look(settings: PostgresSource, base_dir: Path) -> list[Fault]:
-    """What does not fit, of a server that is reached. Raises errors of ours where it is not."""
+    """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
     async with connected(settings, base_dir, "validate --online", "millstream validate") as connection:
         await set_up(connection)
         types, faults = await prepare(connection, settings)

@@ -1,11 +1,11 @@
-"""Which changes a snapshot has already shown, though it was read in several parts. Pure.
+"""Which changes are already part of a snapshot that was read in several parts. Pure.
 
     part 1: what its transaction saw ─────────┬─ part 2 ──────┬─ part 3, to the end ─
     tables and keys, in the order of reading ─►
 
-A snapshot is read table by table in the order of keys, inside one transaction, which sees one state. Where that one is
-ended, another continues after the last key, and sees a later state. A change that the part which has its key saw was
-read with its row; every other one follows. Above it: the lane. It knows no connection.
+A snapshot is read table by table in the order of keys, inside one transaction, which sees one state. If that
+transaction is interrupted, another continues after the last key, and sees a later state. A change was read with its row
+if the part that has its key saw it; all other changes follow. Above it: the lane. It knows no connection.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 Key = tuple[str, ...]
-"""Of a row, as the server writes it."""
+"""Key of a row, as the server writes it."""
 _XIDS = 1 << 32
 
 
 class Bound(NamedTuple):
-    """A place in the order of reading: behind a row, or in front of a table's first where `key` is None."""
+    """A place in the reading order: after a row, or before a table's first row if `key` is None."""
 
     table: int
     key: Key | None
@@ -31,15 +31,15 @@ BEGINNING = Bound(0, None)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a transaction sees: `pg_current_snapshot()`."""
+    """What a transaction sees, from `pg_current_snapshot()`."""
 
     xmin: int
     xmax: int
     running: frozenset[int]
 
     def has(self, xid: int) -> bool:
-        """Whether it sees what a transaction has done; `xid` as the log has it, without its high bits."""
-        # The two are less than half of all numbers apart, or the server would have stopped.
+        """Whether it sees the changes of a transaction; `xid` is from the WAL, without its high bits."""
+        # The two ids are less than half the id space apart, or the server would have stopped.
         whole = self.xmax + ((xid - self.xmax + _XIDS // 2) % _XIDS - _XIDS // 2)
         return whole < self.xmax and (whole < self.xmin or whole not in self.running)
 
@@ -48,25 +48,25 @@ class Seen:
 
 
 def parse_seen(text: str) -> Seen:
-    """From the server's words. Raises `ValueError`."""
+    """Parse the server's text. Raises `ValueError`."""
     xmin, xmax, running = text.split(":")
     return Seen(int(xmin), int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one transaction has read."""
+    """The part that one transaction has read."""
 
     seen: Seen
     until_lsn: int
-    """All that it sees was committed before."""
+    """Everything that it sees was committed before this position."""
     upto: Bound | None
-    """The last that it read; None: it reads to the end."""
+    """The last place that it read; None if it reads to the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTable:
-    """A table that is read."""
+    """A table of the snapshot."""
 
     schema: str
     name: str
@@ -76,20 +76,20 @@ class SnapshotTable:
 
 @dataclass(slots=True)
 class Snapshot:
-    """How far it is, and what its parts saw."""
+    """The progress of a snapshot, and what its parts saw."""
 
     tables: Sequence[SnapshotTable]
     parts: list[Part] = field(default_factory=list)
     at: Bound | None = field(default_factory=lambda: BEGINNING)
-    """Behind the last row that was given; None: all were."""
+    """The place after the last row that was returned; None if all were."""
 
     def begin(self, seen: Seen, until_lsn: int) -> None:
-        """Another part, from here on."""
+        """Begin another part at this place."""
         self.cut()
         self.parts.append(Part(seen, until_lsn, None))
 
     def cut(self) -> None:
-        """The last part has read no more than what was given."""
+        """End the last part at the rows that were returned."""
         if self.at is None or not self.parts or self.parts[-1].upto is not None:
             return
         last = self.parts.pop()
@@ -98,11 +98,11 @@ class Snapshot:
             self.parts.append(Part(last.seen, last.until_lsn, self.at))
 
     def is_over(self, lsn: int) -> bool:
-        """Whether no change that is committed from there on was seen by any part."""
+        """Whether no part saw any change that is committed from this position on."""
         return self.at is None and (not self.parts or lsn >= self.parts[-1].until_lsn)
 
     def number_of(self, schema: str, name: str) -> int | None:
-        """Of a table; None where the snapshot does not have it."""
+        """Index of a table; None if the snapshot does not have it."""
         places = (n for n, table in enumerate(self.tables) if (table.schema, table.name) == (schema, name))
         return next(places, None)
 
@@ -112,11 +112,12 @@ class Snapshot:
         return [(n, upto.key) for n, upto in uptos if upto is not None and upto.table == table and upto.key is not None]
 
     def first_that_saw(self, xid: int) -> int:
-        """The number of the first part that sees a transaction, as all that follow do; behind the last: none does."""
+        """The number of the first part that sees a transaction, as all later ones do; the number of parts if none
+        does."""
         return next((number for number, part in enumerate(self.parts) if part.seen.has(xid)), len(self.parts))
 
     def parts_of(self, table: int) -> tuple[int, int]:
-        """The numbers of the first and the last part that have read something of a table."""
+        """The numbers of the first and the last part that have read rows of a table."""
         first = last = len(self.parts) - 1
         for number, part in reversed(list(enumerate(self.parts))):
             if part.upto is None or part.upto.table > table:
@@ -128,7 +129,7 @@ class Snapshot:
         return first, last
 
     def packed(self) -> dict[str, Any]:
-        """For a position."""
+        """The form in a position."""
         return {
             "tables": [[table.schema, table.name, table.keys] for table in self.tables],
             "parts": [[str(part.seen), part.until_lsn, part.upto] for part in self.parts],

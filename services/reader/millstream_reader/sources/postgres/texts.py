@@ -1,8 +1,8 @@
-"""From the text of a value, as PostgreSQL writes it, to JSON, by the value's type. Pure.
+"""Converts the text of a value, as PostgreSQL writes it, to JSON, by the value's type. Pure.
 
-What `row_to_json` gives, in so far as the text alone tells it: numbers with all their digits, times as in ISO 8601,
-arrays, JSON and booleans as what they are, and everything else as text. Changes and the snapshot before them come
-through here, so the same value always looks the same.
+The result is that of `row_to_json`, as far as the text determines it: numbers with all their digits, times as in ISO
+8601, arrays, JSON and booleans in their JSON form, and everything else as text. Both changes and the snapshot before
+them use this module, so the same value always has the same form.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ToJson: TypeAlias = Callable[[bytes], bytes]
 BOOL, BYTEA, INT8, INT2, INT4, TEXT, OID, JSON, FLOAT4, FLOAT8 = 16, 17, 20, 21, 23, 25, 26, 114, 700, 701
 TIMESTAMP, TIMESTAMPTZ, NUMERIC, JSONB = 1114, 1184, 1700, 3802
 LAST_BUILT_IN = 9999
-"""Types with larger numbers are made by users."""
+"""User-defined types have larger ids."""
 ARRAYS: Mapping[int, int] = {
     1000: BOOL, 1001: BYTEA, 1005: INT2, 1007: INT4, 1009: TEXT, 1015: TEXT, 1016: INT8, 1021: FLOAT4, 1022: FLOAT8,
     1028: OID, 1115: TIMESTAMP, 1185: TIMESTAMPTZ, 1182: TEXT, 1231: NUMERIC, 199: JSON, 3807: JSONB, 2951: TEXT,
 }  # fmt: skip
-"""Types of arrays, each with the type of its elements."""
+"""Array types, each with its element type."""
 
 _TO_BE_ESCAPED = re.compile(rb'["\\\x00-\x1f]')
 _BOUNDS = re.compile(rb"(\[[-+0-9:]+\])+=")
@@ -37,13 +37,13 @@ class UserType:
     """A type that is not built in."""
 
     base: int = 0
-    """Of a domain."""
+    """Base type of a domain."""
     element: int = 0
-    """Of an array."""
+    """Element type of an array."""
 
 
 def quoted(text: bytes) -> bytes:
-    """A text in JSON."""
+    """A text as JSON."""
     if _TO_BE_ESCAPED.search(text) is None:
         return b'"' + text + b'"'
     return encode_basestring(text.decode("utf-8", "backslashreplace")).encode()
@@ -77,12 +77,12 @@ _KNOWN: Mapping[int, ToJson] = {
 
 
 def to_json(type_oid: int, user_types: Mapping[int, UserType]) -> ToJson:
-    """How values of a type become JSON. `user_types`: those that are not built in, as far as they are known."""
+    """The conversion of a type's values to JSON. `user_types`: known types that are not built in."""
     for _ in range(8):
         found = user_types.get(type_oid)
         if found is None or not found.base:
             break
-        # A domain over a domain has that one as its base.
+        # The base of a domain may itself be a domain.
         type_oid = found.base
     element = ARRAYS.get(type_oid) or (found.element if found is not None else 0)
     if element and element != type_oid:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from millstream import codes
 from millstream.limits import IDS_MAX
-from millstream.rabbitmq.settings import RabbitServer, server_notes
+from millstream.rabbitmq.settings import RabbitServer
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, IdsCount, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import Strict
+from millstream.spec.servers import notes_by_url
 from millstream.spec.values import PositiveDuration, Text, as_duration, field
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
 
 _PREFETCH_MAX = 65_535
-"""The protocol has two bytes for it."""
+"""The protocol has two bytes for the number."""
 
 
 class RabbitSource(RabbitServer):
-    """Takes messages from a RabbitMQ queue, and acknowledges them once they are committed."""
+    """Receives messages from a RabbitMQ queue, and acknowledges them once they are committed."""
 
     noun = "a rabbitmq source"
 
@@ -42,7 +43,7 @@ class RabbitSource(RabbitServer):
 class _Rabbit(SourceConnector[RabbitSource]):
     encoded = True
     model = RabbitSource
-    meaning = "Messages of a queue of RabbitMQ."
+    meaning = "Messages of a RabbitMQ queue."
     packages: ClassVar[Mapping[str, str]] = {"aiormq": "millstream[rabbitmq]"}
     promise = Guarantee(
         GuaranteeId.RECORD_IDS,
@@ -65,7 +66,7 @@ class _Rabbit(SourceConnector[RabbitSource]):
         return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
     def notes(self, settings: RabbitSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
+        yield from notes_by_url(settings, path)
 
     async def online_findings(self, settings: RabbitSource, place: Place) -> Sequence[Finding]:
         from millstream_reader.sources.rabbitmq.queue import look

@@ -1,11 +1,11 @@
-"""Messages of a queue of RabbitMQ, for a lane that acknowledges.
+"""Messages of a RabbitMQ queue, for a lane that acknowledges them.
 
-    queue ─► consumer, of a few messages ────────────┬─► message: message_id, headers, routing key ─► inbox
-         └─► consumer, of as many more as have room ─┘
+    queue ─► consumer, with a small prefetch ────────┬─► message: message_id, headers, routing key ─► inbox
+         └─► consumer, with as many more as fit ─────┘
 
-The server counts messages and not bytes. So the first consumer takes a few; a second one beside it, on the same
-channel, takes as many more as have room by the largest message that was seen. Two of them keep the order of a quorum
-queue, which one that is cancelled and recreated does not.
+The server limits the prefetch by messages, not by bytes. So the first consumer has a small prefetch, and a second one
+on the same channel prefetches as many more messages as fit, judged by the largest message so far. Two consumers keep
+the order of a quorum queue; one that is cancelled and recreated does not.
 
 Above it: `acknowledged`. Below it: a connection to the server.
 """
@@ -31,7 +31,7 @@ KIND = "rabbitmq"
 ROUTING_KEY = "RabbitMQ-Routing-Key"
 CONTENT_TYPE = "Content-Type"
 _FIRST = 16
-"""Messages of the first consumer."""
+"""Prefetch of the first consumer."""
 
 
 class RabbitSubscription:
@@ -46,13 +46,13 @@ class RabbitSubscription:
         self._second = ""
         """Name of the second consumer; empty while there is none."""
         self._window = 0
-        """Messages of all consumers."""
+        """Prefetch of all consumers together."""
         self._largest = 0
-        """Bytes of the largest message that was seen."""
+        """Bytes of the largest message so far."""
         self._seen = 0
-        """Messages of this connection."""
+        """Number of messages over this connection."""
         self._there = 0
-        """Messages that wait in the queue, of those that were there when the connection was made."""
+        """How many of the messages that were in the queue at the connection's start still wait."""
 
     @property
     def lease_s(self) -> float | None:
@@ -75,20 +75,20 @@ class RabbitSubscription:
         link.on_loss(inbox.lose)
 
     async def receive(self, inbox: Inbox) -> None:
-        """The server sends messages by itself."""
+        """The server sends messages without requests."""
 
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         link = self._link
         if link is None:
             return
         try:
-            # They are the next in the order of their tags: the last one stands for all.
+            # Their tags are consecutive: one acknowledgement of the last covers all.
             await link.channel.basic_ack(messages[-1].tag, multiple=True)
         except FAILURES as error:
             raise link.error_of(error) from error
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """A message is held as long as the connection."""
+        """A message is held as long as the connection lasts."""
 
     async def adjust(self, inbox: Inbox) -> None:
         link = self._link
@@ -96,7 +96,8 @@ class RabbitSubscription:
             return
         try:
             if self._second:
-                # A quorum queue hands out again what is in progress to a consumer that is cancelled, out of order.
+                # After the cancellation of a consumer, a quorum queue redelivers its unacknowledged messages, out of
+                # order.
                 await link.channel.basic_cancel(self._second, timeout=self._spec.timeout_s)
                 self._second, self._window = "", self._first
             more = self._fitting(inbox) - self._first
@@ -115,7 +116,7 @@ class RabbitSubscription:
         return self._there
 
     async def _consume(self, link: RabbitLink, inbox: Inbox, window: int) -> str:
-        """One more consumer; its name."""
+        """Start another consumer; returns its name."""
         timeout_s = self._spec.timeout_s
         await link.channel.basic_qos(prefetch_count=window, timeout=timeout_s)
 
@@ -135,11 +136,11 @@ class RabbitSubscription:
             inbox.changed.set()
 
     def _fitting(self, inbox: Inbox) -> int:
-        """Messages of the largest size that have room."""
+        """Number of messages of the largest size that fit."""
         return min(inbox.bounds.messages, inbox.bounds.size // max(1, self._largest))
 
     def _fits_badly(self, inbox: Inbox) -> bool:
-        """Whether the consumers take too much or, as has shown by now, too little."""
+        """Whether the consumers prefetch too much or, as experience has shown, too little."""
         fitting = self._fitting(inbox)
         if self._second:
             return fitting * 2 <= self._window
@@ -147,7 +148,7 @@ class RabbitSubscription:
 
 
 def message_of(delivered: DeliveredMessage, now_us: int) -> Message:
-    """A message as it was handed out. Pure."""
+    """A delivered message, converted for the inbox. Pure."""
     properties = delivered.header.properties
     delivery: Any = delivered.delivery
     headers: dict[str, bytes] = {}
@@ -174,7 +175,7 @@ def _utc(moment: datetime) -> datetime:
 
 
 def _text(value: Any) -> bytes | None:
-    """A field of a message's headers; None for one without a value."""
+    """A field of a message's headers as text; None for a field without a value."""
     if value is None:
         return None
     if isinstance(value, bytes | bytearray):
@@ -189,7 +190,8 @@ def _text(value: Any) -> bytes | None:
 
 
 async def look(spec: RabbitSource, base_dir: Path) -> list[tuple[str, str]]:
-    """What does not fit, of a server that is reached, with what would. Raises errors of ours where it is not."""
+    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
+    reached."""
     try:
         async with linked(spec, base_dir, "validate --online") as link:
             await link.channel.queue_declare(spec.queue, passive=True, timeout=spec.timeout_s)

@@ -7,9 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from millstream import codes
-from millstream.redis.settings import RedisServer, server_notes
+from millstream.redis.settings import RedisServer
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
+from millstream.spec.servers import notes_by_url
 from millstream.spec.values import Flag, Text
 from millstream_reader.connector import SourceConnector, SourceOwner
 from millstream_reader.sources.starts import EARLIEST, Start
@@ -39,14 +40,14 @@ class RedisSource(RedisServer):
 
     @property
     def streams(self) -> Sequence[str]:
-        """Each once."""
+        """Rejects duplicates."""
         return tuple(dict.fromkeys(name.strip() for name in self.stream.split(",") if name.strip()))
 
 
 class _Redis(SourceConnector[RedisSource]):
     encoded = True
     model = RedisSource
-    meaning = "Entries of streams of Redis."
+    meaning = "Entries of Redis streams."
     packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the entry in its last commit")
     ends = "never, without `stopAtEnd`"
@@ -59,7 +60,7 @@ class _Redis(SourceConnector[RedisSource]):
         return settings.stop_at_end
 
     def notes(self, settings: RedisSource, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
+        yield from notes_by_url(settings, path)
 
     async def online_findings(self, settings: RedisSource, place: Place) -> Sequence[Finding]:
         from millstream_reader.sources.redis_streams.lane import look

@@ -11,12 +11,12 @@ from millstream.limits import RECORD_BYTES_MAX
 
 _RECORD_OVERHEAD_BYTES = 64
 _SHOWN_BYTES = 1024
-"""Of an entry that is too large."""
+"""Bytes of an entry that is too large that are kept for messages."""
 _HEADER = b"header."
 
 
 class EntryId(NamedTuple):
-    """Two entries of a stream compare as theirs do."""
+    """An entry's id. Ids compare in the order of the stream."""
 
     ms: int
     number: int
@@ -26,7 +26,7 @@ class EntryId(NamedTuple):
 
 
 BEGINNING = EntryId(0, 0)
-"""Before every entry."""
+"""The id before every entry."""
 
 
 def parse_id(text: bytes | str) -> EntryId:
@@ -36,20 +36,20 @@ def parse_id(text: bytes | str) -> EntryId:
 
 
 class Entry(NamedTuple):
-    """As the server has it."""
+    """An entry as the server returns it."""
 
     id: EntryId
     fields: Sequence[bytes]
-    """Names and values in turn."""
+    """Alternating names and values."""
 
     @property
     def size(self) -> int:
-        """Bytes that a record of it has, about."""
+        """Approximate bytes of its record."""
         return _RECORD_OVERHEAD_BYTES + sum(map(len, self.fields))
 
     @property
     def digest(self) -> str:
-        """By which an entry of the same id with other fields is noticed."""
+        """A digest that reveals an entry with the same id and different fields."""
         found = blake2b(digest_size=8)
         for word in self.fields:
             found.update(len(word).to_bytes(4, "big") + word)
@@ -66,7 +66,7 @@ class Read(NamedTuple):
 
 
 class NotReadableError(ValueError):
-    """An entry that becomes no record: what was found of it, and why."""
+    """An entry that cannot become a record: its content, and the reason."""
 
     def __init__(self, value: bytes, reason: str) -> None:
         super().__init__(reason)
@@ -74,7 +74,7 @@ class NotReadableError(ValueError):
 
 
 def read_entry(entry: Entry, *, whole: bool) -> Read:
-    """`whole`: it has a record, as the sink writes it. Raises `NotReadableError`."""
+    """`whole`: the entry is a record that the sink has written. Raises `NotReadableError`."""
     if entry.size > RECORD_BYTES_MAX:
         shown = b" ".join(word[:_SHOWN_BYTES] for word in entry.fields[:2])
         raise NotReadableError(shown, f"the entry has {entry.size} bytes; the limit is {RECORD_BYTES_MAX}")
@@ -118,7 +118,8 @@ def _whole(entry: Entry) -> Read:
 
 
 def _keys(written: bytes | None) -> tuple[bytes, ...]:
-    """A JSON array of texts is several keys, as the sink writes these. A key that is not text becomes its digits."""
+    """A JSON array of texts means several keys, as the sink writes them. A key that is not text becomes its hexadecimal
+    digits."""
     if written is None:
         return ()
     if written.startswith(b"["):

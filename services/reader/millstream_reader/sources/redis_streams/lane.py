@@ -1,12 +1,12 @@
-"""Streams of Redis: each is read by one lane, from behind the entry that the lane's own mark holds.
+"""Redis streams: one lane reads each, after the entry in the lane's mark.
 
-    mark: entry, count ─► READ (entries behind it, and how many were ever added) ─► frame, and the mark behind it
+    mark: entry, count ─► READ (entries after it, and number ever added) ─► frame, and the mark after it
                             ▲                                                           │
                             └────────── XREAD BLOCK, when there is nothing new ◄────────┘
 
-A stream forgets: XTRIM, MAXLEN and XDEL take entries away, and a server may lose its newest ones. What was taken before
-it was read is noticed by count: Redis numbers all entries that were ever added, so what lies behind the mark must be
-as many as were added since. Groups are for tools alone; none decides what is read.
+A stream loses entries: XTRIM, MAXLEN and XDEL remove them, and a server may lose its newest ones. The count reveals
+entries that were removed before they were read: Redis counts all entries that were ever added, so the number of entries
+after the mark must equal the number added since. Groups serve only tools; the position does not depend on them.
 
 Above it: a source lane. Below it: one connection to the server.
 """
@@ -60,7 +60,7 @@ from millstream_reader.sources.starts import LATEST, start_time
 
 KIND = "redisStreams"
 _TELL_EVERY_S = 1.0
-"""How often a group is set."""
+"""Interval at which a group is set."""
 _NUMBER_MAX = 2**64 - 1
 """The last entry of a millisecond."""
 
@@ -68,16 +68,16 @@ _log = logging.getLogger(__name__)
 
 
 class _Told(NamedTuple):
-    """What the server says of a stream."""
+    """The server's information about a stream."""
 
     kind: str
     added: int
-    """Entries that were ever added."""
+    """Number of entries that were ever added."""
     length: int
     last: EntryId
-    """The last that was ever given."""
+    """The last id that was ever assigned."""
     first: EntryId | None
-    """The first that is left; None where none is."""
+    """The first remaining entry; None if there is none."""
     entries: Sequence[Entry]
 
 
@@ -87,23 +87,23 @@ class _Stream:
 
     name: str
     known: bool = False
-    """Whether it is known where the lane stands in it."""
+    """Whether the lane's place in the stream is known."""
     at: EntryId = BEGINNING
-    """The last entry that was given."""
+    """The last entry that was read."""
     count: int = 0
-    """How many were added up to it, it included."""
+    """Number of entries that were added up to and including it."""
     digest: str = ""
-    """Of that entry; empty where none was given."""
+    """Digest of that entry; empty if none was read."""
     end: EntryId | None = None
-    """The last one to be read, where the source ends there."""
+    """The last entry to read, if the source has an end."""
     end_count: int = 0
-    """How many had been added up to it."""
+    """Number of entries that were added up to it."""
     added: int = 0
-    """How many there were when the server was asked last."""
+    """Number of entries at the last request."""
     waiting: deque[Entry] = field(default_factory=deque)
-    """What was read and is not given."""
+    """Entries that were fetched and not read yet."""
     mean_bytes: float = 0.0
-    """Of an entry, lately."""
+    """Recent average bytes of an entry."""
 
     @property
     def is_ended(self) -> bool:
@@ -115,7 +115,7 @@ class _Stream:
 
     @property
     def wanted(self) -> int:
-        """How many entries to ask for: as many as are not too much at once."""
+        """How many entries to request: as many as fit into memory limits."""
         if not self.mean_bytes:
             return REDIS_READ_ENTRIES_FIRST
         return max(1, int(REDIS_READ_BYTES / self.mean_bytes))
@@ -136,7 +136,7 @@ class RedisSourceLane:
         self._reaching = Reaching(owner.clock, _log)
         self._draining = False
         self._to_tell = b""
-        """The position that was committed last, where the group is not set to it yet."""
+        """The last committed position, if the group is not set to it yet."""
         self._next_tell_s = 0.0
 
     @property
@@ -170,7 +170,7 @@ class RedisSourceLane:
             await link.close()
 
     async def tell_group(self) -> None:
-        """Set the group to what was committed last; it is known which that is, and the server is reached."""
+        """Set the group to the last committed position, which is known, while the server is connected."""
         position, group, link = self._to_tell, self._spec.consumer_group, self._link
         if group is None or link is None or not position:
             return
@@ -184,7 +184,7 @@ class RedisSourceLane:
                 with suppress(exceptions.ResponseError):
                     await link.ask("XGROUP", "CREATE", *words)
 
-    # Where the lane stands
+    # The lane's position
 
     def _restore(self) -> None:
         owner = self._owner
@@ -223,7 +223,7 @@ class RedisSourceLane:
         return pack_position(KIND, self._owner.partitions, {"at": at})
 
     async def _connected(self) -> Link:
-        """The connection, every stream looked at on it. Raises errors of ours."""
+        """The connection, after every stream was checked on it. Raises Millstream errors."""
         if self._link is not None:
             return self._link
         spec, owner = self._spec, self._owner
@@ -250,7 +250,7 @@ class RedisSourceLane:
         return link
 
     async def _begin(self, link: Link, stream: _Stream) -> None:
-        """Where a first run begins. Entries that are gone by then are none of its business."""
+        """Where a first run begins. Entries that were removed before do not matter."""
         told = await _tell(link, stream.name, stream.at, 0)
         time = start_time(self._spec.start)
         wanted = None if time is None else EntryId(int(time.timestamp() * 1000) - 1, _NUMBER_MAX)
@@ -267,10 +267,10 @@ class RedisSourceLane:
         stream.known = True
 
     async def _check_past(self, link: Link, stream: _Stream) -> None:
-        """Whether the stream is still the one that was read, and has all that was not."""
+        """Check that the stream is the one that was read, and still has all unread entries."""
         told = await _tell(link, stream.name, stream.at, 0)
         if stream.is_ended:
-            # What becomes of the stream is none of its business any more.
+            # What happens to the stream does not matter any more.
             return
         self._check(stream, told)
         if self._spec.stop_at_end and stream.end is None:
@@ -292,7 +292,7 @@ class RedisSourceLane:
             )
 
     def _check(self, stream: _Stream, told: _Told) -> None:
-        """Raises where entries are gone that were not read, as far as that shows at once."""
+        """Raises if unread entries are missing, as far as this shows immediately."""
         if told.kind not in ("stream", "none"):
             what = f"{self._where}: the key {stream.name!r} is a {told.kind}, not a stream"
             raise UserError(codes.TARGET_UNFIT, f"{what}. Name a stream")
@@ -320,10 +320,10 @@ class RedisSourceLane:
             "read what it has now with a source of another name, or start over with --fresh",
         )
 
-    # What is read
+    # Reading
 
     async def _fill(self, records_max: int, timeout_s: float) -> None:
-        """Have entries waiting, if there are any in time."""
+        """Wait for entries, up to the timeout."""
         if not self._streams:
             await asyncio.sleep(timeout_s)
             return
@@ -346,7 +346,7 @@ class RedisSourceLane:
             raise
 
     async def _look(self, link: Link, records_max: int) -> bool:
-        """Whether there is something now."""
+        """Whether entries are waiting now."""
         for stream in self._streams:
             if stream.is_ended:
                 continue
@@ -361,19 +361,19 @@ class RedisSourceLane:
             if end is not None and not stream.waiting:
                 if stream.end_count > stream.count:
                     raise self._removed(stream, stream.end_count - stream.count)
-                # The last entry was removed before the first run: its place has no digest.
+                # The last entry was removed before the first run: there is no digest for its place.
                 stream.at, stream.digest = end, ""
         return any(stream.waiting for stream in self._streams) or self._is_ended()
 
     async def _wait(self, link: Link, timeout_s: float) -> bool:
-        """Whether something was added in time."""
+        """Whether an entry was added before the timeout."""
         streams = [stream for stream in self._streams if not stream.is_ended]
         words: list[Word] = ["BLOCK", max(1, round(timeout_s * 1000)), "COUNT", 1, "STREAMS"]
         words += [stream.name for stream in streams] + [str(stream.at) for stream in streams]
         return await link.ask("XREAD", *words, wait_s=timeout_s) is not None
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
-        """A batch of what waits."""
+        """The next batch."""
         taken: list[Read] = []
         invalid: list[InvalidRecord] = []
         size = 0
@@ -421,7 +421,7 @@ async def _tell(link: Link, stream: str, at: EntryId, entries: int) -> _Told:
 
 
 async def _left(link: Link, stream: str, at: EntryId) -> tuple[int, int]:
-    """How many entries follow, and how many were ever added to the stream, both of the moment that it returns."""
+    """How many entries follow, and how many were ever added to the stream, at the same moment."""
     count = 0
     while True:
         found, last, added = await link.run(COUNT, [stream], [str(at), REDIS_COUNT_ENTRIES])
@@ -432,7 +432,7 @@ async def _left(link: Link, stream: str, at: EntryId) -> tuple[int, int]:
 
 
 async def _faults(spec: RedisSource, link: Link) -> list[tuple[str, str]]:
-    """What does not fit, each with what would."""
+    """What does not fit the settings, each with what is expected."""
     kinds = [(name, (await link.ask("TYPE", name)).decode()) for name in spec.streams]
     faults = [
         (f"the key {name!r} is a {kind}", "a stream, or a key that does not exist")
@@ -450,7 +450,8 @@ async def _faults(spec: RedisSource, link: Link) -> list[tuple[str, str]]:
 
 
 async def look(spec: RedisSource, base_dir: Path) -> list[tuple[str, str]]:
-    """What does not fit, of a server that is reached, with what would. Raises errors of ours where it is not."""
+    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
+    reached."""
     async with linked(spec, base_dir, "validate --online", spec.streams[0]) as link:
         faults = await _faults(spec, link)
         if not faults:

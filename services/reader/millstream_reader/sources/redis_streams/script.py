@@ -5,9 +5,9 @@ from __future__ import annotations
 from millstream.redis.client import script_of
 
 READ = script_of("""
--- KEYS: the stream.  ARGV: an id, and how many entries behind it are wanted at most.
--- Returns the kind of the key; how many entries were ever added, how many there are, the last id ever given, the first
--- one that is left (or ''); and the entries.
+-- KEYS: the stream.  ARGV: an id, and the maximum number of entries after it.
+-- Returns the kind of the key; how many entries were ever added, how many there are, the last id ever assigned, the
+-- first remaining one (or ''); and the entries.
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'stream' then return {kind, 0, 0, '0-0', '', {}} end
 local told = redis.call('XINFO', 'STREAM', KEYS[1])
@@ -20,7 +20,7 @@ return {kind, of['entries-added'], of['length'], of['last-generated-id'], first,
 """)
 
 COUNT = script_of("""
--- KEYS: the stream.  ARGV: an id, and how many entries behind it are counted at most.
+-- KEYS: the stream.  ARGV: an id, and the maximum number of entries after it to count.
 -- Returns how many there are, the id of the last of them, and how many entries were ever added to the stream.
 if redis.call('TYPE', KEYS[1]).ok ~= 'stream' then return {0, ARGV[1], 0} end
 local found = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[2])

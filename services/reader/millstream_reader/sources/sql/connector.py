@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SqlSplit(SpecModel):
-    """How the rows are shared by the lanes of several partitions."""
+    """How the lanes of several partitions share the rows."""
 
     noun = "`split`"
 
@@ -32,13 +32,13 @@ class SqlSplit(SpecModel):
     """About the largest number; larger ones are in the last range."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A range."""
+        """Requires a range that is not empty."""
         if self.last <= self.first:
             what = f"`to` is {self.last}, and `from` is {self.first}"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("to",), what, "a larger number than `from`")
 
     def bounds(self, partition: int, partitions: int) -> tuple[int | None, int | None]:
-        """Of the range of a partition: its first number, and the first one after it; None: without a bound."""
+        """The range of a partition: its first number, and the first one after it; None for no bound."""
         size = self.last - self.first + 1
         low, high = (self.first + size * number // partitions for number in (partition, partition + 1))
         return (low if partition else None), (high if partition + 1 < partitions else None)
@@ -50,26 +50,26 @@ class SqlSource(SqlDatabase):
     noun = "a sql source"
 
     table: TableName | None = None
-    """The table that is read, `table` or `schema.table`."""
+    """The table to read, `table` or `schema.table`."""
     query: Query | None = None
-    """A SELECT in place of a table. Each row becomes a record: a JSON object with a member for each column."""
+    """A SELECT instead of a table. Each row becomes a record: a JSON object with a member for each column."""
     cursor: tuple[ColumnName, ...] = ()
-    """Columns that identify a row together, by whose order the rows are read, the most significant one first; whole
-    numbers, decimals, times or texts. An index on them keeps each read short. Rows in which one is null are left out.
+    """Columns that together identify a row and define the reading order, the most significant one first: whole numbers,
+    decimals, times or texts. An index on them keeps each read short. Rows in which one of them is null are left out.
     Default, for a table: its primary key."""
     split: SqlSplit | None = None
-    """How several `partitions` share the rows, by ranges of a column. Without it the first lane reads all of them."""
+    """How several `partitions` share the rows, by ranges of a column. Default: the first lane reads all rows."""
     follow: Flag = False
-    """Look for rows with a greater cursor after the last one, without an end. Of SQLite only: other databases may
+    """Keep looking for rows with a greater cursor; the source then has no end. Only for SQLite: other databases may
     commit a row after one with a greater cursor, and it would be missed."""
     poll_every_s: PositiveDuration = field(default=1.0, alias="pollEvery")
     """With `follow`: how often it looks for new rows. Duration, default 1s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """One thing to read, and what the database can do."""
+        """Requires one thing to read, and rejects what the database cannot do."""
         yield from super().relation_problems()
         if (self.query is None) == (self.table is None):
-            what = "a sql source reads one thing"
+            what = "a sql source reads either a table or a query"
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`table`, or `query` with `cursor`")
         elif self.query is not None and not self.cursor:
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor",), "`query` has no `cursor`", "`cursor: [id]`")
@@ -79,7 +79,7 @@ class SqlSource(SqlDatabase):
                 yield ShapeProblem(codes.NAME_TWICE, ("cursor", index), what, "each column once")
         if self.follow and self.backend != SQLITE:
             what = f"{self.backend} may commit a row after one with a greater cursor, which `follow` would miss"
-            yield ShapeProblem(codes.NOT_ALLOWED, ("follow",), what, "no `follow`; the `postgres` source has a way")
+            yield ShapeProblem(codes.NOT_ALLOWED, ("follow",), what, "no `follow`, or a `postgres` source")
         if not self.follow and "poll_every_s" in self.model_fields_set:
             what = "`pollEvery` has no effect without `follow`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("pollEvery",), what, "`follow: true`")
@@ -87,12 +87,12 @@ class SqlSource(SqlDatabase):
 
 class _Sql(SourceConnector[SqlSource]):
     model = SqlSource
-    meaning = "Rows of a table or a query of a database, by SQLAlchemy."
+    meaning = "Rows of a database table or query, through SQLAlchemy."
     packages: ClassVar[Mapping[str, str]] = {"sqlalchemy": "millstream[sql]"}
     promise = Guarantee(
         GuaranteeId.POSITION,
-        "exactly once: it continues after the cursor in its last commit; rows that are changed while it reads may be "
-        "seen before or after",
+        "exactly once: it continues after the cursor in its last commit; rows that change while it reads may be "
+        "read in their old or new state",
     )
     ends = "at the last row, without `follow`"
     has_headers = False
@@ -105,7 +105,7 @@ class _Sql(SourceConnector[SqlSource]):
         yield from database_findings(settings, place.path, place.base_dir)
         if settings.file is not None and not (place.base_dir / settings.file).exists():
             what = f"there is no file {place.base_dir / settings.file}"
-            yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a database of SQLite")
+            yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a SQLite database")
 
     async def online_findings(self, settings: SqlSource, place: Place) -> Sequence[Finding]:
         from millstream_reader.sources.sql.lane import look

@@ -1,9 +1,9 @@
-"""Rows of a table or a query, in the order of their cursor, from behind the one that the lane's own mark holds.
+"""Rows of a table or a query, in the order of their cursor, after the cursor in the lane's mark.
 
     the greatest cursor ─► pages up to it ─► frames ─► the end; or, with `follow`, the same again
 
-The end is decided when the lane is opened for the first time, and is part of its position. Each page is a transaction
-of its own, so nothing is held back in the database while rows are processed. Above it: a source lane. Below it: the
+The end is fixed when the lane is opened for the first time, and is part of its position. Each page is a separate
+transaction, so the database holds nothing open while rows are processed. Above it: a source lane. Below it: the
 statements (`query`), in a thread.
 """
 
@@ -44,14 +44,14 @@ class SqlSourceLane:
         self._where = f"lane {owner.lane}"
         self._query = Query(spec, owner.lane.partition, owner.partitions)
         self._at: Cursor | None = None
-        """Of the last row that was given."""
+        """Cursor of the last row that was returned."""
         self._end: Cursor | None = None
-        """The last row that is to be read; empty where there was none when that was decided."""
+        """Cursor of the last row to read; empty if there were no rows when it was fixed."""
         self._known: list[str] | None = None
-        """The cursor's columns, by the position."""
+        """The cursor's columns, from the position."""
         self._waiting: deque[Row[Cursor]] = deque()
         self._read: Cursor | None = None
-        """Of the last row that was read."""
+        """Cursor of the last row that was read."""
         self._reaching = Reaching(owner.clock, _log)
         self._finished = False
         self._draining = False
@@ -78,7 +78,7 @@ class SqlSourceLane:
         """The database keeps nothing for a query."""
 
     def pending(self) -> int | None:
-        """Of a page that was read; None where rows follow that were not counted."""
+        """Rows of a page that wait; None if later rows were not counted."""
         return len(self._waiting) if self._finished else None
 
     async def drain(self) -> None:
@@ -118,7 +118,7 @@ class SqlSourceLane:
         return pack_position(KIND, self._owner.partitions, body)
 
     async def _connected(self) -> None:
-        """The connection, the query looked at on it. Raises errors of ours."""
+        """The connection, after the query was checked on it. Raises Millstream errors."""
         if self._way.is_open:
             return
         spec, query, way = self._spec, self._query, self._way
@@ -132,7 +132,7 @@ class SqlSourceLane:
                 raise UserError(
                     codes.SOURCE_CHANGED,
                     f"{self._where}: the cursor is now ({', '.join(query.cursor)}), and was "
-                    f"({', '.join(self._known)}) in earlier runs; put it back, or start over with --fresh",
+                    f"({', '.join(self._known)}) in earlier runs; change it back, or start over with --fresh",
                 )
             if self._end is None and not spec.follow:
                 self._end = () if query.is_idle else await way.run(lambda c: query.last(c, None)) or ()
@@ -153,12 +153,12 @@ class SqlSourceLane:
             what = f"the cursor ({', '.join(self._query.cursor)}) has a value of the type {error}"
             raise UserError(
                 codes.TARGET_UNFIT,
-                f"{self._where}: {what}, which a position cannot hold exactly; name columns of whole numbers, "
+                f"{self._where}: {what}, which a position cannot store exactly; name columns of whole numbers, "
                 "decimals, times or texts",
             ) from error
 
     async def _fill(self, timeout_s: float) -> None:
-        """Have rows waiting, if there are any."""
+        """Read the next rows, if there are any."""
         if not await self._reaching.may_try(timeout_s):
             return
         try:
@@ -193,8 +193,8 @@ class SqlSourceLane:
             names, texts = ", ".join(query.cursor), ", ".join(map(str, error.cursor))
             raise UserError(
                 codes.TARGET_UNFIT,
-                f"{self._where}: several rows have the cursor ({names}) = ({texts}), so a position between them "
-                "would be lost. Name columns that identify a row together, such as the primary key as the last",
+                f"{self._where}: several rows have the cursor ({names}) = ({texts}), so a position cannot "
+                "separate them. Name columns that together identify a row, for example with the primary key last",
             ) from error
         for row in page.rows:
             self._check_kind(row.cursor)
@@ -214,7 +214,7 @@ async def open_sql_source(spec: SqlSource, owner: SourceOwner) -> AsyncIterator[
 
 
 async def look(settings: SqlSource, base_dir: Path) -> list[Fault]:
-    """What does not fit, of a database that is reached. Raises errors of ours where it is not."""
+    """What does not fit, of a database that is reached. Raises Millstream errors where it is not."""
     where = "validate --online"
     async with open_sql_thread(settings, base_dir, where, "sql-look") as way:
         await way.open()

@@ -1,7 +1,7 @@
 """The statements of a `sql` source: the last row, and pages of rows in the order of the cursor.
 
     last ─► the greatest cursor
-    page ─► rows behind a cursor, up to another
+    page ─► rows after a cursor, up to another
 
 Every statement is here, and blocks. Above it: the lane, and `validate --online`. Below it: a connection.
 """
@@ -21,21 +21,21 @@ from millstream_reader.sources.sql.connector import SqlSource
 from millstream_reader.sources.sql.values import Cursor, json_of
 
 _SHOWN = 1024
-"""Bytes of a row that is too large."""
+"""Bytes of a row that is too large that are kept for messages."""
 _PAGE_BYTES = 8 * 1024 * 1024
 
 
 class Fault(NamedTuple):
-    """Something about the query that does not fit."""
+    """A problem of the query."""
 
     loc: tuple[str | int, ...]
-    """In the settings."""
+    """Place in the settings."""
     what: str
     expected: str
 
 
 class RepeatedError(Exception):
-    """Several rows have one cursor."""
+    """Several rows have the same cursor."""
 
     def __init__(self, cursor: Cursor) -> None:
         super().__init__(cursor)
@@ -43,11 +43,11 @@ class RepeatedError(Exception):
 
 
 class Page(NamedTuple):
-    """Rows that follow each other."""
+    """Consecutive rows."""
 
     rows: list[Row[Cursor]]
     is_all: bool
-    """None follows up to the end that was given."""
+    """Whether no more rows follow up to the requested end."""
 
 
 class Query:
@@ -60,11 +60,11 @@ class Query:
 
     @property
     def is_idle(self) -> bool:
-        """Whether another lane reads all."""
+        """Whether another lane reads all rows instead."""
         return self._settings.split is None and self._partition > 0
 
     def prepare(self, connection: Connection) -> list[Fault]:
-        """Looks at what is read. What does not fit."""
+        """Inspects the table or query. Returns its problems."""
         settings = self._settings
         with connection.begin():
             if settings.table is not None:
@@ -77,7 +77,7 @@ class Query:
                 self.cursor = settings.cursor or tuple(keys)
                 if not self.cursor:
                     what = f"the table {settings.table} has no primary key"
-                    return [Fault(("table",), what, "`cursor`: columns that identify a row together")]
+                    return [Fault(("table",), what, "`cursor`: columns that together identify a row")]
             known = list(connection.execute(sa.select(sa.text("*")).select_from(self._from()).limit(0)).keys())
         faults = [
             Fault(("cursor", index), f"the query has no column `{name}`", f"one of {', '.join(known)}")
@@ -95,7 +95,7 @@ class Query:
         return faults
 
     def last(self, connection: Connection, after: Cursor | None) -> Cursor | None:
-        """The greatest cursor behind `after`; None where there is none."""
+        """The greatest cursor after `after`; None if there is none."""
         columns = self._columns()
         statement = sa.select(*columns).select_from(self._from()).where(*self._where(after, None))
         with connection.begin():
@@ -103,7 +103,7 @@ class Query:
         return None if row is None else tuple(row)
 
     def page(self, connection: Connection, after: Cursor | None, end: Cursor) -> Page:
-        """The first rows behind `after` and up to `end`. Raises `RepeatedError`."""
+        """The first rows after `after` and up to `end`. Raises `RepeatedError`."""
         columns = self._columns()
         statement = (
             sa.select(sa.text("*"))
@@ -135,8 +135,8 @@ class Query:
         return Page(rows, is_all)
 
     def _check_identity(self, connection: Connection, after: Cursor | None, rows: list[Row[Cursor]]) -> None:
-        """Rows with one cursor could not be told apart by a position between them. Which texts are equal, the database
-        decides: `a` and `A` may be."""
+        """A position could not separate rows with the same cursor. The database decides which texts are equal: `a` and
+        `A` may be."""
         before: Cursor | None = None
         for row in rows:
             if row.cursor == before:
@@ -146,7 +146,7 @@ class Query:
         if any(isinstance(one, str) for one in last):
             where = self._where(after, last)
         else:
-            # Only the last one may have an equal that was not read.
+            # Only the last row may have an equal one that was not read.
             where = [column == value for column, value in zip(columns, last, strict=True)]
             where += self._where(None, None)
         statement = sa.select(*columns).select_from(self._from()).where(*where)
@@ -161,7 +161,7 @@ class Query:
     def _from(self) -> sa.FromClause | sa.TextClause:
         settings = self._settings
         if settings.query is not None:
-            # Not a parameter of ours, whatever it is.
+            # A colon in the query is not a parameter.
             return sa.text("(" + re.sub(r"(?<![:\w\\]):(?=\w)", r"\\:", settings.query) + "\n) q")
         assert settings.table is not None, "one of the two is there"
         schema, name = table_parts(settings.table)
@@ -190,12 +190,13 @@ def _row(cursor: Cursor, value: bytes) -> Row[Cursor]:
 
 
 def _beyond(columns: list[sa.ColumnElement[Any]], bound: Cursor, *, is_after: bool) -> sa.ColumnElement[bool]:
-    """Behind a cursor; or up to it. Compared column by column, which every database can."""
+    """The condition for rows after a cursor, or up to it. It compares column by column, which every database
+    supports."""
     first, value = columns[0], sa.literal(bound[0])
     if len(columns) == 1:
         return first > value if is_after else first <= value
     rest = _beyond(columns[1:], bound[1:], is_after=is_after)
-    # The first term lets an index be used.
+    # The first term allows the use of an index.
     if is_after:
         return sa.and_(first >= value, sa.or_(first > value, rest))
     return sa.and_(first <= value, sa.or_(first < value, rest))

@@ -52,7 +52,8 @@ def _clock(value: timedelta) -> str:
 
 
 def packed(cursor: Cursor) -> list[list[str]]:
-    """For a position: each value with its type. Raises `TypeError` for a type that has no exact order as text."""
+    """The form in a position: each value with its type. Raises `TypeError` for a type that text cannot represent
+    exactly."""
     found = []
     for value in cursor:
         if isinstance(value, bool) or not isinstance(value, int | str | Decimal | datetime | date):

@@ -22,7 +22,7 @@ _HOURS_12 = 12 * 3600
 
 
 class SqsSource(SqsQueue):
-    """Takes messages from an Amazon SQS queue, and deletes them once they are committed."""
+    """Receives messages from an Amazon SQS queue, and deletes them once they are committed."""
 
     noun = "an sqs source"
 
@@ -43,7 +43,7 @@ class SqsSource(SqsQueue):
 
 class _Sqs(SourceConnector[SqsSource]):
     model = SqsSource
-    meaning = "Messages of a queue of Amazon SQS."
+    meaning = "Messages of an Amazon SQS queue."
     packages: ClassVar[Mapping[str, str]] = {"aiobotocore": "millstream[sqs]"}
     promise = Guarantee(GuaranteeId.RECORD_IDS, "exactly once, as long as `idTtl` remembers the id of a message")
     strangers = True

@@ -1,6 +1,6 @@
-"""Messages of a queue of SQS, for a lane that acknowledges.
+"""Messages of an SQS queue, for a lane that acknowledges them.
 
-A queue that keeps an order is asked by one poll at a time, so that messages arrive in it.
+A FIFO queue is read by one poll at a time, so that messages arrive in order.
 
 Above it: `acknowledged`, by way of `leased`. Below it: requests to the service.
 """
@@ -47,11 +47,11 @@ class SqsMessages:
         return found
 
     async def delete(self, messages: Sequence[Message]) -> None:
-        # One that cannot be deleted (its handle is too old) comes again, and is known by its id.
+        # A message that cannot be deleted (its handle is too old) is redelivered, and recognized by its id.
         await self._about("delete_message_batch", messages, {})
 
     async def hide(self, messages: Sequence[Message], lease_s: int) -> None:
-        # One that cannot be hidden for longer (after 12 hours) comes again, and is known by its id.
+        # A message that cannot be hidden for longer (after 12 hours) is redelivered, and recognized by its id.
         await self._about("change_message_visibility_batch", messages, {"VisibilityTimeout": lease_s})
 
     async def close(self) -> None:
@@ -82,7 +82,7 @@ def subscription(spec: SqsSource, owner: SourceOwner) -> LeasedSubscription:
 
 
 def message_of(found: Mapping[str, Any]) -> Message:
-    """A message as it was handed out. Pure."""
+    """A delivered message, converted for the inbox. Pure."""
     system = found.get("Attributes", {})
     headers: dict[str, bytes] = {}
     for name, attribute in found.get("MessageAttributes", {}).items():

@@ -1,1 +1,1 @@
-"""Events of a server that sends them over HTTP."""
+"""The `sse` source: events that a server sends over HTTP."""

@@ -18,7 +18,7 @@ from millstream_reader.connector import SourceConnector, SourceOwner
 if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
 
-_ONCE = "at most once: what is sent while there is no connection is lost, and what a killed process had not committed"
+_ONCE = "at most once: events sent while there is no connection, or not committed by a killed process, are lost"
 
 
 class SseSource(WebServer):
@@ -27,25 +27,25 @@ class SseSource(WebServer):
     noun = "an sse source"
 
     url: Annotated[TextOrReference, After(url_check(HTTP))]
-    """The event stream, or where its URL stands: `{env: NAME}` or `{file: PATH}`."""
+    """URL of the event stream, or a reference to it: `{env: NAME}` or `{file: PATH}`."""
     replay: Flag = True
-    """Whether the server gives each event an id, and continues behind the one that `Last-Event-ID` names. `false`: for
-    a server that does not; an event then counts at most once."""
+    """Whether the server gives each event an id, and continues after the one that `Last-Event-ID` names. `false` is for
+    servers that do not; delivery is then at most once."""
     last_event_id: Text | None = field(default=None, alias="lastEventId")
-    """The id behind which the first run starts. Default: where the server starts without one. Later runs continue after
-    the event of the last commit."""
+    """The id after which the first run starts. Default: the server decides. Later runs continue after the event of the
+    last commit."""
     events: tuple[Text, ...] = ()
-    """Types of events that are read; events without a type have the type `message`. Default: all."""
+    """Types of events to read; events without a type have the type `message`. Default: all."""
     idle_timeout_s: PositiveDuration = field(default=300.0, alias="idleTimeout")
-    """A connection that brings nothing for so long, not even a comment, is replaced by another. Duration, default
+    """Longest silence, without even a comment. After it, the connection is replaced by a new one. Duration, default
     5m."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """An id is for servers that know it."""
+        """Rejects an id for servers that do not support it."""
         yield from super().relation_problems()
         if self.last_event_id is not None and not self.replay:
             what = "`lastEventId` has no effect with `replay: false`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("lastEventId",), what, "one of them")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("lastEventId",), what, "only one of them")
 
 
 class _Sse(SourceConnector[SseSource]):
@@ -53,7 +53,7 @@ class _Sse(SourceConnector[SseSource]):
     meaning = "Events that a server sends over HTTP (Server-Sent Events)."
     promise = Guarantee(
         GuaranteeId.POSITION,
-        "exactly once if the server replays the events behind `Last-Event-ID`; at most once with `replay: false`",
+        "exactly once if the server replays the events after `Last-Event-ID`; at most once with `replay: false`",
     )
     ends = "when the server answers 204"
     strangers = True
@@ -62,7 +62,7 @@ class _Sse(SourceConnector[SseSource]):
         if not settings.replay:
             return Guarantee(GuaranteeId.AT_MOST_ONCE, _ONCE)
         what = (
-            "exactly once if the server replays the events behind the id in `Last-Event-ID`, which is in the lane's "
+            "exactly once if the server replays the events after the id in `Last-Event-ID`, which is in the lane's "
             "last commit"
         )
         return Guarantee(GuaranteeId.POSITION, what)

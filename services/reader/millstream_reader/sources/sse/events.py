@@ -1,8 +1,8 @@
-"""From the bytes of an event stream to events, as the HTML standard defines them. Pure.
+"""Parses the bytes of an event stream to events, as the HTML standard defines. Pure.
 
     chunk ─► lines (CR, LF or both) ─► fields: event, data, id, retry ─► an empty line ends the event
 
-An event has as much in memory as a record may have, whatever is sent.
+An event in memory is never larger than a record may be, whatever the server sends.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _FIELD_MAX = RECORD_BYTES_MAX + 1024
 
 
 class Event(NamedTuple):
-    """What came between two empty lines."""
+    """The lines between two empty lines."""
 
     kind: str
-    """Its type, `message` where none is given."""
+    """Its type, `message` by default."""
     data: bytes | None
-    """None: it has none, so that it says only how far the stream is."""
+    """Its data; None if it has none and only advances the stream."""
     event_id: str | None
-    """The `id` that it has itself; None: none."""
+    """Its own `id`; None if it has none."""
     whole_size: int
-    """Bytes of data that is too large, of which only the beginning is here; 0 where all is."""
+    """Full size in bytes of data that is too large and was truncated; 0 if it is complete."""
 
 
 class EventParser:
-    """Of one connection."""
+    """The parser of one connection."""
 
     def __init__(self) -> None:
         self.retry_s: float | None = None
-        """How long the server wants a client to wait before it connects again."""
+        """How long the server asks a client to wait before it reconnects."""
         self._begun = False
         self._after_cr = False
         self._rest: list[bytes] = []
@@ -50,7 +50,7 @@ class EventParser:
         self._cut = False
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """The events that end in it."""
+        """The events that end in this chunk."""
         if self._after_cr and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_cr = False
@@ -72,7 +72,7 @@ class EventParser:
         self._keep(last)
 
     def _keep(self, part: bytes) -> None:
-        """A part of a line whose end has not come."""
+        """Add a part of a line whose end has not arrived."""
         left = _FIELD_MAX - self._rest_size
         if left > 0 and part:
             self._rest.append(part[:left])

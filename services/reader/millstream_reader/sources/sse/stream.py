@@ -1,10 +1,10 @@
-"""An event stream over HTTP, opened again behind the last event that arrived.
+"""An event stream over HTTP, which is reopened after the last event that arrived.
 
     GET, Last-Event-ID ─► 200, text/event-stream ─► events ─► inbox
-                      └─► 204: there will be none
+                      └─► 204: no more events
 
-An id names one event: it is what the mark of the lane holds, so an event without one, or with that of the event before
-it, stops the lane.
+An id must identify one event, because the lane's mark contains it. So an event without an id, or with the id of the
+previous event, stops the lane.
 
 Above it: the receiving lane. Below it: a session of aiohttp.
 """
@@ -34,7 +34,7 @@ KIND = "sse"
 EVENT_HEADER, ID_HEADER = "Sse-Event", "Sse-Id"
 _LAST = "Last-Event-ID"
 _RETRY_MAX_S = 300.0
-"""A server that asks for a longer pause does not get one."""
+"""Maximum pause, even if the server asks for a longer one."""
 _NONE_EVER = 204
 
 
@@ -107,18 +107,18 @@ class SseStream:
         if response.status != 200:
             raise link.refused(response.status, response.headers)
         if response.content_type != "text/event-stream":
-            raise link.unfit(f"answers with {response.content_type}, not with text/event-stream; see `url`")
-        # Servers that say where they continue, as Mercure's do, say so here.
+            raise link.unfit(f"answers with {response.content_type}, not with text/event-stream; check `url`")
+        # Some servers, such as Mercure, report in this header where they continue.
         said = response.headers.get(_LAST)
         if self.replayable and last and said is not None and said != last:
             raise DamageError(
                 codes.SOURCE_RECORDS_REMOVED,
-                f"{link.where}: {link.place} continues behind the event {said!r}, and the lane is at {last!r}: the "
+                f"{link.where}: {link.place} continues after the event {said!r}, but the lane is at {last!r}: the "
                 "events between them were removed before they were read",
             )
 
     def _received(self, event: Event, before: str, *, first: bool) -> Received | None:
-        """What an event is to the lane; None: nothing new."""
+        """The message for an event; None if it is not new."""
         place = ""
         if self.replayable:
             place = event.event_id or ""
@@ -126,15 +126,13 @@ class SseStream:
                 return None
             if place and place == before:
                 if first or event.data is None:
-                    # The server begins with the event that it was asked to continue behind.
+                    # The server begins with the event after which it was asked to continue.
                     return None
                 raise self._link.unfit(
-                    f"gives two events the id {place!r}, so no position names one of them. {_NO_REPLAY}"
+                    f"gives two events the id {place!r}, so a position cannot separate them. {_NO_REPLAY}"
                 )
             if not place:
-                raise self._link.unfit(
-                    f"sends an event without an id, so it cannot be asked for it again. {_NO_REPLAY}"
-                )
+                raise self._link.unfit(f"sends an event without an id, which cannot be requested again. {_NO_REPLAY}")
             if len(place.encode()) > SSE_ID_BYTES_MAX:
                 raise self._link.unfit(f"gives ids of more than {SSE_ID_BYTES_MAX} bytes. {_NO_REPLAY}")
         wanted = event.data is not None and (not self._settings.events or event.kind in self._settings.events)
@@ -147,11 +145,11 @@ class SseStream:
         return Received(event.data if wanted else None, self._clock.now_us(), headers, place, whole)
 
 
-_NO_REPLAY = "Have it give each event an id of its own, or set `replay: false`, with which events count at most once"
+_NO_REPLAY = "Make the server give each event a unique id, or set `replay: false` for at-most-once delivery"
 
 
 async def look(settings: SseSource, base_dir: Path) -> None:
-    """Raises errors of ours where the server does not answer with an event stream."""
+    """Raises Millstream errors if the server does not answer with an event stream."""
     async with linked(settings, base_dir, "validate --online", HTTP) as link:
         stream = SseStream(settings, link, SystemClock())
         try:

@@ -1,1 +1,1 @@
-"""The source that a user wrote: `udsource`."""
+"""The `udsource`: a source written by the user."""

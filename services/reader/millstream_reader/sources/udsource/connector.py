@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class UserSource(Program):
-    """A source that the user has written."""
+    """A source written by the user."""
 
     noun = "a udsource"
     function = FunctionKind.SOURCE
@@ -43,7 +43,7 @@ class _Udsource(SourceConnector[UserSource]):
     strangers = True
 
     def id_bounds(self, settings: UserSource) -> IdBounds | None:
-        # Whether it gives ids shows only by its first records.
+        # Only its first records show whether it gives ids.
         return IdBounds(settings.id_ttl_s, settings.ids_max)
 
     def open(self, settings: UserSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:

@@ -1,7 +1,7 @@
-"""A source of the user's own, behind the source protocol of a sidecar.
+"""A source written by the user, behind the source protocol of a sidecar.
 
-Above it: a source lane. Below it: the stream to the function (`millstream.udf.protocol`), which has checked that what
-the function gave fits together. It knows nothing of processes.
+Above it: a source lane. Below it: the stream to the function (`millstream.udf.protocol`), which has checked that the
+function's answers are consistent. It does not know processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millstream_reader.source import SourceBatch
 _log = logging.getLogger(__name__)
 
 _FAILED_READS_MAX = 5
-"""Reads in a row that may fail before the lane stops: 0.1 + 0.2 + 0.4 + 0.8 s of pauses between them."""
+"""Consecutive reads that may fail before the lane stops: 0.1 + 0.2 + 0.4 + 0.8 s of pauses between them."""
 
 
 @asynccontextmanager
@@ -37,7 +37,7 @@ async def open_user_defined(
     *,
     clock: Clock,
 ) -> AsyncIterator[UserDefinedLane]:
-    """A lane of the function behind `client`, going on at `position`."""
+    """A lane of the function behind `client`, which continues at `position`."""
     async with client.open_source(name, position=position, partition=lane.partition, partitions=partitions) as stream:
         yield UserDefinedLane(stream, lane, position, clock)
 
@@ -59,11 +59,11 @@ class UserDefinedLane:
 
     @property
     def replayable(self) -> bool:
-        """A function that gives ids says with them that it may repeat itself; any other goes by its positions."""
+        """Whether the function is replayable: one that gives ids may repeat records; any other relies on positions."""
         return not self._gives_ids
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        """One read of the function. A read it reports as failed is tried again later, a few times."""
+        """One read from the function. A read that it reports as failed is repeated a few times, after pauses."""
         if self._draining or self._ended:
             return SourceBatch(None, self._position, self._ended)
         batch = await self._stream.read(records_max, bytes_max, timeout_s)
@@ -104,7 +104,7 @@ class UserDefinedLane:
             "lane %s: the source function failed to read; next attempt in %.1f s: %s",
             self._lane,
             self._pauses.next_s,
-            # Where it was raised is shown when it is tried no more.
+            # The traceback is shown when the read is not repeated any more.
             raised(reason) or reason,
         )
         await self._pauses.wait()

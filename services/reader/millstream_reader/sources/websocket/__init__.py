@@ -1,1 +1,1 @@
-"""Messages of a WebSocket."""
+"""The `websocket` source."""

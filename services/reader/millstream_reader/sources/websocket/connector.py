@@ -25,14 +25,14 @@ class WebSocketSource(WebServer):
     noun = "a websocket source"
 
     url: Annotated[TextOrReference, After(url_check(SCHEMES))]
-    """Address of the server, `ws://…` or `wss://…`, or where it stands: `{env: NAME}` or `{file: PATH}`."""
+    """Address of the server, `ws://…` or `wss://…`, or a reference to it: `{env: NAME}` or `{file: PATH}`."""
     subscribe: tuple[TextOrReference, ...] = ()
-    """Texts that are sent after each connection, in this order, such as `{"subscribe": "trades"}`; one with a secret as
+    """Texts to send after each connection, in this order, such as `{"subscribe": "trades"}`. Write one with a secret as
     `{env: NAME}` or `{file: PATH}`."""
     protocols: tuple[Text, ...] = ()
-    """Subprotocols that are offered to the server, the preferred one first."""
+    """Subprotocols to offer to the server, the preferred one first."""
     ping_interval_s: PositiveDuration = field(default=20.0, alias="pingInterval")
-    """A connection that is silent for so long is pinged, and replaced by another if it stays silent for as long again.
+    """Longest silence before a ping. If the connection stays silent for as long again, it is replaced by a new one.
     Duration, default 20s."""
 
 
@@ -41,7 +41,7 @@ class _WebSocket(SourceConnector[WebSocketSource]):
     meaning = "Messages that a server sends over a WebSocket."
     promise = Guarantee(
         GuaranteeId.AT_MOST_ONCE,
-        "at most once: what is sent while there is no connection is lost, and what a killed process had not committed",
+        "at most once: messages sent while there is no connection, or not committed by a killed process, are lost",
     )
     strangers = True
     encoded = True

@@ -1,9 +1,9 @@
-"""A WebSocket: connected, subscribed, listened to, and connected again.
+"""A WebSocket: connects, subscribes, listens, and reconnects.
 
     handshake ─► subscribe ─► messages ─► inbox
                          silence ─► ping ─► silence ─► the connection is lost
 
-Pings are sent here and not by aiohttp, which counts a pong that it has not read yet as missing: while the inbox is full
+This module sends pings instead of aiohttp, which would count an unread pong as missing: while the inbox is full,
 nothing is read, and the server waits.
 
 Above it: the receiving lane. Below it: a session of aiohttp.
@@ -31,7 +31,7 @@ from millstream_reader.sources.websocket.connector import WebSocketSource
 KIND = "websocket"
 _CLOSE_S = 1.0
 _TOO_BIG = 1009
-"""The code with which a connection is closed over a message that is too large."""
+"""The close code for a message that is too large."""
 
 
 class WebSocketStream:
@@ -77,7 +77,7 @@ class WebSocketStream:
 
     async def receive(self, inbox: Arrivals) -> None:
         socket = self._socket
-        assert socket is not None, "it is connected"
+        assert socket is not None, "there is a connection"
         link, asked = self._link, False
         with translated(link):
             while True:
@@ -108,7 +108,7 @@ class WebSocketStream:
 
 
 async def look(settings: WebSocketSource, base_dir: Path) -> None:
-    """Raises errors of ours where no WebSocket is there. Nothing is subscribed."""
+    """Raises Millstream errors if there is no WebSocket. Subscribes to nothing."""
     async with linked(settings, base_dir, "validate --online", SCHEMES) as link:
         stream = WebSocketStream(settings, link, (), SystemClock())
         try:
@@ -119,7 +119,7 @@ async def look(settings: WebSocketSource, base_dir: Path) -> None:
 
 @asynccontextmanager
 async def open_websocket_source(settings: WebSocketSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
-    """The lane. One of several receives the messages."""
+    """The lane. Only one of several receives the messages."""
     where = f"lane {owner.lane}"
     messages = [resolve(text, owner.base_dir, f"{where}: subscribe") for text in settings.subscribe]
     async with linked(settings, owner.base_dir, where, SCHEMES) as link:

@@ -1,4 +1,4 @@
-"""The blackhole sink: takes every record and keeps none. For measuring and for records that are not wanted.
+"""The blackhole sink: accepts every record and keeps none. For measurements and for unwanted records.
 
 Above it: the delivery. Below it: nothing.
 """
@@ -15,7 +15,7 @@ from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, UnkeptLane, W
 class _BlackholeLane(UnkeptLane):
     @property
     def guarantee(self) -> Guarantee:
-        # The account in the lane's mark is all there is of a record here, and the mark counts it once.
+        # Only the account in the lane's mark records the delivery, and the mark counts each record once.
         return Guarantee.EXACTLY_ONCE_TRANSACTIONAL
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _DeltaTable(SpecModel):
-    """Which table."""
+    """The table to write to."""
 
     noun = "a delta table"
 
@@ -30,12 +30,12 @@ class _DeltaTable(SpecModel):
 
 
 class DeltaSink(TableCommits, _DeltaTable):
-    """Appends records to a table of Delta Lake, each commit with the lane's position."""
+    """Appends records to a Delta Lake table, each commit with the lane's position."""
 
     noun = "a delta sink"
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Also a path of a store that there is."""
+        """Also rejects a path in an unsupported store, and a `store` that has no effect."""
         yield from super().relation_problems()
         yield from url_problem(self.path, ("path",))
         if self.store is not None and not is_url(self.path):

@@ -1,16 +1,16 @@
-"""A Delta table as the place of one lane's commits: who may write, how far the lane is, what fits.
+"""A Delta table as the target of one lane's commits: ownership, position and schema.
 
-A commit of Delta may hold transactions of applications: a name, and a version that takes the place of the one before.
-They are part of the table's state, and stay when its history expires. A lane has five, which say together how far it is
-and whose it is:
+A Delta commit may contain application transactions: a name, and a version that replaces the previous one. They are part
+of the table's state, and stay when its history expires. A lane has five, which together contain its position and its
+owner:
 
     millstream/<pipeline>/<lane>/run, /epoch, /owner, /sequence, /index
 
-Each commit of a lane is made from the state of the table that said "this owner, this position". If another commit with
-one of these names has landed since, deltalake refuses it. So opening a lane, which commits only the five under a new
-epoch, fences every older owner, however late its commit comes. An answer that was lost is settled in the same way: the
-lane is taken over again, and then the table says whether the commit is there. Commits of other lanes and of other
-programs that append do not conflict: deltalake makes the commit again behind theirs.
+Each commit of a lane is based on the table state that said "this owner, this position". If another commit with one of
+these names has landed since, deltalake refuses it. So opening a lane, which commits only the five under a new epoch,
+fences every older owner, however late its commit arrives. A lost answer is resolved in the same way: the lane is taken
+over again, and then the table shows whether the commit exists. Commits of other lanes and of other programs that append
+do not conflict: deltalake rebases the commit onto theirs.
 
 Above it: the file sink's lane, in its worker thread. Below it: deltalake, an extra.
 """
@@ -43,9 +43,10 @@ from millstream_writer.sinks.lake.lane_table import ConflictError, Fault, LaneTa
 from millstream_writer.sinks.lake.rows import TableRows, rows_of
 
 FRAME = "millstreamFrame"
-"""Of a commit's information, for people and for the check of a target that is ahead: the frame with the last record."""
+"""Key in a commit's information, for users and for the check of a target that is ahead: the frame with the last
+record."""
 _HISTORY = 500
-"""Commits that are looked at for the name of a frame."""
+"""Number of commits that are searched for the name of a frame."""
 _ANOTHER_RUN = "another run"
 
 
@@ -53,7 +54,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
     """See `LaneTable`."""
 
     def __init__(self, settings: DeltaSink, rows: TableRows, owner: SinkOwner) -> None:
-        """Raises `UserError` for credentials that are not there."""
+        """Raises `UserError` for missing credentials."""
         super().__init__(
             owner,
             f"the Delta table {settings.path}",
@@ -65,17 +66,17 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         self._options = options_of(settings.path, settings.store or ObjectStore(), owner.base_dir, owner.where)
         self._run = _number(owner.ledger_id)
         self._certain = False
-        """The object's state is the one that this owner's last commit has made, so it names this owner."""
+        """Whether the object's state is that of this owner's last commit, so it names this owner."""
         self._synced = -1
-        """Version up to which a local table is known to be on the disk. Of what others wrote before, nothing is: the
-        owner before may have been killed between its last commit and the fsync of it."""
+        """Version up to which a local table is known to be on the disk. For earlier writes of others, this is not
+        known: the previous owner may have been killed between its last commit and its fsync."""
 
     def _claim(self, table: DeltaTable, position: Position) -> None:
         with step("delta_sink.take_over", self._owner.lane.vertex):
             table.create_write_transaction(
                 [], "append", table.schema(), None, commit_properties=self._properties(position, "")
             )
-        # That does not move the object on; what lands meanwhile is seen, too.
+        # This does not update the object; commits that land meanwhile are noticed, too.
         table.update_incremental()
         if not self._is_ours(table):
             raise ConflictError
@@ -86,11 +87,11 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         return self._certain or self._is_ours(table)
 
     def _regain(self) -> Position:
-        """Taken over again: a commit whose answer was lost is refused from then on."""
+        """Take the lane over again: a commit whose answer was lost is refused from then on."""
         return self.take_over()
 
     def _commit(self, file: list[bytes], end: Position, frame: str) -> None:
-        """One commit: the rows, and the position behind them."""
+        """One commit: the rows, and the position after them."""
         table = self._table
         assert table is not None, "the lane has been taken over"
         lacking = {field.name for field in self._schema} != {field.name for field in table.schema().fields}
@@ -132,7 +133,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         return self._table
 
     def _created(self) -> DeltaTable:
-        """A table without rows, made by this lane or another one."""
+        """A table without rows, created by this lane or another one."""
         try:
             with step("delta_sink.create", self._owner.lane.vertex):
                 table = DeltaTable.create(
@@ -146,7 +147,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
             return table
         except FAILURES as error:
             try:
-                # Another lane may have been faster.
+                # Another lane may have created it first.
                 return DeltaTable(self._address, storage_options=self._options)
             except ABSENT:
                 raise error from None
@@ -169,11 +170,11 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         return Kept(name, epoch, str(owner), Position(sequence, index), "")
 
     def _is_ours(self, table: DeltaTable) -> bool:
-        """Whether the state that the object is in says that this owner has the lane."""
+        """Whether the object's state names this owner."""
         return table.transaction_version(f"{self._application}/owner") == self._name
 
     def _with_frame(self, table: DeltaTable, kept: Kept) -> Kept:
-        """With the frame of the lane's last record, if the history goes back to it."""
+        """The position with the frame of the lane's last record, if the history goes back that far."""
         for commit in table.history(_HISTORY):
             if commit.get("millstreamLane") == self._application and commit.get(FRAME):
                 at = commit.get("millstreamPosition")
@@ -181,7 +182,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         return kept
 
     def _make_durable(self, table: DeltaTable) -> None:
-        """Have the disk hold a local table up to the version of `table`: deltalake does not fsync."""
+        """Write a local table to the disk up to the version of `table`: deltalake does not fsync."""
         if is_url(self._settings.path):
             return
         root = Path(self._address)
@@ -189,16 +190,16 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         version = table.version()
         for log in (root / "_delta_log" / f"{number:020}.json" for number in range(self._synced + 1, version + 1)):
             if not log.exists():
-                # An old one, which a checkpoint has replaced.
+                # An old entry, which a checkpoint has replaced.
                 continue
             paths.add(log)
             for line in log.read_bytes().splitlines():
                 added = json.loads(line).get("add")
                 file = root / unquote(added["path"]) if added is not None else None
-                # One that was compacted and removed since needs nothing.
+                # A file that was compacted and removed since needs no fsync.
                 if file is not None and file.exists():
                     paths |= {file, *(parent for parent in file.parents if parent.is_relative_to(root))}
-        # Files first, then the directories that name them, from below.
+        # Files first, then their directories, innermost first.
         for path in sorted(paths, key=lambda path: (path.is_dir(), -len(path.parts))):
             _fsync(path)
         self._synced = version
@@ -224,12 +225,12 @@ def _fsync(path: Path) -> None:
 
 
 def _number(text: str) -> int:
-    """Of 62 bits, for a name: versions of transactions are numbers."""
+    """A number of 62 bits for a name, because versions of transactions are numbers."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 2
 
 
 def faults_of(table: DeltaTable, schema: pa.Schema, settings: DeltaSink) -> Iterator[Fault]:
-    """What of the table does not fit."""
+    """What in the table does not fit the settings."""
     there = {field.name: field for field in table.schema().fields}
     wanted = {field.name: field for field in Schema.from_arrow(schema).fields}
     for name, field in wanted.items():
@@ -241,10 +242,10 @@ def faults_of(table: DeltaTable, schema: pa.Schema, settings: DeltaSink) -> Iter
             what = f"column `{name}` of the table has the type {_type(there[name])}"
             yield Fault(loc, what, f"a column of the type {_type(field)}")
         elif field.nullable and not there[name].nullable:
-            yield Fault(loc, f"column `{name}` of the table takes no nulls", "a column that accepts nulls")
+            yield Fault(loc, f"column `{name}` of the table accepts no nulls", "a column that accepts nulls")
     for name, field in there.items():
         if name not in wanted and not field.nullable:
-            yield Fault(("columns",), f"column `{name}` of the table takes no nulls", f"`{name}` among `columns`")
+            yield Fault(("columns",), f"column `{name}` of the table accepts no nulls", f"`{name}` among `columns`")
     partitions = list(table.metadata().partition_columns)
     if partitions != list(settings.partition_by):
         what = f"the table is partitioned by {', '.join(partitions) or 'nothing'}"
@@ -256,7 +257,7 @@ def _type(field: Field) -> str:
 
 
 def look(settings: DeltaSink, base_dir: Path) -> Sequence[Fault]:
-    """What of a table that exists does not fit. Raises errors of ours where it cannot be reached."""
+    """What in an existing table does not fit the settings. Raises Millstream errors if it cannot be reached."""
     options = options_of(settings.path, settings.store or ObjectStore(), base_dir, "validate")
     try:
         table = DeltaTable(address_of(settings.path, base_dir), storage_options=options)

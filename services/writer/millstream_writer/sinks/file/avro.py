@@ -1,4 +1,4 @@
-"""Avro for the file sink. Imported only when a sink asks for it, because fastavro is an extra of the distribution."""
+"""Avro for the file sink. Imported only when a sink needs it, because fastavro is an extra of the distribution."""
 
 from __future__ import annotations
 

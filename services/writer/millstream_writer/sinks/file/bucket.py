@@ -1,19 +1,20 @@
-"""The prefix of a file sink in an object store: what of it is whole, who may add to it, how an object becomes visible.
+"""The prefix of a file sink in an object store: which objects are complete, who may add objects, how an object becomes
+visible.
 
     <prefix>/
-      dt=2024-01-31/out.map-out.0.1c291ca3-…-….parquet       finished: whole, final
+      dt=2024-01-31/out.map-out.0.1c291ca3-…-….parquet       finished: complete, final
       _millstream/<pipeline>.<lane>/
         0000000000000007.json                                a claim
 
-An object store has no rename and no lock, but it creates an object of a name once. So an owner claims the next number
-before it puts the objects of a file: the claim says which records they hold and what they are called. The owner that
-creates the claim decides that; all others find the number taken. The next owner makes these very objects, again
-under names that are created once. So it does not matter which of two owners puts them: they are the same records.
+An object store has no rename and no lock, but it can create an object only if its name is free. So an owner claims the
+next number before it puts the objects of a file: the claim contains the range of records and the names of the objects.
+Only one owner can create the claim; all others find the number taken. The next owner puts exactly these objects, again
+only if their names are free. So it does not matter which of two owners puts them: the records are the same.
 
     claim 7: records 1200 to 1800, epoch 3 ─► put each object, if it is not there ─► claim 8 ─► …
 
-Opening a lane creates a claim without records, under the owner's epoch. An owner before it finds the number taken when
-it makes its next file, and stops. Only the newest claim is read: it has the last claim with records in it.
+Opening a lane creates a claim without records, under the owner's epoch. A former owner finds the number taken when it
+begins its next file, and stops. Only the newest claim is read: it contains the last claim with records.
 
 Above it: the file sink, in its worker thread. Below it: obstore, an extra.
 """
@@ -48,24 +49,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an owner has decided about the next records of its lane."""
+    """An owner's decision about the next records of its lane."""
 
     run: str
     epoch: int
     owner: str
-    """A new name whenever a lane is opened."""
+    """A new name whenever the lane is opened."""
     after: Sequence[int]
-    """Of the newest file: its records are behind this position, and up to `end`."""
+    """The records of the newest file are after this position, up to `end`."""
     end: Sequence[int]
     file_epoch: int
-    """Of the owner that claimed the file."""
+    """Epoch of the owner that claimed the file."""
     extension: str
     layout: str
-    """What else decides what is in the objects: columns and partitions."""
+    """Other settings that determine the contents of the objects: columns and partitions."""
     frame: str
     """Name of the frame with the last record."""
     done: bool
-    """All objects of the file are there."""
+    """Whether all objects of the file exist."""
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ class LaneBucket:
     """One lane's access to the prefix, under one epoch. Blocking; used by one thread."""
 
     def __init__(self, path: str, settings: ObjectStore, layout: str, partitioned: bool, owner: SinkOwner) -> None:
-        """Raises `UserError` for credentials that are not there."""
+        """Raises `UserError` for missing credentials."""
         url = parse_url(path)
         self._url = ObjectUrl(url.scheme, url.bucket, url.key.strip("/"))
         self._store = make_store(self._url, settings, owner.base_dir, owner.where)
@@ -93,13 +94,13 @@ class LaneBucket:
         self._lane = f"{lane_text(owner.name)}.{run:08x}"
         self._claims = self._key(HIDDEN, f"{owner.pipeline}.{lane_text(owner.name)}")
         self._number = -1
-        """Of the newest claim that is known."""
+        """Number of the newest known claim."""
         self._last: Claim | None = None
 
     # Opening: `look`, then `take_over`.
 
     def look(self) -> Kept | None:
-        """How far the lane is by the newest claim; None without one. Raises errors of ours."""
+        """The lane's position from the newest claim; None without one. Raises Millstream errors."""
         try:
             self._read_last()
             last = self._last
@@ -115,7 +116,7 @@ class LaneBucket:
         return Kept(last.run, last.epoch, last.owner, position, frame)
 
     def _is_there(self, claim: Claim) -> bool:
-        """Whether its one object is."""
+        """Whether its object exists."""
         try:
             obstore.head(self._store, self._key(str(self._file_name(claim))))
         except FileNotFoundError:
@@ -126,7 +127,7 @@ class LaneBucket:
         return FinishedName(self._lane, Position(*claim.after), Position(*claim.end), claim.file_epoch, claim.extension)
 
     def take_over(self) -> Position:
-        """Fence every earlier owner; returns the lane's certain position. Raises errors of ours."""
+        """Fence every earlier owner; returns the lane's certain position. Raises Millstream errors."""
         owner = self._owner
         while True:
             last = self._last
@@ -150,8 +151,8 @@ class LaneBucket:
         return max(owner.start, Position(*(claim.end if claim.done else claim.after)))
 
     def begun(self) -> Position | None:
-        """The end of the file that was claimed and may be unfinished. Raises `UserError` where the settings do not make
-        it any more."""
+        """The end of a claimed file that may be unfinished. Raises `UserError` if the file cannot be recreated with the
+        current settings."""
         last = self._last
         assert last is not None, "the lane has been taken over"
         if last.done:
@@ -172,7 +173,7 @@ class LaneBucket:
         return UnfinishedObjects()
 
     def append(self, file: UnfinishedObjects, data: bytes, partition: str) -> int:
-        """Keep it until it is put."""
+        """Keep a file until it is put."""
         file.parts.setdefault(partition, []).append(data)
         return len(data)
 
@@ -182,7 +183,7 @@ class LaneBucket:
         assert last is not None, "the lane has been taken over"
         if file.claimed is None:
             if not last.done and Position(*last.end) == end:
-                # One that was claimed before this lane was opened.
+                # A file that was claimed before this lane was opened.
                 file.claimed = last
             else:
                 owner = self._owner
@@ -203,7 +204,7 @@ class LaneBucket:
         self._remove_old()
 
     def discard(self, file: UnfinishedObjects) -> None:
-        """It is in memory alone."""
+        """The file is only in memory."""
 
     def close(self) -> None:
         """There is no connection to close."""
@@ -213,11 +214,11 @@ class LaneBucket:
     def _put(self, key: str, data: bytes) -> None:
         """Put an object of a claimed file, unless it exists."""
         try:
-            # In one request: nothing is left behind that is not whole.
+            # In one request, so that no partial upload is left.
             with step("object_sink.put", self._owner.lane.vertex):
                 obstore.put(self._store, key, data, mode="create", use_multipart=False)
         except TAKEN:
-            # By this owner, whose answer was lost, or by another one that goes by the same claim.
+            # It was put by this owner, whose answer was lost, or by another one with the same claim.
             pass
         except FAILURES as error:
             raise self._error(error) from error
@@ -240,7 +241,7 @@ class LaneBucket:
                 if found is None or (found.owner, found.end) != (self._name, claim.end):
                     self._read_last()
                     return False
-            # An owner that stood still may create a number that was removed; newer ones are there then.
+            # A paused owner may create a number that was removed; then newer ones exist.
             newer = obstore.list(self._store, self._claims, offset=self._claim_key(number)).collect()
         except FAILURES as error:
             raise self._error(error) from error
@@ -273,7 +274,7 @@ class LaneBucket:
             ) from error
 
     def _remove_old(self) -> None:
-        """Remove claims without meaning; the last ones stay for people to look at."""
+        """Remove obsolete claims; the last ones stay for users to inspect."""
         if self._number % _CLAIMS_KEPT:
             return
         try:
@@ -285,7 +286,7 @@ class LaneBucket:
             _log.warning("%s; old claims are removed later", self._error(error))
 
     def _check_orphans(self) -> None:
-        """Raises `DamageError` where objects of this run are there, behind the mark, and the claims are gone."""
+        """Raises `DamageError` if objects of this run after the mark exist, and the claims are missing."""
         if self._owner.start == Position(0) or self._owner.fallback:
             return
         for page in obstore.list(self._store, self._url.key or None):
@@ -308,12 +309,12 @@ class LaneBucket:
 
     @property
     def remedy(self) -> str:
-        """How a user lets a lane begin without what is kept of it."""
+        """Instructions for the user to start a lane without its stored position."""
         return f"remove the objects below {self._url.root}/{self._claims}/"
 
     @property
     def target(self) -> str:
-        """For messages."""
+        """The target's name for messages."""
         return str(self._url)
 
     def _fenced(self) -> FencedError:
@@ -326,7 +327,7 @@ class LaneBucket:
 
 
 def try_prefix(path: str, settings: ObjectStore, base_dir: FilePath) -> None:
-    """Raises errors of ours for what shows when it is listed; nothing is written."""
+    """Raises Millstream errors for problems that a listing shows; nothing is written."""
     url = parse_url(path)
     store = make_store(url, settings, base_dir, "validate")
     try:

@@ -40,7 +40,7 @@ class Rolling(SpecModel):
 
 PartitionName = Literal["dt", "hour", "year", "month", "day"]
 _OBJECT_BYTES_MAX = 1 << 30
-"""A file is in memory until it is put."""
+"""Size limit of a file, which is in memory until it is put."""
 
 
 class FileSink(SpecModel):
@@ -66,7 +66,7 @@ class FileSink(SpecModel):
     """When to finish a file."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Columns where they have a meaning."""
+        """Requires columns for CSV, and rejects settings that have no effect."""
         yield from repeated_columns(self.columns)
         if self.format == "csv" and not self.columns:
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), "a CSV file needs columns", "`columns: [{name, type}]`")
@@ -94,7 +94,7 @@ class FileSink(SpecModel):
         return is_url(self.path)
 
     def lacks(self) -> Iterator[tuple[str, str, str]]:
-        """Fields that need a module that is absent, with what `pip install` takes."""
+        """Fields whose module is not installed, each with the module and the argument for `pip install`."""
         needed = [("path", "obstore", "millstream[objects]")] if self.objects else []
         if self.format == "parquet":
             needed.append(("format", "pyarrow", "millstream[arrow]"))
@@ -125,7 +125,8 @@ class _File(SinkConnector[FileSink]):
         return self.promise
 
     def use_problems(self, settings: FileSink, use: SinkUse) -> Iterator[ShapeProblem]:
-        """A file that could never fill up would hold the buffer full forever; an envelope has its own columns."""
+        """Rejects a file that could never fill up, because the buffer would stay full forever, and columns that an
+        envelope does not have."""
         if (settings.rolling.max_records or 0) > use.buffer_records:
             what = f"a file needs more records than the buffer ({use.buffer_records} records) can hold"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxRecords"), what, f"at most {use.buffer_records}")
@@ -163,9 +164,7 @@ class _File(SinkConnector[FileSink]):
                 codes.FILE_UNUSABLE, here, f"{nearest} is not a directory", "a directory, or a name for a new one"
             )
         elif not os.access(nearest, os.W_OK | os.X_OK):
-            yield Finding(
-                codes.FILE_UNUSABLE, here, f"nothing may be written in {nearest}", "a directory you may write to"
-            )
+            yield Finding(codes.FILE_UNUSABLE, here, f"{nearest} is not writable", "a directory that you may write to")
 
     async def online_findings(self, settings: FileSink, place: Place) -> Sequence[Finding]:
         if settings.objects:

@@ -1,24 +1,24 @@
-"""The directory of a file sink: what of it is whole, who may add to it, and how a file becomes visible.
+"""The directory of a file sink: which files are complete, who may add files, and how a file becomes visible.
 
     <path>/
-      out.map-out.0-…-….jsonl                       finished: whole, durable, final
+      out.map-out.0-…-….jsonl                       finished: complete, durable, final
       .millstream/
-        <pipeline>.<vertex>.<checksum of ledger>/   one run of the pipeline; locked while one of its owners lives
+        <pipeline>.<vertex>.<checksum of ledger>/   one run of the pipeline; locked while one of its owners runs
           out.map-out.0.<epoch>/                    one owner of a lane
             0.jsonl                                 unfinished
             0.jsonl=out.map-out.0-…-….jsonl.note    a note: the name this file gets next; in it, its last frame's name
           out.map-out.0.<epoch>.over/               an owner that was replaced
 
-A file becomes visible by an atomic rename out of its owner's directory. That directory is what fences: the owner that
-takes the lane over first makes its own, then renames those of earlier epochs. An owner that was paused finds its
-directory gone: it can neither begin a file nor finish one. One that comes late makes its directory, then sees the newer
-one and withdraws; of two that open at the same time, at least the older sees the newer, because both make before they
-look. What is visible is read only after the fence stands, so it is final.
+A file becomes visible by an atomic rename out of its owner's directory. That directory is the fence: the owner that
+takes the lane over first creates its own, then renames those of earlier epochs. A paused owner finds its directory
+gone: it can neither begin a file nor finish one. A late owner creates its directory, then sees the newer one and
+withdraws. If two owners open at the same time, at least the older one sees the newer one, because both create their
+directories before they check. Visible files are read only after the fence is in place, so they are final.
 
-Users may take a file away as soon as they see it, so its name alone does not say how far the lane is. A note is durable
-before the rename: where the file it speaks of is no longer beside it, that file was made visible. A new owner carries
-the last one over (`=<name>.note`) before it removes what its predecessors left. A position alone does not tell whether
-a file belongs to what the ledger holds now, so a note also has the name of the last frame in its file.
+Users may move a file away as soon as they see it, so its name alone does not determine the lane's position. A note is
+durable before the rename: if the file that it describes is no longer beside it, that file was made visible. A new owner
+copies the last note (`=<name>.note`) before it removes what its predecessors left. A position alone does not show
+whether a file belongs to the current contents of the ledger, so a note also has the name of the last frame in its file.
 
 Above it: the file sink, in its worker thread. Below it: a file system with atomic renames and working fsync.
 """
@@ -52,15 +52,15 @@ _REMOVED = "removed-"
 _OVER = ".over"
 _NOTE = "="
 _OF_NOTES = ".note"
-"""What looks for results in all directories must not take a note for one."""
+"""Suffix of notes, so that programs that search all directories for results do not mistake a note for one."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _USERS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
-"""Errors that another path, or other rights, put right."""
+"""Errors that another path or other permissions fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryOwner:
-    """Who opens a directory: one owner of one lane."""
+    """The owner of one lane, which opens a directory."""
 
     pipeline: str
     vertex: str
@@ -69,15 +69,15 @@ class DirectoryOwner:
     epoch: int
     ledger_id: str
     where: str
-    """For messages."""
+    """The name for messages."""
 
 
 class Noted(NamedTuple):
-    """What a note says of a file that was made visible."""
+    """What a note says about a file that was made visible."""
 
     file: FinishedName
     frame: str
-    """Name of the frame with its last record; empty when the note has none."""
+    """Name of the frame with its last record; empty if the note has none."""
 
 
 @dataclass(slots=True)
@@ -87,10 +87,11 @@ class UnfinishedFile:
     path: Path
     descriptor: int
     note: Path | None = None
-    """Says under which name it is about to be visible; while it is there, the file's absence means that it is."""
+    """The note with the name under which the file is about to become visible. If the note exists without the file, the
+    file is visible."""
     synced: bool = False
     damaged: bool = False
-    """A write or an fsync failed: what of it reached the disk is not known, so it is never made visible."""
+    """Whether a write or an fsync failed. It is unknown what reached the disk, so the file is never made visible."""
 
 
 class LaneDirectory:
@@ -106,22 +107,23 @@ class LaneDirectory:
         self._begun = 0
         self._lock: int | None = None
         self._note: Path | None = None
-        """Of the file that was finished last."""
+        """End of the last finished file."""
         self._carried: Noted | None = None
-        """The last file of the lane's former owners, by their notes."""
+        """The last file of the lane's former owners, according to their notes."""
 
     def open(self) -> None:
-        """Make this owner the only one that can add files of the lane; `close` must follow.
+        """Make this owner the only one that can add files of the lane. `close` must follow.
 
-        Raises `FencedError` when a newer owner is there, and `UserError` when the directory holds files of another run
-        of the pipeline, in which positions mean something else, or another run uses it now. Then nothing was changed.
+        Raises `FencedError` if there is a newer owner, and `UserError` if the directory contains files of another run
+        of the pipeline, whose positions have a different meaning, or if another run uses it now. In these cases nothing
+        was changed.
         """
         with self._explained("cannot use the directory"):
             self._other_runs()
             _make_durably(self._run, self._owner.vertex)
             try:
                 self._lock = _lock(self._run, fcntl.LOCK_SH)
-                # Another run may have looked before it could see this one.
+                # Another run may have checked before it could see this one.
                 others = self._other_runs()
             except UserError:
                 self._withdraw()
@@ -134,14 +136,14 @@ class LaneDirectory:
                     shutil.rmtree(leftover, ignore_errors=True)
 
     def close(self) -> None:
-        """Let another run have the directory. What is unfinished stays; see `discard`."""
+        """Release the directory for other runs. Unfinished files stay; see `discard`."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def finished(self) -> Position | None:
-        """How far the lane is by what it has finished; None when that is nothing. Raises `DamageError` when the names
-        of its files contradict each other."""
+        """The lane's position from its finished files; None if there are none. Raises `DamageError` if the names of its
+        files contradict each other."""
         with self._explained("cannot list the directory"):
             names = [name for name in self._finished_names() if name.lane == self._lane]
         position, odd = how_far(names, f"{self._owner.where} in {self._path}")
@@ -163,7 +165,8 @@ class LaneDirectory:
         return UnfinishedFile(path, descriptor)
 
     def append(self, file: UnfinishedFile, data: bytes, partition: str = "") -> int:
-        """Write some or all of `data`; returns how much. Raises `RetryLaterError` when nothing could be written.
+        """Write some or all of `data`; returns the number of bytes. Raises `RetryLaterError` if nothing could be
+        written.
 
         A directory has no partitions.
         """
@@ -176,7 +179,7 @@ class LaneDirectory:
                 raise
 
     def finish(self, file: UnfinishedFile, after: Position, end: Position, extension: str, frame: str = "") -> None:
-        """Make the file visible, whole and durable. After `RetryLaterError` it may be called again.
+        """Make the file visible, complete and durable. After `RetryLaterError` it may be called again.
 
         `frame` is the name of the frame with its last record.
         """
@@ -186,8 +189,9 @@ class LaneDirectory:
             )
         name = FinishedName(self._lane, after, end, self._owner.epoch, extension)
         if not file.synced:
-            # After a failed fsync the kernel may have forgotten what it could not write; a second one may succeed and
-            # mean nothing. So the file is given up, full disk or not, and the lane continues from its mark.
+            # After a failed fsync, the kernel may have dropped the unwritten data, and a second fsync may succeed
+            # without having written it. So the file is abandoned, whether or not the disk is full, and the lane
+            # continues from its mark.
             file.damaged = True
             try:
                 with step("file_sink.sync", self._owner.vertex):
@@ -218,7 +222,7 @@ class LaneDirectory:
             os.close(file.descriptor)
         with contextlib.suppress(OSError):
             if file.note is not None:
-                # Without its file, a note would say that it was made visible.
+                # A note without its file would mean that the file was made visible.
                 with step("file_sink.discard.note", self._owner.vertex):
                     file.note.unlink(missing_ok=True)
                     _sync_directory(self._own)
@@ -226,7 +230,7 @@ class LaneDirectory:
                 file.path.unlink()
 
     def _write_note(self, path: Path, frame: str, file: UnfinishedFile | None = None) -> None:
-        """Note durably which frame a file ends with."""
+        """Write a durable note with the last frame of a file."""
         with step("file_sink.note", self._owner.vertex):
             path.write_text(frame)
         with self._given_up(file, self._own), step("file_sink.note.sync", self._owner.vertex):
@@ -235,7 +239,7 @@ class LaneDirectory:
 
     @contextlib.contextmanager
     def _given_up(self, file: UnfinishedFile | None, directory: Path) -> Iterator[None]:
-        """A directory whose fsync has failed is not relied on, nor synced again under the same owner."""
+        """fsync a directory. After a failure, this owner neither relies on it nor syncs it again."""
         try:
             yield
         except FileNotFoundError:
@@ -252,7 +256,7 @@ class LaneDirectory:
     def _claim(self) -> None:
         """Fence every earlier owner of the lane, and continue from their notes."""
         if self._own.exists():
-            # The ledger was set back to before that owner: its notes say what it has made visible.
+            # The ledger was set back to before that owner: its notes show which files it has made visible.
             self._fence(self._own)
         with step("file_sink.claim", self._owner.vertex):
             self._own.mkdir()
@@ -268,7 +272,7 @@ class LaneDirectory:
         for epoch, path in owners:
             if epoch < self._owner.epoch:
                 self._fence(path)
-        # A name we rely on must not vanish in a power loss: its owner may have died before it made sure.
+        # A name that we rely on must survive a power loss: its owner may have died before it synced the directory.
         with step("file_sink.finished.sync", self._owner.vertex):
             _sync_directory(self._path)
         noted = self._noted()
@@ -287,23 +291,23 @@ class LaneDirectory:
             path.rename(path.with_name(path.name + _OVER))
 
     def _noted(self) -> Noted | None:
-        """The last file that a replaced owner has surely made visible, whether it is still there or not."""
+        """The last file that a replaced owner has certainly made visible, whether or not it still exists."""
         while True:
             try:
                 notes = [note for path in self._replaced() for note in _made_visible(path)]
             except FileNotFoundError:
                 # Another owner has removed it, after it had noted what it found there.
                 continue
-            # One that died while it carried a note over has left it twice, the second time maybe not whole.
+            # An owner that died while it copied a note has left two copies, the second perhaps incomplete.
             return max(notes, key=lambda note: (note.file.end, len(note.frame)), default=None)
 
     def _other_runs(self) -> list[Path]:
         """Directories of other runs of this vertex, which have ended and left no file.
 
-        Raises `UserError` when one of them has not ended, or has left files.
+        Raises `UserError` if one of them has not ended, or has left files.
         """
         others = [path for path in runs_of(self._path, self._owner.vertex) if path != self._run]
-        # One that no owner has claimed has never written anything.
+        # A run whose directory no owner has claimed has never written anything.
         claimed = [path for path in others if _entries(path)]
         for path in claimed:
             if not is_free(path):
@@ -323,9 +327,9 @@ class LaneDirectory:
         return [path for path in others if is_free(path)]
 
     def _withdraw(self) -> None:
-        """Leave nothing behind of a refused run."""
+        """Remove everything of a refused run."""
         self.close()
-        # Not empty when another lane of this run uses it.
+        # It is not empty if another lane of this run uses it.
         with contextlib.suppress(OSError), step("file_sink.withdraw", self._owner.vertex):
             self._run.rmdir()
 
@@ -348,7 +352,7 @@ class LaneDirectory:
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Errors of the operating system as ours."""
+        """Converts errors of the operating system to Millstream errors."""
         try:
             yield
         except OSError as error:
@@ -367,7 +371,7 @@ class LaneDirectory:
 
 
 def _entries(path: Path) -> list[Path]:
-    """What is in a directory; nothing when it does not exist."""
+    """The entries of a directory; none if it does not exist."""
     try:
         return list(path.iterdir())
     except FileNotFoundError:
@@ -375,11 +379,12 @@ def _entries(path: Path) -> list[Path]:
 
 
 def _made_visible(owner: Path) -> list[Noted]:
-    """Files of a replaced owner that were made visible, by its notes. Raises `FileNotFoundError` when it is gone."""
+    """Files of a replaced owner that were made visible, according to its notes. Raises `FileNotFoundError` if its
+    directory is gone."""
     found = []
     for entry in owner.iterdir():
         unfinished, is_note, name = entry.name.partition(_NOTE)
-        # Notes of earlier versions have no end of their own.
+        # Notes of earlier versions have no suffix.
         finished = FinishedName.parse(name.removesuffix(_OF_NOTES)) if is_note else None
         if finished is not None and not (unfinished and (owner / unfinished).exists()):
             found.append(Noted(finished, entry.read_text(errors="replace")))
@@ -387,7 +392,7 @@ def _made_visible(owner: Path) -> list[Noted]:
 
 
 def _lock(path: Path, kind: int) -> int | None:
-    """A descriptor that holds the lock on a directory, as far as its file system has locks; None when it is taken."""
+    """A descriptor that holds the lock on a directory, if the file system supports locks; None if the lock is taken."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, kind)
@@ -395,12 +400,12 @@ def _lock(path: Path, kind: int) -> int | None:
         os.close(descriptor)
         return None
     except OSError:
-        pass  # no locks there: then only the files say whose the directory is
+        pass  # no locks there: then only the files show which run owns the directory
     return descriptor
 
 
 def runs_of(path: Path, vertex: str) -> list[Path]:
-    """In a file sink's directory, those of runs of a vertex of this name."""
+    """The directories of runs of a vertex with this name, in a file sink's directory."""
     return [
         entry
         for entry in _entries(path / HIDDEN)
@@ -409,7 +414,7 @@ def runs_of(path: Path, vertex: str) -> list[Path]:
 
 
 def is_free(run: Path) -> bool:
-    """No owner of that run lives."""
+    """Whether no owner of that run is running."""
     try:
         descriptor = _lock(run, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""What records look like in a file: JSON lines and CSV, and what every format has in common. Pure.
+"""The form of records in files: JSON lines, CSV, and the common part of all formats. Pure.
 
-A format converts a frame's records to rows, and tells which of them it cannot convert; the same records at every
-attempt. A body makes the bytes of one file out of rows. Parquet is in `file_parquet.py`, because it needs Arrow.
+A format converts a frame's records to rows, and returns failures for those that it cannot convert, the same ones at
+every attempt. A body creates the bytes of one file from rows. Parquet is in `parquet.py`, because it needs Arrow.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ Cell = str | int | float | bool | datetime | None
 
 @dataclass(frozen=True, slots=True)
 class Converted(Generic[_RowsT]):
-    """The records of a frame that can be stored."""
+    """The records of a frame that can be stored, and the others."""
 
     rows: Sequence[int]
-    """Which they are, rising."""
+    """Their indexes in the frame, ascending."""
     content: _RowsT
     """One item or row for each of `rows`."""
     size: int
-    """About how many bytes they take, uncompressed."""
+    """Approximate uncompressed size in bytes."""
     failures: Sequence[SinkFailure] = ()
-    """The others."""
+    """Failures of the other records."""
 
 
 class Body(Protocol[_AddedT]):
     """The content of one file, as it grows."""
 
     def add(self, content: _AddedT, start: int, stop: int) -> bytes:
-        """Take rows `start` to `stop` of some `Converted.content`. Returns bytes to append, maybe none yet."""
+        """Add rows `start` to `stop` of a `Converted.content`. Returns bytes to append, perhaps none yet."""
 
     def finish(self) -> bytes:
         """The last bytes."""
@@ -91,10 +91,10 @@ def parse_json(value: bytes) -> object:
 
 
 def parse_many(values: Sequence[bytes]) -> list[Any] | None:
-    """The same for many, several times as fast; None where one of them may not be JSON.
+    """The same for many values, several times as fast; None if one of them may not be JSON.
 
-    What this parser takes, the other takes for the same value; half a surrogate pair and very deep nesting are for the
-    other one alone.
+    Values that this parser accepts have the same meaning in the other one. Only the other one handles unpaired
+    surrogates and very deep nesting.
     """
     try:
         return list(map(partial(from_json, allow_inf_nan=False), values))
@@ -105,13 +105,13 @@ def parse_many(values: Sequence[bytes]) -> list[Any] | None:
 def one_line(json_value: bytes) -> bytes:
     """The same JSON without line breaks.
 
-    They can only stand between its parts, where a space means the same. Encoding again would change numbers.
+    They can only occur between tokens, where a space has the same meaning. Encoding again would change numbers.
     """
     return json_value.translate(_SPACES)
 
 
 class TextBody:
-    """Lines one after another, below a heading."""
+    """Lines, after an optional header."""
 
     def __init__(self, heading: bytes) -> None:
         self._heading = heading
@@ -126,7 +126,7 @@ class TextBody:
 
 
 class JsonLines:
-    """Each record's value as it is, on a line of its own."""
+    """Each record's JSON value unchanged, on its own line."""
 
     extension = "jsonl"
 
@@ -159,7 +159,7 @@ class JsonLines:
 
 
 class Lines:
-    """Each record's bytes as they are, on a line of its own: what the `lines` of a file source reads back."""
+    """Each record's bytes unchanged, on its own line, as `lines` of a file source reads them."""
 
     extension = "txt"
 
@@ -168,7 +168,7 @@ class Lines:
         rows: list[int] = []
         failures: list[SinkFailure] = []
         for row, value in enumerate(frame.values()):
-            # The source leaves a carriage return before the end of a line out.
+            # The source drops a carriage return before the end of a line.
             if b"\n" in value or value.endswith(b"\r"):
                 failures.append(SinkFailure(row, NOT_A_LINE, retryable=False))
                 continue
@@ -181,8 +181,8 @@ class Lines:
 
 
 class Csv:
-    """Members of a JSON object as columns, below a line of names. An absent or null member is an empty field, an empty
-    text is `""`."""
+    """Members of a JSON object as columns, after a line with their names. An absent or null member is an empty field,
+    an empty text is `""`."""
 
     extension = "csv"
 
@@ -201,7 +201,7 @@ class Csv:
         return Converted(rows, lines, sum(map(len, lines)), failures)
 
     def _lines(self, values: Sequence[bytes]) -> list[bytes] | None:
-        """A line for each, made column by column; None where one of them may not fit."""
+        """A line for each record, built column by column; None if one of them may not fit."""
         read = self._members(values) if self._columns else None
         if not read:
             return None
@@ -221,7 +221,8 @@ class Csv:
 def convert_cells(
     values: Sequence[bytes], columns: Sequence[Column]
 ) -> tuple[list[list[Cell]], list[int], list[SinkFailure]]:
-    """The declared columns of each JSON object, which records they are of, and those that do not fit."""
+    """The declared columns of each JSON object, the indexes of these records, and the failures of those that do not
+    fit."""
     parts = [(column.name, _CONVERTERS[column.type]) for column in columns]
     cells: list[list[Cell]] = []
     rows: list[int] = []
@@ -260,7 +261,7 @@ def _string(member: object) -> Cell:
     try:
         member.encode()
     except UnicodeEncodeError:
-        raise ValueError("half a surrogate pair cannot be stored as text") from None
+        raise ValueError("an unpaired surrogate cannot be stored as text") from None
     return member
 
 
@@ -328,11 +329,12 @@ _KINDS: Mapping[str, frozenset[type]] = {
     "bool": frozenset((bool, NoneType)),
     "timestamp": frozenset((str, NoneType)),
 }
-"""What a column's converter may take. True and 1 are equal, so the types are looked at before the values."""
+"""The Python types that a column's converter accepts. True and 1 are equal, so types are checked before values."""
 
 
 def _csv_column(members: list[Any], type_name: str) -> Sequence[str]:
-    """The field of each, as by the column's converter and `_csv_field`. Errors: `ValueError`, `OverflowError`."""
+    """The field of each value, with the same result as the column's converter and `_csv_field`. Errors: `ValueError`,
+    `OverflowError`."""
     kinds = frozenset(map(type, members))
     if not kinds <= _KINDS[type_name]:
         raise ValueError
@@ -346,14 +348,14 @@ def _csv_column(members: list[Any], type_name: str) -> Sequence[str]:
             return list(map(str, members))
         if type_name == "string" and _is_plain(members):
             return members
-    # Each value once: columns of these types repeat themselves.
+    # Each distinct value once: columns of these types contain repeated values.
     convert = _CONVERTERS[type_name]
     fields = {member: _csv_field(None if member is None else convert(member)) for member in set(members)}
     return [fields[member] for member in members]
 
 
 def _is_plain(texts: list[str]) -> bool:
-    """None of them needs quotes."""
+    """Whether none of them needs quotes."""
     joined = "\n".join(texts)
     return joined.count("\n") == len(texts) - 1 and _CSV_QUOTED_LINES.search(joined) is None
 

@@ -1,11 +1,11 @@
-"""The file sink: finished files in a directory, each record in exactly one of them, once.
+"""The file sink: finished files in a directory, with each record exactly once in one of them.
 
-    write ─► convert ─► growing file ─► full, old or asked for? ─► sealed ─► written, fsynced, renamed ─► durable
+    write ─► convert ─► growing file ─► full, old or requested? ─► sealed ─► written, fsynced, renamed ─► durable
                         (memory and a hidden file)
 
-What a lane has taken and not finished is in memory and in a hidden file; both are worth nothing after a crash, and the
-lane offers the records again from its mark. How far finished files go, their names say, so what is offered again and is
-in one of them is not written twice.
+Records that a lane has accepted and not finished are in memory and in a hidden file. Both are lost after a crash, and
+the lane offers the records again from its mark. The names of finished files contain their positions, so records in them
+that are offered again are not written twice.
 
 Above it: the delivery. Below it: `directory` and `bucket` (who may write, how files become visible) and `formats`.
 Everything that touches the disk runs in one worker thread per lane.
@@ -41,24 +41,24 @@ WRITE_BYTES = 1 * MIB
 
 _T = TypeVar("_T")
 PartitionOf = Callable[[int], str]
-"""From an event time to the directories of its partition."""
+"""Maps an event time to the directories of its partition."""
 
 
 @dataclass(slots=True)
 class _File:
-    """One file, from its first record until it is visible; with partitions, one of each."""
+    """One file, from its first record until it is visible; with partitions, one per partition."""
 
     after: Position
     begun_s: float
     bodies: dict[str, Body[Any]] = field(default_factory=dict)
-    """By partition."""
+    """Bodies by partition."""
     records: int = 0
     size: int = 0
     unwritten: deque[tuple[str, bytes]] = field(default_factory=deque)
-    """With the partition of each piece."""
+    """Pieces to write, each with its partition."""
     unwritten_bytes: int = 0
     unfinished: Any = None
-    """The target's. None until it has something of it."""
+    """The target's file. None until the target has a part of it."""
 
     def keep(self, partition: str, data: bytes) -> None:
         if data:
@@ -67,7 +67,7 @@ class _File:
 
 
 class _Sealed(NamedTuple):
-    """A file to which nothing will be added."""
+    """A file that gets no more records."""
 
     file: _File
     end: Position
@@ -92,9 +92,8 @@ class FileSinkLane:
         partition_of: PartitionOf | None = None,
         begun: Position | None = None,
     ) -> None:
-        """`start` is the lane's mark; `finished` how far it is by its files, None to write whatever is offered.
-        `whole`: files end only where a flush asks for it. `begun`: the end of the first file, where a former owner has
-        settled it."""
+        """`start` is the lane's mark; `finished` its position from its files, None to write everything that is offered.
+        `whole`: files end only at a flush. `begun`: the end of the first file, if a former owner has fixed it."""
         self._whole = whole
         self._directory = directory
         self._format = file_format
@@ -144,7 +143,7 @@ class FileSinkLane:
         await self._run(self._flush)
 
     async def tick(self) -> None:
-        # Most ticks find nothing to do; those need no thread.
+        # Most ticks have nothing to do, and need no thread.
         if not self._whole and (self._sealed or self._is_old()):
             await self._run(self._tick)
 
@@ -152,10 +151,10 @@ class FileSinkLane:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call, *arguments)
 
     def _write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        # 1. What could not be stored last time must be stored first: memory stays bounded by one write, and nothing of
-        #    this one is taken while the disk is full.
+        # 1. Data that could not be stored last time is stored first: memory stays bounded by one write, and no record
+        # of this write is accepted while the disk is full.
         self._store()
-        # 2. Take everything into memory. Nothing can fail here for lack of space.
+        # 2. Take all records into memory. Nothing can fail here for lack of disk space.
         failures = []
         for item in frames:
             converted = self._format.convert(item.frame)
@@ -163,13 +162,13 @@ class FileSinkLane:
             self._take(item, converted)
         taken = exact_end(frames, end)
         if self._begun is not None and taken >= self._begun:
-            # Its last records went elsewhere, or nowhere.
+            # Its last records went elsewhere, or were dropped.
             self._end_begun("")
         if taken > self._taken:
-            # The lane may be further than the last frame that it gave records of, whose name would be a wrong one then.
+            # The lane may be past the last frame with records for this sink, whose name would then be wrong.
             is_last = bool(frames) and frames[-1].sequence == frame_at(taken)
             self._taken, self._taken_frame = taken, frames[-1].name if is_last else ""
-        # 3. Store it as far as it goes. A full disk is not a failure of this write: it is reported by the next call.
+        # 3. Store as much as possible. A full disk is not a failure of this write: the next call reports it.
         with suppress(RetryLaterError):
             if self._whole:
                 self._write_out_large()
@@ -193,7 +192,7 @@ class FileSinkLane:
             room = min(self._records_max - file.records, int((self._rolling.max_bytes - file.size) / record_size))
             stop = len(rows) if self._whole else min(len(rows), start + max(1, room))
             if self._begun is not None:
-                # Whatever its size: the file has the records that it had.
+                # Whatever its size: the file has the same records as before.
                 end = self._begun
                 stop = bisect_left(rows, True, key=lambda row: exact_position(item, indexes[row] + 1) > end)
                 if stop <= start:
@@ -229,22 +228,22 @@ class FileSinkLane:
         file.keep(partition, body.add(converted.content, start, stop))
 
     def _end_begun(self, frame: str) -> None:
-        """The file that a former owner has settled is whole."""
+        """Whether the file that a former owner has fixed is complete."""
         end, self._begun = self._begun, None
-        assert end is not None, "there is one"
+        assert end is not None, "a former owner has fixed an end"
         if self._growing is None:
-            # Without a record, as then.
+            # Without records, as before.
             self._growing = _File(self._chain, self._clock.monotonic_s())
         self._seal(end, frame)
 
     def _seal(self, end: Position, frame: str) -> None:
-        """Nothing will be added to the growing file; it holds everything up to `end`, which lies in `frame`."""
+        """Seal the growing file; it contains everything up to `end`, which is in `frame`."""
         file = self._growing
         if file is None:
             return
         for partition, body in file.bodies.items():
             file.keep(partition, body.finish())
-        # Without names to go by (a fallback's), records may come again from before where the last file ended.
+        # If names do not count (in a fallback), records from before the end of the last file may be offered again.
         self._chain = max(end, file.after)
         self._sealed.append(_Sealed(file, self._chain, frame))
         self._growing = None
@@ -268,7 +267,7 @@ class FileSinkLane:
         )
 
     def _store(self) -> None:
-        """Bring sealed files to their end and large growing ones to disk. Goes on where it failed when called again."""
+        """Finish sealed files and write large growing ones to disk. After a failure, the next call continues."""
         while self._sealed:
             file, end, frame = self._sealed[0]
             self._directory.finish(self._write_out(file), file.after, end, self._format.extension, frame)
@@ -298,7 +297,7 @@ class FileSinkLane:
         return file.unfinished
 
     def discard(self) -> None:
-        """Remove what is not finished. The lane is not used afterwards."""
+        """Remove unfinished files. The lane is not used afterwards."""
         for file in (*(sealed.file for sealed in self._sealed), self._growing):
             if file is not None and file.unfinished is not None:
                 self._directory.discard(file.unfinished)
@@ -333,9 +332,10 @@ def format_of(spec: FileSink, where: str) -> FileFormat[Any]:
 async def _check_past(
     directory: LaneDirectory, start: Position, finished: Position, held_instead: HeldInstead, where: str
 ) -> None:
-    """What the files hold beyond the mark is left out when it is offered again, so it must be what was stored then."""
+    """Records in the files after the mark are skipped when they are offered again, so they must be the ones that were
+    stored."""
     noted = directory.noted()
-    # Files that were written before notes had names of frames are taken as they are.
+    # Files from before notes had frame names are accepted without a check.
     if noted is None or not noted.frame or not start < finished == noted.file.end:
         return
     sequence = frame_at(finished)
@@ -346,7 +346,7 @@ async def _check_past(
         codes.SINK_AHEAD,
         f"{where}: {noted.file} ends with frame {noted.frame} at sequence {sequence}, but the buffer now holds "
         f"{held} there, and the lane's mark is at {start.sequence}: the pipeline's data is older than this file, or "
-        "was written again since. No record was skipped or written. Restore the data directory that belongs to the "
+        "was rewritten since. No record was skipped or written. Restore the data directory that belongs to the "
         f"file; or move all files away together with {HIDDEN}, and the records after the mark are written as they "
         "are now",
     )
@@ -366,10 +366,11 @@ async def open_file_sink(
 ) -> AsyncIterator[SinkLane]:
     """Open the directory for one lane and fence every earlier owner.
 
-    `trust_names`: what finished files say of how far the lane is counts. Not so for a sink that is given some of a
-    lane's records only, and maybe others when they are offered again: there, a record twice is better than one lost.
+    `trust_names`: whether the positions in the names of finished files count. They do not for a sink that gets only
+    some of a lane's records, and perhaps different ones when they are offered again: there, a duplicate record is
+    better than a lost one.
 
-    Raises `DamageError` when the files are ahead of the lane's mark by frames that its buffer does not hold.
+    Raises `DamageError` if the files are ahead of the lane's mark by frames that its buffer does not hold.
     """
     worker = ThreadPoolExecutor(1, thread_name_prefix="file-sink")
     loop = asyncio.get_running_loop()
@@ -392,7 +393,7 @@ async def open_file_sink(
         )
         yield lane
     finally:
-        # In the worker, behind whatever it is still doing: a cancelled call goes on there.
+        # In the worker, after what it is still doing: a cancelled call continues there.
         try:
             if lane is not None:
                 await asyncio.shield(loop.run_in_executor(worker, lane.discard))

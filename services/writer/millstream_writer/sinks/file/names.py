@@ -1,4 +1,4 @@
-"""Names of finished files, which say how far their lane is. Pure.
+"""Names of finished files, which contain the position of their lane. Pure.
 
     out.map-out.0-0000000000000012.0000000-0000000000000345.0000128-e3.parquet
     └── lane ───┘ └──── after ───────────┘ └──── up to ────────────┘  │
@@ -21,7 +21,7 @@ from millstream.errors import DamageError
 from millstream.record import Position
 
 LANE_CHARACTERS_MAX = 150
-"""A file name has at most 255 bytes in all; a longer lane name is cut and told apart by its checksum."""
+"""A file name has at most 255 bytes; a longer lane name is truncated and made unique with a checksum."""
 
 _PATTERN = re.compile(r"(?P<lane>.+)-(\d{16,})\.(\d{7,})-(\d{16,})\.(\d{7,})-e(?P<epoch>\d+)\.(?P<extension>[a-z]+)")
 
@@ -53,17 +53,17 @@ class FinishedName:
 
 
 def lane_text(name: str) -> str:
-    """A lane's name as it stands in file names."""
+    """A lane's name in file names."""
     if len(name) <= LANE_CHARACTERS_MAX:
         return name
     return f"{name[:LANE_CHARACTERS_MAX]}~{zlib.crc32(name.encode()):08x}"
 
 
 def how_far(files: Sequence[FinishedName], where: str) -> tuple[Position | None, list[str]]:
-    """How far a lane is by its finished files, and what is odd about them.
+    """A lane's position from its finished files, and a description of gaps between them.
 
-    Two files that hold the same records are damage: something else wrote or copied into the directory. A gap is not:
-    the consumer of the files may have moved some away. It is returned in words.
+    Two files with the same records are damage: another program wrote or copied into the directory. A gap is not damage:
+    the consumer of the files may have moved some away.
     """
     odd: list[str] = []
     ordered = sorted(files, key=lambda file: (file.after, file.end))

@@ -1,4 +1,4 @@
-"""A file sink's lane in an object store: opened, and in which directories its records belong.
+"""A file sink's lane in an object store: opening, and the directories of its records.
 
 Above it: the connector. Below it: `lane`, as for a directory, and `bucket`.
 """
@@ -41,7 +41,7 @@ def partitions(names: Sequence[str]) -> PartitionOf:
 
 @asynccontextmanager
 async def open_object_sink(spec: FileSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The prefix for one lane, every earlier owner fenced. Raises as `SinkConnector.open` does."""
+    """Opens the prefix for one lane and fences every earlier owner. Raises as `SinkConnector.open` does."""
     worker = ThreadPoolExecutor(1, thread_name_prefix="object-sink")
     loop = asyncio.get_running_loop()
     bucket = LaneBucket(spec.path, spec.store or ObjectStore(), _layout(spec), bool(spec.partition_by), owner)

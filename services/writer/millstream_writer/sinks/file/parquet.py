@@ -1,10 +1,11 @@
-"""Parquet for the file sink. Imported only when a sink asks for it, because Arrow is an extra of the distribution.
+"""Parquet for the file sink. Imported only when a sink needs it, because Arrow is an extra of the distribution.
 
-    values ─► one JSON text a line ─► Arrow's parser ─► table            the fast way, for frames in which all is well
-           └► record by record ─► cells of those that fit ─► table       when the fast way refuses anything
+    values ─► one JSON text a line ─► Arrow's parser ─► table            the fast path, for frames without invalid
+    records
+           └► record by record ─► cells of those that fit ─► table       if the fast path refuses anything
 
-Both give the same table for what both accept: the fast way is never taken for a frame whose lines are not exactly one
-object each.
+Both return the same table for records that both accept: the fast path is used only for frames whose lines are exactly
+one object each.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from millstream.spec.columns import Column
 from millstream_writer.sinks.file.formats import Converted, convert_cells
 
 ROW_GROUP_RECORDS = 64 * 1024
-"""Rows kept in memory until they are encoded. Readers like larger groups; a lane's memory does not."""
+"""Rows kept in memory until they are encoded. Larger groups are better for readers, but take more memory."""
 ROW_GROUP_BYTES = 16 * MIB
 
 NESTING_MAX = 500
-"""Arrays and objects in one value up to which there is no need to look how deep they lie in one another."""
+"""Number of arrays and objects in one value up to which their nesting need not be checked."""
 
 _CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf(?:inity)?)\s*[,\]}]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,10 +40,10 @@ _TIMES_US = [
     (moment - _EPOCH) // timedelta(microseconds=1)
     for moment in (datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC))
 ]
-# Made of buffers here and below: where pandas is installed, `pa.array` and `pa.scalar` import it, which takes half a
+# Built from buffers here and below: if pandas is installed, `pa.array` and `pa.scalar` import it, which takes half a
 # second and more memory than everything else in this process.
 _EARLIEST, _LATEST = pa.Array.from_buffers(pa.int64(), 2, [None, pa.py_buffer(array("q", _TIMES_US))])
-"""Times that Python has too lie between these two."""
+"""Range of times that Python supports, too."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TYPES: dict[str, pa.DataType] = {
@@ -66,7 +67,7 @@ class Parquet:
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
         self.schema = pa.schema([(column.name, _TYPES[column.type]) for column in columns]) if columns else _BINARY
-        # Times come as text first: Arrow's JSON parser and ours would not agree on which times there are.
+        # Times are read as text first, because Arrow's JSON parser and ours accept different times.
         parsed = [(c.name, pa.string() if c.type == "timestamp" else _TYPES[c.type]) for c in columns]
         self._parse_options = pj.ParseOptions(
             explicit_schema=pa.schema(parsed), newlines_in_values=False, unexpected_field_behavior="ignore"
@@ -91,7 +92,7 @@ class Parquet:
         return ParquetBody(self.schema)
 
     def _parse_all(self, values: Sequence[bytes]) -> pa.Table | None:
-        """All values at once; None when anything is out of the ordinary."""
+        """All values at once; None if anything is unusual."""
         text = b"\n".join(values)
         if not _is_plain(values, text):
             return None
@@ -99,7 +100,7 @@ class Parquet:
             if not text.isascii():
                 text.decode()
             options = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
-            # The stubs know files and paths only; Arrow's own reader saves a copy.
+            # The stubs know only files and paths; Arrow's own reader saves a copy.
             table = pj.read_json(pa.BufferReader(text), options, self._parse_options)  # type: ignore[arg-type]
             if table.num_rows != len(values):
                 return None
@@ -115,7 +116,7 @@ class Parquet:
             if field.type == _TIMESTAMP:
                 has_offset = pc.match_substring_regex(column, _OFFSET)
                 if pc.all(has_offset).as_py() is False:
-                    # The stubs want all of one shape; a scalar goes with every item.
+                    # The stubs require arguments of one shape; a scalar is combined with every item.
                     zoned = pc.binary_join_element_wise(column, _ZULU, _NOTHING)  # type: ignore[call-overload]
                     column = pc.if_else(has_offset, column, zoned)
                 column = pc.cast(column, _TIMESTAMP)
@@ -130,11 +131,11 @@ class Parquet:
 
 
 def _is_plain(values: Sequence[bytes], text: bytes) -> bool:
-    """Whether the two parsers agree on these values, joined by line breaks to `text`.
+    """Whether the two parsers agree on these values, which are joined with line breaks in `text`.
 
-    1. As many lines as values, and each begins an object: then each is at least one row, and together exactly one.
-    2. No NaN or Infinity outside of texts, which Arrow takes and JSON does not have.
-    3. No nesting that Python's parser refuses and Arrow's does not.
+    1. There are as many lines as values, and each begins an object: so each value is exactly one row.
+    2. There is no NaN or Infinity outside of texts, which Arrow accepts and JSON does not have.
+    3. There is no nesting that Python's parser refuses and Arrow's does not.
     """
     if b"\r" in text or not text.startswith(b"{"):
         return False
@@ -148,7 +149,8 @@ def _is_plain(values: Sequence[bytes], text: bytes) -> bool:
 
 
 class ParquetBody:
-    """One Parquet file. What Arrow writes is caught in memory, so that a full disk never spoils a file half way."""
+    """One Parquet file. Arrow's output is collected in memory, so that a full disk never leaves a partly written
+    file."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -181,7 +183,7 @@ class ParquetBody:
 
 
 class _Caught(io.RawIOBase):
-    """A file that only keeps what was written since it was last asked."""
+    """A file object that keeps only what was written since the last read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where a file sink's lane puts its files, and who may: a directory, or the prefix of an object store."""
+"""Where a file sink's lane puts its files: a directory, or a prefix in an object store."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Target(Protocol):
     """One lane's place for files, under one epoch. Blocking; used by one thread."""
 
     def begin(self, extension: str) -> Any:
-        """A new unfinished file. Raises `RetryLaterError` where there is no space."""
+        """A new unfinished file. Raises `RetryLaterError` if there is no space."""
 
     def append(self, file: Any, data: bytes, partition: str) -> int:
-        """Write some or all of `data` into that partition of the file; returns how much. Raises `RetryLaterError` when
-        nothing could be written."""
+        """Write some or all of `data` into that partition of the file; returns the number of bytes. Raises
+        `RetryLaterError` if nothing could be written."""
 
     def finish(self, file: Any, after: Position, end: Position, extension: str, frame: str) -> None:
-        """Make the file visible, whole and durable. After `RetryLaterError` it may be called again.
+        """Make the file visible, complete and durable. After `RetryLaterError` it may be called again.
 
         `frame` is the name of the frame with its last record.
         """

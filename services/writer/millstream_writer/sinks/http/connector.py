@@ -36,7 +36,7 @@ class HttpSink(WebServer):
     noun = "an http sink"
 
     url: Annotated[TextOrReference, After(url_check(SCHEMES))]
-    """Where to send, or where that stands: `{env: NAME}` or `{file: PATH}`."""
+    """URL to send to, or a reference to it: `{env: NAME}` or `{file: PATH}`."""
     method: Literal["POST", "PUT", "PATCH"] = "POST"
     """HTTP method."""
     batch: HttpBatch = HttpBatch()

@@ -1,11 +1,11 @@
-"""The HTTP sink: records as requests, one after another, each with a key that is the same at every attempt.
+"""The HTTP sink: records as sequential requests, each with a key that is the same at every attempt.
 
     frame ─► cut into batches ─► POST, Idempotency-Key ─► 2xx: written
-                                                       └► 408 409 425 429 5xx, no answer: to be tried again
+                                                       └► 408 409 425 429 5xx, no answer: retried
                                                        └► anything else: refused
 
-A batch never reaches over a stored frame and is cut at indexes of the stored frame, so that the same records have the
-same key after a restart as well. Order is kept: what follows a batch that failed is not sent.
+A batch never spans stored frames and is cut at indexes of the stored frame, so that the same records have the same key
+after a restart, too. Order is kept: records after a failed batch are not sent.
 
 Above it: the delivery. Below it: aiohttp.
 """
@@ -31,22 +31,22 @@ from millstream_writer.sinks.file.formats import one_line, parse_json
 from millstream_writer.sinks.http.connector import HttpBatch, HttpSink
 
 ANSWER_BYTES_MAX = 64 * KIB
-"""As much of an answer is read so that the connection can be used again; after more than that it is closed."""
+"""Bytes of an answer that are read so that the connection can be reused; after a longer answer it is closed."""
 DETAIL_CHARACTERS_MAX = 300
 
 HEADER_BYTES_MAX = 1 * KIB
-"""Longest header of a record that is sent as one of its request; servers take some 8 KiB in all."""
+"""Longest header of a record that is sent as a request header; servers accept about 8 KiB in total."""
 HEADERS_MAX = 16
-"""Headers of a record that are sent."""
+"""Maximum number of a record's headers that are sent."""
 
 _BYTES = "application/octet-stream"
 _JSON = "application/json"
 _LINES = "application/x-ndjson"
 _TRACE = frozenset(("traceparent", "tracestate"))
-"""Headers with a place of their own in a request."""
+"""Headers with a meaning of their own in a request."""
 _UNPRINTABLE = re.compile(r"[^ -~]")
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-"""What stays as it is in an id that has to be percent-encoded to fit a header."""
+"""Characters that stay unchanged in an id that has to be percent-encoded to fit into a header."""
 
 UNREACHABLE = "target cannot be reached"
 NO_ANSWER = "target did not answer in time"
@@ -63,7 +63,7 @@ class Batch:
     key: str
     content_type: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Of the record, where there is one only."""
+    """Headers of the record, if there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class _Failed:
     detail: str = ""
     delay_s: float = 0.0
     everything: bool = False
-    """The target as a whole is away: what would have followed counts as tried too."""
+    """Whether the target as a whole is away: the records that would have followed count as tried, too."""
 
 
 def batches_of(item: SinkFrame, limits: HttpBatch, *, envelope: bool = False) -> tuple[list[Batch], list[SinkFailure]]:
     """The requests for a frame's records, in order, and the records that cannot be sent. Pure.
 
-    `envelope`: the values are envelopes, which have the headers of the records.
+    `envelope`: the values are envelopes, which contain the headers of the records.
     """
     values, indexes = item.frame.values(), item.indexes()
     ids = [quote(name, safe=_PRINTABLE) if _UNPRINTABLE.search(name) else name for name in item.record_ids()]
@@ -126,10 +126,10 @@ def batches_of(item: SinkFrame, limits: HttpBatch, *, envelope: bool = False) ->
 
 
 def request_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
-    """A record's headers as those of its request, their names with `x-` before them where they do not have it.
+    """A record's headers as request headers, with the prefix `x-` if they do not have it.
 
-    The HTTP source takes such ones back. Left out: what no request can have, what is long, and what is beyond the
-    number.
+    The HTTP source reads them back. Omitted are headers that a request cannot contain, long ones, and those beyond the
+    maximum number.
     """
     sent: dict[str, str] = {}
     for own_name, value in headers.items():
@@ -194,7 +194,7 @@ class HttpSinkLane(UnkeptLane):
 
 
 async def _judge(response: aiohttp.ClientResponse, link: WebLink) -> _Failed | None:
-    """What a target's answer means. Once the status is here, an answer that breaks off changes nothing."""
+    """The meaning of a target's answer. Once the status has arrived, a truncated body does not matter."""
     status = response.status
     try:
         text = await response.content.read(ANSWER_BYTES_MAX)
@@ -224,9 +224,9 @@ def _failures(batch: Batch, failed: _Failed) -> list[SinkFailure]:
 async def open_http_sink(
     spec: HttpSink, base_dir: Path, where: str, *, envelope: bool = False
 ) -> AsyncIterator[SinkLane]:
-    """A session for one lane; nothing is sent yet. Looks up what the spec refers to.
+    """A session for one lane. Sends nothing yet. Resolves the references in the spec.
 
-    Raises `UserError` when that is not available, or cannot be sent.
+    Raises `UserError` if a value is not available, or cannot be sent.
     """
     whose = f"{where}: the http sink"
     check_header(spec.idempotency_header, "", whose)

@@ -1,4 +1,4 @@
-"""Whether the receiver of an HTTP sink listens. Nothing is sent to it: any request could have an effect there.
+"""Whether the receiver of an HTTP sink listens. Sends no request, because any request could have an effect there.
 
 Above it: `validate --online`. Below it: the network.
 """
@@ -20,9 +20,9 @@ from millstream_writer.sinks.http.connector import HttpSink
 
 
 async def unreachable(settings: HttpSink, base_dir: Path) -> tuple[Code, str, str] | None:
-    """Why no connection can be made, with TLS where the URL asks for it, and what is expected; None where one can.
+    """Why no connection, with TLS if the URL requires it, can be made, and what is expected; None if it can.
 
-    The URL may hold a secret, so that host and port alone are shown.
+    The URL may contain a secret, so only host and port are shown.
     """
     parts = urlsplit(resolve(settings.url, base_dir, "the url of the http sink"))
     is_tls = parts.scheme == "https"

@@ -23,21 +23,22 @@ _OF_COLUMN = re.compile(r"(year|month|day|hour)\((.+)\)")
 
 
 class IcebergSink(TableCommits, IcebergTable):
-    """Appends records to a table of Apache Iceberg, each commit with the lane's position."""
+    """Appends records to an Apache Iceberg table, each commit with the lane's position."""
 
     noun = "an iceberg sink"
 
     partition_by: tuple[Text, ...] = ()
     """Partitions of a table that the sink creates: names of `columns`, `day(at)` (or `year`, `month`, `hour`) of a
-    column of the type `timestamp`, or `dt`, `hour`, `year`, `month` and `day`, which the sink makes of the record's
-    event time, in UTC, as text. A table that exists has to have the same. Default: none, or those that it has."""
+    column of the type `timestamp`, or `dt`, `hour`, `year`, `month` and `day`, which the sink derives from the record's
+    event time, in UTC, as text. An existing table must have the same partitions. Default: none, or those of the
+    existing table."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Also those of the catalog."""
+        """Also checks the catalog and the partitions."""
         yield from super().relation_problems()
         yield from table_problems(self, self.store)
         if self.catalog.rest is None and self.catalog.warehouse is None:
-            what = "new tables need a place"
+            what = "new tables need a warehouse"
             yield ShapeProblem(
                 codes.FIELD_MISSING, ("catalog", "warehouse"), what, "a directory, or s3://bucket/prefix"
             )
@@ -55,7 +56,7 @@ class IcebergSink(TableCommits, IcebergTable):
 
     @property
     def partitions(self) -> Sequence[tuple[str, str]]:
-        """The column and the transform of each."""
+        """The column and the transform of each partition."""
         found = [(name, _OF_COLUMN.fullmatch(name)) for name in self.partition_by]
         named = {column.name for column in self.columns}
         return [
@@ -66,7 +67,7 @@ class IcebergSink(TableCommits, IcebergTable):
 
 class _Iceberg(TableConnector[IcebergSink]):
     model = IcebergSink
-    meaning = "To a table of Apache Iceberg."
+    meaning = "To an Apache Iceberg table."
     packages: ClassVar[Mapping[str, str]] = {
         "pyiceberg": "millstream[iceberg]",
         "pyiceberg_core": "millstream[iceberg]",
@@ -75,7 +76,7 @@ class _Iceberg(TableConnector[IcebergSink]):
     }
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
-        "exactly once: each commit of the table holds the records and, as a property of the table, the position behind "
+        "exactly once: each commit of the table holds the records and, as a property of the table, the position after "
         "them and the owner's epoch",
     )
 

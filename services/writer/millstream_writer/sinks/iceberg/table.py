@@ -1,20 +1,20 @@
-"""An Iceberg table as the place of one lane's commits: who may write, how far the lane is, what fits.
+"""An Iceberg table as the target of one lane's commits: ownership, position and schema.
 
-A commit of Iceberg is a list of changes, with requirements that the catalog checks against the table's newest state. A
+An Iceberg commit is a list of changes, with requirements that the catalog checks against the table's newest state. A
 lane's position and owner are a property of the table, which is part of its state and stays when snapshots expire:
 
     millstream/<pipeline>/<lane> = {"run": …, "epoch": 3, "owner": …, "sequence": 1200, "index": 0, "frame": …}
 
 Each commit sets the property and adds a snapshot, and requires that the newest snapshot is the one from which the
-commit was made. So it is made from the state that named this owner, and no other commit has come between. That includes
-commits of other lanes and of other programs: a commit that lost is repeated only when the property has been read again.
-Opening a lane adds a snapshot without records, so every commit that an older owner has in flight is refused.
+commit was made. So it is based on the state that named this owner, without any commit in between. That includes commits
+of other lanes and of other programs: a commit that lost the race is repeated only after the property has been read
+again. Opening a lane adds a snapshot without records, so every commit that an older owner has in flight is refused.
 
-An answer that was lost needs nothing else. If the commit has landed, the property says so; if it is still on its way,
-it and the next one have the same base, and only one of the two can land.
+A lost answer needs nothing else. If the commit has landed, the property shows it. If it is still in flight, it has the
+same base as the next one, and only one of the two can land.
 
-The data files of a commit are written once, and named again by each attempt. pyiceberg's own repetition of commits is
-not used: it would set the property again without a look at it.
+The data files of a commit are written once, and each attempt refers to them. pyiceberg's own retries of commits are not
+used: they would set the property again without checking it.
 
 Above it: the file sink's lane, in its worker thread. Below it: pyiceberg, an extra.
 """
@@ -69,7 +69,7 @@ _CREATED = {
     TableProperties.MANIFEST_MERGE_ENABLED: "true",
     TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
 }
-"""Properties of a table that the sink creates."""
+"""Properties of tables that the sink creates."""
 _log = logging.getLogger(__name__)
 
 
@@ -77,7 +77,7 @@ class _Written(NamedTuple):
     """The data files of a commit."""
 
     file: list[bytes]
-    """Of which rows: the object itself."""
+    """The rows that it was made from: the object itself."""
     schema_id: int
     spec_id: int
     files: Sequence[DataFile]
@@ -98,7 +98,7 @@ class IcebergLaneTable(LaneTable[Table]):
         self._catalog: Catalog | None = None
         self._written: _Written | None = None
         self._refused: list[tuple[int, str]] = []
-        """Files of commits that were refused, with the snapshot: removed when another one has landed."""
+        """Files of refused commits, with the snapshot; removed when another commit has landed."""
 
     def close(self) -> None:
         if self._catalog is not None:
@@ -130,7 +130,7 @@ class IcebergLaneTable(LaneTable[Table]):
             return open_catalog(settings.catalog, settings.store, owner.base_dir, owner.where, create=True)
 
     def _created(self, catalog: Catalog) -> Table:
-        """A table without rows, made by this lane or another one."""
+        """A table without rows, created by this lane or another one."""
         name, vertex, partitions = self._settings.table, self._owner.lane.vertex, self._settings.partitions
         with suppress(*EXISTS), step("iceberg_sink.create_namespace", vertex):
             catalog.create_namespace(name.rpartition(".")[0])
@@ -144,7 +144,7 @@ class IcebergLaneTable(LaneTable[Table]):
         return catalog.load_table(name)
 
     def _add_columns(self, table: Table) -> None:
-        """Those that the table lacks."""
+        """Add the columns that the table lacks."""
         with step("iceberg_sink.add_columns", self._owner.lane.vertex), table.update_schema() as update:
             update.union_by_name(self._schema)
 
@@ -171,14 +171,14 @@ class IcebergLaneTable(LaneTable[Table]):
             self._put(table, (), position, frame)
 
     def _is_certain(self, table: Table) -> bool:
-        """Its state is one that this owner has made, or has looked at."""
+        """Whether its state was created or checked by this owner."""
         return True
 
     def _regain(self) -> Position:
         with self._errors():
             kept = self._kept(self._opened())
             self._check_owner(kept)
-        assert kept is not None, "it was taken over, so there is one"
+        assert kept is not None, "it was taken over, so it exists"
         if kept.position > self._position:
             # A commit that was reported as refused has landed.
             self._refused.clear()
@@ -188,7 +188,7 @@ class IcebergLaneTable(LaneTable[Table]):
     def _commit(self, file: list[bytes], end: Position, frame: str) -> None:
         assert self._table is not None, "the lane is taken over"
         self._data_files(self._table, file)
-        # While files were written, other lanes have committed.
+        # Other lanes have committed while files were written.
         self._table = None
         if self._regain() < end or self._owner.fallback:
             table = self._opened()
@@ -207,10 +207,10 @@ class IcebergLaneTable(LaneTable[Table]):
         except FAILURES as error:
             raise error_of(error, self._settings, self._owner.where) from error
 
-    # Their parts.
+    # Parts of commits.
 
     def _data_files(self, table: Table, file: list[bytes]) -> Sequence[DataFile]:
-        """Written at the first attempt; again only if the table's schema or partitions have been changed since."""
+        """Written at the first attempt; again only if the table's schema or partitions have changed since."""
         metadata = table.metadata
         written = self._written
         if (
@@ -225,7 +225,7 @@ class IcebergLaneTable(LaneTable[Table]):
         return written.files
 
     def _put(self, table: Table, files: Sequence[DataFile], position: Position, frame: str) -> None:
-        """One commit, made from the state of `table`, which then has the new one."""
+        """One commit, based on the state of `table`, which then has the new state."""
         owner = self._owner
         said = {
             "run": owner.ledger_id,
@@ -254,7 +254,8 @@ class IcebergLaneTable(LaneTable[Table]):
         self._remove_refused(table)
 
     def _remove_refused(self, table: Table) -> None:
-        """What was written for commits that cannot land any more. One may have landed, and its answer was another."""
+        """Remove files of commits that cannot land any more, except those that landed although the answer said
+        otherwise."""
         landed = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
         for snapshot_id, path in self._refused:
             if snapshot_id in landed:
@@ -275,7 +276,7 @@ def _field_name(column: str, transform: str) -> str:
 
 
 def faults_of(table: Table, schema: pa.Schema, settings: IcebergSink) -> Iterator[Fault]:
-    """What of the table does not fit."""
+    """What in the table does not fit the settings."""
     there = {field.name: field for field in table.schema().fields}
     for field in schema:
         loc, expected = settings.place_of(field.name), _TYPES[str(field.type)]
@@ -287,11 +288,11 @@ def faults_of(table: Table, schema: pa.Schema, settings: IcebergSink) -> Iterato
             what = f"column `{field.name}` of the table has the type {found.field_type}"
             yield Fault(loc, what, f"a column of the type {expected}")
         elif field.nullable and found.required:
-            what = f"column `{field.name}` of the table takes no nulls"
-            yield Fault(loc, what, "a column that takes nulls")
+            what = f"column `{field.name}` of the table accepts no nulls"
+            yield Fault(loc, what, "a column that accepts nulls")
     for name, one in there.items():
         if name not in schema.names and one.required:
-            yield Fault(("columns",), f"column `{name}` of the table takes no nulls", f"`{name}` among `columns`")
+            yield Fault(("columns",), f"column `{name}` of the table accepts no nulls", f"`{name}` among `columns`")
     partitions = _partitions(table)
     if settings.partition_by and partitions != list(settings.partitions):
         said = [column if transform == "identity" else f"{transform}({column})" for column, transform in partitions]
@@ -309,10 +310,10 @@ def _partitions(table: Table) -> list[tuple[str, str]]:
 
 
 def look(settings: IcebergSink, base_dir: Path) -> Sequence[Fault]:
-    """What of a table that exists does not fit. Raises errors of ours where it cannot be reached."""
+    """What in an existing table does not fit the settings. Raises Millstream errors if it cannot be reached."""
     catalog = settings.catalog
     if catalog.sqlite is not None and not (base_dir / catalog.sqlite).exists():
-        # The sink creates it.
+        # The sink creates the table.
         return ()
     try:
         with open_catalog(catalog, settings.store, base_dir, "validate", create=False) as opened:

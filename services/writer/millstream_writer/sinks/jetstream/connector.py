@@ -32,17 +32,17 @@ class JetStreamSink(NatsServer):
     """The subject. A stream has to include it."""
     positions: Annotated[Text, After(checked_subject)] | None = None
     """A subject under which the same stream keeps the positions of lanes, such as `orders-positions`. Records and
-    position are then one atomic batch, and each record is there exactly once. The stream needs `allow_atomic`, and
+    position are then one atomic batch, and each record is stored exactly once. The stream needs `allow_atomic`, and
     `<positions>.>` among its subjects. Default: none, which is at least once."""
 
 
 class _JetStream(SinkConnector[JetStreamSink]):
     encoded = True
     model = JetStreamSink
-    meaning = "To a subject of a stream of NATS JetStream."
+    meaning = "To a subject of a JetStream stream."
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
-        "with `positions` exactly once: an atomic batch holds records and the position after them, guarded by the "
+        "with `positions` exactly once: an atomic batch contains records and the position after them, guarded by the "
         "previous one; without it at least once",
     )
 
@@ -51,7 +51,7 @@ class _JetStream(SinkConnector[JetStreamSink]):
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, _WITH_IDS)
         if fallback:
             return as_fallback("stream")
-        what = "exactly once: an atomic batch holds records and the position after them, guarded by the previous one"
+        what = "exactly once: an atomic batch contains records and the position after them, guarded by the previous one"
         return Guarantee(GuaranteeId.TRANSACTIONAL, what)
 
     async def online_findings(self, settings: JetStreamSink, place: Place) -> Sequence[Finding]:

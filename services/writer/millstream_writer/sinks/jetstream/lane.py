@@ -1,12 +1,12 @@
-"""Records to a subject of a stream.
+"""Writes records to a subject of a stream.
 
-With `positions` a commit is one atomic batch: the records, and a message with the lane's position, which the server
-takes only behind the one that this owner wrote last.
+With `positions`, a commit is one atomic batch: the records, and a message with the lane's position, which the server
+accepts only directly after the last one of this owner.
 
-    open ─► the position that is there ─► a new one with this owner's name, behind it ─► older owners are refused
-    write ─► records + position, behind the last one ─► all of it is stored, or nothing
+    open ─► the existing position ─► a new one with this owner's name, after it ─► older owners are refused
+    write ─► records + position, after the last one ─► everything is stored, or nothing
 
-Without, each message has an id, and the stream leaves out what comes again within its duplicate window.
+Without it, each message has an id, and the stream drops repeated messages within its duplicate window.
 
 Above it: the delivery. Below it: one connection to the server.
 """
@@ -58,12 +58,12 @@ class _Target:
 
     @property
     def found(self) -> Target:
-        assert self._found is not None, "it is used in a session"
+        assert self._found is not None, "it is used only in a session"
         return self._found
 
     @asynccontextmanager
     async def reached(self) -> AsyncIterator[BrokerConnection]:
-        """The connection, and the stream looked at on it. Makes errors ours."""
+        """The connection, after the stream was checked on it. Converts errors to Millstream errors."""
         settings, owner = self.settings, self.owner
         if self._connection is None:
             name = f"millstream {owner.pipeline}/{owner.name}"
@@ -82,7 +82,7 @@ class _Target:
 
 
 class JetStreamKeptLane(KeptLane[Put]):
-    """A lane whose position lies in the stream."""
+    """A lane whose position is in the stream."""
 
     def __init__(self, target: _Target) -> None:
         super().__init__(target.owner, NATS_BATCH_MESSAGES_MAX - 1)
@@ -92,9 +92,9 @@ class JetStreamKeptLane(KeptLane[Put]):
         self._identity = uuid4().hex
         self._token = ""
         self._last = -1
-        """Sequence of the position that this owner wrote last; below 0 where it is not known whether it still is."""
+        """Sequence of the last position of this owner; negative if it is unknown whether it is still the newest."""
         self._written_s = 0.0
-        """When that was."""
+        """When it was written."""
 
     async def tick(self) -> None:
         await super().tick()
@@ -107,7 +107,8 @@ class JetStreamKeptLane(KeptLane[Put]):
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[BrokerConnection]:
-        """The lane taken over. After a failure it is taken over again, which settles what became of the last batch."""
+        """Takes the lane over. After a failure, it is taken over again, which resolves the outcome of the last
+        batch."""
         async with self._target.reached() as connection:
             try:
                 if self._last < 0:
@@ -139,7 +140,7 @@ class JetStreamKeptLane(KeptLane[Put]):
         end: Position,
         frame: str,
     ) -> int:
-        """These messages and the position behind them; the sequence of the latter."""
+        """Publish these messages and the position after them. Returns the sequence of the position."""
         owner = self._owner
         body = {"run": owner.ledger_id, "epoch": owner.epoch, "owner": self._token, "at": end, "frame": frame}
         headers = {GUARD: str(self._last), **(ROLLUP if self._target.found.rolls_up else {})}
@@ -157,7 +158,7 @@ class JetStreamKeptLane(KeptLane[Put]):
         return _sequence(json.loads((await connection.answer_of(answer, self._target.settings.timeout_s)).data))
 
     async def _kept(self, connection: BrokerConnection) -> tuple[Kept | None, int]:
-        """What the stream keeps of the lane, and the sequence of that."""
+        """The lane's state in the stream, and its sequence."""
         stream = self._target.found.stream
         try:
             answer = await connection.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": self._subject})
@@ -179,7 +180,7 @@ class JetStreamKeptLane(KeptLane[Put]):
         return kept, int(message["seq"])
 
     async def _take_over(self, connection: BrokerConnection) -> None:
-        """Fence every earlier owner, and read the target's position."""
+        """Fence every earlier owner, and read the position in the target."""
         owner, subject = self._owner, self._target.settings.subject
         self._token = f"{self._identity}.{uuid4().hex}"
         while True:
@@ -196,7 +197,7 @@ class JetStreamKeptLane(KeptLane[Put]):
                     self._last = await self._send(connection, (), reached, "" if kept is None else kept.frame)
             except ApiError as error:
                 if error.code in WRONG_LAST_SEQUENCE:
-                    # The one before has written since it was looked at.
+                    # The previous owner has written since the state was read.
                     continue
                 raise
             break
@@ -213,7 +214,7 @@ class JetStreamKeptLane(KeptLane[Put]):
         )
 
     def _by_hand(self) -> str:
-        """How the user says that the lane's mark is right."""
+        """Instructions for the user to confirm that the lane's mark is right."""
         body = {"run": self._owner.ledger_id, "epoch": 0, "owner": "", "at": self._owner.start, "frame": ""}
         return f"to let the lane continue after its mark: `nats pub {self._subject} '{json.dumps(body)}'`"
 
@@ -228,7 +229,7 @@ class JetStreamIdLane(UnkeptLane):
         self._target = target
 
     async def open(self) -> None:
-        """Connect, and check whether the stream fits."""
+        """Connect, and check the stream."""
         async with self._target.reached():
             pass
 
@@ -241,7 +242,7 @@ class JetStreamIdLane(UnkeptLane):
         return WriteResult(failures if any(failures) else ())
 
     async def _publish(self, connection: BrokerConnection, converted: Converted[Put]) -> list[SinkFailure]:
-        """All of them, in order; those that the stream refuses."""
+        """Publish all messages, in order. Returns those that the stream refuses."""
         settings = self._target.settings
         refused: list[SinkFailure] = []
         for start in range(0, len(converted.made), NATS_UNANSWERED_MAX):
@@ -267,20 +268,20 @@ class JetStreamIdLane(UnkeptLane):
 
 
 def _sequence(receipt: dict[str, Any]) -> int:
-    """Where a message was stored. Raises `ApiError`."""
+    """The sequence of a stored message. Raises `ApiError`."""
     if (error := receipt.get("error")) is not None:
         raise ApiError(error.get("err_code", error.get("code", 0)), error.get("description", ""))
     return int(receipt["seq"])
 
 
 def _token(text: str) -> str:
-    """As one token of a subject."""
+    """A name as one token of a subject."""
     return "".join(char if char.isalnum() or char in "-_" else f"={ord(char):x}=" for char in text)
 
 
 @asynccontextmanager
 async def open_jetstream_sink(settings: JetStreamSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target, every former owner fenced. A server that is away is waited for by the first write."""
+    """Opens the lane's target and fences every former owner. If the server is away, the first write waits for it."""
     async with AsyncExitStack() as life:
         target = _Target(settings, owner, life)
         lane = JetStreamIdLane(target) if settings.positions is None else JetStreamKeptLane(target)

@@ -15,21 +15,21 @@ TOO_LARGE = "record is too large for the stream"
 HEADER = "header cannot be written"
 
 _RESERVED = ("nats-", OURS)
-"""How headers begin that have a meaning for the server, or are ours."""
+"""Prefixes of headers that have a meaning for the server, or are Millstream's own."""
 _NAME = re.compile(r"[!-9;-~]+")
 _OVERHEAD_BYTES = 512
-"""For the headers of a batch."""
+"""Space for the headers of a batch."""
 
 
 class Put(NamedTuple):
-    """What a record becomes."""
+    """The target's form of a record."""
 
     data: bytes
     headers: dict[str, str]
 
 
 def convert(item: SinkFrame, bytes_max: int, run: str | None) -> Converted[Put]:
-    """What a frame's records become. `run`: messages have ids, which are of this run."""
+    """What a frame's records become. `run`: messages have ids, which are unique to this run."""
     frame = item.frame
     rows: list[int] = []
     made: list[Put] = []

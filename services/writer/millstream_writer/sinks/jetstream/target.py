@@ -1,4 +1,4 @@
-"""The stream that a sink writes to: what it is, and whether it fits."""
+"""The stream that a sink writes to, and whether it fits the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 class Fault(NamedTuple):
-    """What does not fit."""
+    """What does not fit the settings."""
 
     loc: str
     what: str
@@ -27,21 +27,21 @@ class Target(NamedTuple):
 
     stream: str
     bytes_max: int
-    """Of a message with its headers."""
+    """Maximum bytes of a message with its headers."""
     rolls_up: bool
-    """Whether a position may take the place of the one before."""
+    """Whether a position may replace the previous one."""
 
 
 async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> Target | Fault:
-    """The stream that takes the subject. Raises what requests raise."""
+    """The stream that includes the subject. Raises what requests raise."""
     streams = await _streams_of(connection, settings.subject)
     if len(streams) != 1:
         what = (
-            f"no stream takes the subject {settings.subject}"
+            f"no stream includes the subject {settings.subject}"
             if not streams
-            else (f"several streams take the subject {settings.subject}: {', '.join(streams)}")
+            else (f"several streams include the subject {settings.subject}: {', '.join(streams)}")
         )
-        return Fault("subject", what, "a subject that one stream takes")
+        return Fault("subject", what, "a subject that one stream includes")
     (stream,) = streams
     config = (await connection.api(f"STREAM.INFO.{stream}"))["config"]
     if settings.positions is not None:
@@ -50,7 +50,7 @@ async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> 
             return Fault("positions", what, f"NATS {'.'.join(map(str, VERSION_MIN))} or later, or no `positions`")
         probe = f"{settings.positions}.position"
         if await _streams_of(connection, probe) != streams:
-            what = f"the stream {stream} does not take {settings.positions}.>"
+            what = f"the stream {stream} does not include {settings.positions}.>"
             return Fault("positions", what, f"that subject among those of {stream}")
         if not config.get("allow_atomic"):
             return Fault(
@@ -74,7 +74,8 @@ async def _streams_of(connection: BrokerConnection, subject: str) -> list[str]:
 
 
 async def look(settings: JetStreamSink, base_dir: Path) -> list[Fault]:
-    """What does not fit, of a server that is reached, with what would. Raises errors of ours where it is not."""
+    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
+    reached."""
     where = "validate --online"
     async with linked(settings, base_dir, where, "millstream validate") as connection:
         with translated(connection, where):

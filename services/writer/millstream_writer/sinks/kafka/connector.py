@@ -22,7 +22,7 @@ class KafkaSink(KafkaCluster):
     noun = "a kafka sink"
 
     topic: Text
-    """The topic, which has to exist."""
+    """The topic, which must exist."""
     transactions: Flag = True
     """Write in transactions, exactly once. `false`: at least once; readers of uncommitted data see records sooner."""
     set_key: Flag = True
@@ -35,10 +35,10 @@ class _Kafka(SinkConnector[KafkaSink]):
     whole = True
     encoded = keys_encoded = True
     model = KafkaSink
-    meaning = "To a topic of Kafka."
+    meaning = "To a Kafka topic."
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
-        "exactly once for readers with `isolation.level=read_committed`: a transaction holds records and the "
+        "exactly once for readers with `isolation.level=read_committed`: a transaction contains records and the "
         "position after them",
     )
     packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}

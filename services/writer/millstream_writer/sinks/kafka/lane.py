@@ -1,11 +1,11 @@
-"""The Kafka sink: each write is one transaction, which holds the records and the position behind them.
+"""The Kafka sink: each write is one transaction, which contains the records and the position after them.
 
     write ─► up to the first record that is too large (`kept`) ─► transaction ─► durable
-                                                                       └─ no answer ─► open again, look, and go on
+                                                                       └─ no answer ─► reopen, check, continue
 
-A commit whose answer is lost has happened or not. Which of the two, the position says that is read when the lane's
-session is opened again; only then does the write return. Without transactions (`transactions: false`, and as a
-fallback) a write returns when the brokers have acknowledged everything, and may be repeated.
+If the answer to a commit is lost, the position shows whether the commit happened. It is read when the lane's session is
+opened again, and only then does the write return. Without transactions (`transactions: false`, and as a fallback), a
+write returns when the brokers have acknowledged everything, and may be repeated.
 
 Above it: the delivery. Below it: `session`, and one thread, because the calls of the client block.
 """
@@ -39,13 +39,13 @@ class KafkaSinkLane(KeptLane[Message]):
     """A lane that writes in transactions. The methods with an underscore and no `async` run in its thread."""
 
     def __init__(self, session: Session, spec: KafkaSink, owner: SinkOwner, thread: ClientThread) -> None:
-        # What a write takes is bounded by its bytes.
+        # The size of a write is bounded by its bytes.
         super().__init__(owner, records_max=sys.maxsize)
         self._broker = session
         self._spec = spec
         self._thread = thread
         self._frame = ""
-        """Name of the frame that `_durable` lies in, where it is known."""
+        """Name of the frame that contains `_durable`, if it is known."""
 
     async def open(self) -> None:
         """Errors: those of `SinkConnector.open`."""
@@ -55,7 +55,7 @@ class KafkaSinkLane(KeptLane[Message]):
 
     async def tick(self) -> None:
         await super().tick()
-        # Kafka forgets offsets of a group that commits none.
+        # Kafka removes the offsets of a group that commits none.
         if time.monotonic() >= self._broker.used_s + KAFKA_MARKER_REFRESH_S:
             await self._thread.run(self._refresh)
 
@@ -72,7 +72,8 @@ class KafkaSinkLane(KeptLane[Message]):
         await self._thread.run(self._transact, made, end, frame)
 
     async def _check_past(self) -> None:
-        """What Kafka holds beyond the mark is left out when it is offered again, so it must be what was stored then."""
+        """Records in Kafka after the mark are skipped when they are offered again, so they must be the ones that were
+        stored."""
         if not self._frame or self._durable <= self._owner.start:
             return
         sequence = frame_at(self._durable)
@@ -87,12 +88,12 @@ class KafkaSinkLane(KeptLane[Message]):
             )
 
     def _open(self) -> None:
-        """Open the session, again where another owner or an outage ended it."""
+        """Open the session, and reopen it after another owner or an outage has ended it."""
         while True:
             try:
                 marker = self._broker.open()
             except BrokenError as broken:
-                # Another owner opened between two calls of ours; one of the two has the higher epoch, and stays.
+                # Another owner has opened between two of our calls; the one with the higher epoch stays.
                 if (stop := refusal(broken.error, self._spec.topic, self._owner.where)) is not None:
                     raise stop from broken
                 self._thread.wait(0.1)
@@ -115,7 +116,7 @@ class KafkaSinkLane(KeptLane[Message]):
                 self._durable, self._frame = end, frame
 
     def _settle(self, broken: BrokenError) -> None:
-        """After a failed transaction: returns when the write may be looked at again, raises when it cannot go on."""
+        """After a failed transaction: returns when the outcome can be checked, raises if the lane cannot continue."""
         if broken.undecided:
             _log.warning(
                 "%s: Kafka did not answer a commit (%s); checking whether it took effect", self._owner.where, broken
@@ -125,7 +126,7 @@ class KafkaSinkLane(KeptLane[Message]):
                     self._open_again()
                     return
                 except (RetryLaterError, InfrastructureError) as error:
-                    # The write cannot be given back while it is not known what became of it.
+                    # The write cannot be returned while its outcome is unknown.
                     if isinstance(error, DamageError):
                         raise
                     _log.warning("%s: the outcome of a commit is not known: %s", self._owner.where, error)
@@ -133,7 +134,7 @@ class KafkaSinkLane(KeptLane[Message]):
             raise stop from broken
         if broken.error.code() not in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH):
             raise RetryLaterError(codes.TARGET_AWAY, f"{self._owner.where}: Kafka: {broken}") from broken
-        # Another owner, or the cluster gave the transaction up: opening the session tells which.
+        # Another owner exists, or the cluster aborted the transaction: reopening the session shows which.
 
     def _open_again(self) -> None:
         try:
@@ -153,7 +154,7 @@ class KafkaSinkLane(KeptLane[Message]):
 
 
 class UnfencedLane(UnkeptLane):
-    """A lane without transactions: what the brokers have acknowledged is there, at least once."""
+    """A lane without transactions: at least once, when the brokers have acknowledged a record."""
 
     def __init__(self, session: Session, spec: KafkaSink, thread: ClientThread) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Records of frames as messages of Kafka. Pure."""
+"""Records of frames as Kafka messages. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from millstream_writer.sinks.encoding import key_of
 from millstream_writer.sinks.kept import Converted
 
 MESSAGE_OVERHEAD_BYTES = 128
-"""At most what a message takes in a batch of its own, beside key, value and headers."""
+"""Maximum overhead of a message in its own batch, besides key, value and headers."""
 _HEADER_OVERHEAD_BYTES = 10
 _LEAST_US = 1000
-"""Kafka knows no time before 1970, and its client takes 0 for "now"."""
+"""Kafka has no times before 1970, and its client interprets 0 as "now"."""
 
 Headers = list[tuple[str, str | bytes | None]]
 Message = tuple[bytes, bytes | None, int, Headers | None]
@@ -41,7 +41,7 @@ def messages_of(frame: Frame, *, set_key: bool) -> Iterator[Message]:
 
 
 def convert(frame: Frame, bytes_max: int, *, set_key: bool) -> Converted[Message]:
-    """What becomes of a frame's records. Those that the topic does not take, whatever their batch, are refused."""
+    """Converts a frame's records. Those that the topic cannot accept in any batch are refused."""
     messages = list(messages_of(frame, set_key=set_key))
     if frame.size + MESSAGE_OVERHEAD_BYTES <= bytes_max:
         return Converted(range(frame.records), messages, ())

@@ -1,10 +1,10 @@
-"""The session of one lane with its topic: one transactional producer, and where the lane stands in Kafka.
+"""The session of one lane with its topic: one transactional producer, and the lane's position in Kafka.
 
-    init_transactions (fences, decides what was pending) ─► position? ─► begin ─► records, position ─► commit ─┐
+    init_transactions (fences, resolves pending ones) ─► position? ─► begin ─► records, position ─► commit ─┐
                           ▲                                   skip     ▲                                       │
                           └──────────── fenced, or no answer ──────────┴───────────────────────────────────────┘
 
-The position is the metadata of an offset that is committed with the records, for a consumer group of the lane's own and
+The position is the metadata of an offset that is committed with the records, for the lane's own consumer group and
 partition 0 of the topic (decision 0056). Everything here blocks and is used by one thread.
 """
 
@@ -53,15 +53,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Where a lane stands in the target."""
+    """A lane's position in the target."""
 
     ledger_id: str
-    """Of the run."""
+    """Id of the run's ledger."""
     epoch: int
-    """Of the owner that wrote it."""
+    """Epoch of the owner that wrote it."""
     position: Position
     frame: str
-    """Name of the frame with its last record; empty where it has none."""
+    """Name of the frame with its last record; empty if it has none."""
 
     def pack(self) -> str:
         return json.dumps(
@@ -71,7 +71,7 @@ class Marker:
 
     @classmethod
     def unpack(cls, text: str) -> Marker:
-        """Raises `ValueError` for what is none."""
+        """Parses a marker. Raises `ValueError` if the text is not one."""
         try:
             found = json.loads(text)
             run, epoch, (sequence, index), frame = found["run"], found["epoch"], found["at"], found["frame"]
@@ -83,7 +83,7 @@ class Marker:
 
 
 class BrokenError(Exception):
-    """The transaction had no effect, or may have had: `undecided`. The session has to be opened again."""
+    """The transaction had no effect, or (`undecided`) may have had one. The session has to be opened again."""
 
     def __init__(self, error: KafkaError, *, undecided: bool) -> None:
         super().__init__(error.str())
@@ -92,7 +92,7 @@ class BrokenError(Exception):
 
 
 class Session:
-    """What one owner of a lane has with Kafka, as often as it has to be opened again."""
+    """The session of one owner of a lane with Kafka, which can be reopened."""
 
     def __init__(self, spec: KafkaSink, owner: SinkOwner, thread: ClientThread) -> None:
         self._spec = spec
@@ -100,15 +100,16 @@ class Session:
         self._thread = thread
         self._where = owner.where
         self.name = f"millstream.{owner.pipeline}.{owner.name}.{spec.topic}"
-        """Of the lane in Kafka: its transactional.id and its consumer group."""
+        """Name of the lane in Kafka: its transactional.id and its consumer group."""
         self._heard = Heard(self._where)
         self._settings: Settings = {}
         self._reader: Consumer | None = None
         self._producer: Producer | None = None
         self._refused: KafkaError | None = None
-        """What a message was refused for."""
+        """Why a message was refused."""
         self._listening = False
-        """Whether each message reports what became of it. That costs time, so only after a transaction failed."""
+        """Whether each message reports its outcome. That costs time, so it is enabled only after a failed
+        transaction."""
         self.record_bytes_max = KAFKA_RECORD_BYTES
         self.used_s = time.monotonic()
         """When the position was committed last."""
@@ -118,22 +119,22 @@ class Session:
         return self._producer is not None
 
     def prepare(self) -> None:
-        """Reach the cluster, and look at the topic and at the lane in it; nothing is fenced. Errors: those of `reach`
-        and `look`."""
+        """Reach the cluster, and check the topic and the lane's position in it, without fencing. Errors: those of
+        `reach` and `look`."""
         self._settings = client_settings(self._spec, self._owner.base_dir, self._where)
-        # With this isolation an answer does not wait for the end of a former owner's transaction.
+        # With this isolation level, an answer does not wait for the end of a former owner's transaction.
         self._reader = self._made_reader("read_uncommitted")
         topic = self._spec.topic
         self._reach(partial(topic_partitions, self._reader, topic))
-        # A target that is not this owner's is left alone.
+        # A target that does not belong to this owner is not changed.
         self.look()
         self._reader.close()
         self._reader = self._made_reader("read_committed")
         self.record_bytes_max = self._topic_bytes_max()
 
     def look(self) -> Marker | None:
-        """Where the lane stands in the topic. Raises `UserError` for another run's position, `FencedError` for that of
-        a newer owner."""
+        """The lane's position in the topic. Raises `UserError` for another run's position, `FencedError` for that of a
+        newer owner."""
         found = self._reach(self._committed)
         if found.offset < 0:
             self._check_not_lost()
@@ -171,7 +172,7 @@ class Session:
         with step("kafka_sink.fence", self._owner.lane.vertex):
             self._reach(producer.init_transactions, producer.poll)
         self._producer = producer
-        # What was pending is decided now.
+        # Pending transactions are resolved now.
         marker = self.look()
         if marker is None or marker.epoch < self._owner.epoch:
             position, frame = (self._owner.start, "") if marker is None else (marker.position, marker.frame)
@@ -197,7 +198,7 @@ class Session:
                 _bounded(partial(producer.commit_transaction, KAFKA_COMMIT_S))
         except KafkaException as failed:
             error = error_of(failed)
-            # One that has to be aborted was not committed.
+            # A transaction that has to be aborted was not committed.
             undecided = committing and not error.txn_requires_abort()
             self._listening = True
             self.abandon()
@@ -206,8 +207,8 @@ class Session:
         self.used_s = time.monotonic()
 
     def send(self, messages: Iterable[Message]) -> None:
-        """Without a transaction. Raises `RetryLaterError` when not everything was acknowledged; some of it may be
-        there."""
+        """Write without a transaction. Raises `RetryLaterError` if not everything was acknowledged; some records may be
+        stored."""
         if self._producer is None:
             self._producer = self._made_producer({"enable.idempotence": True})
         producer, self._refused = self._producer, None
@@ -219,7 +220,7 @@ class Session:
             raise refusal(error, self._spec.topic, self._where) or away(error, self._where)
 
     def abandon(self) -> None:
-        """The producer, with what is in its hands. The next one aborts its transaction."""
+        """Discard the producer with its queued messages. The next one aborts its transaction."""
         if self._producer is not None:
             self._producer.purge(in_queue=True, in_flight=True, blocking=False)
             self._producer = None
@@ -260,7 +261,7 @@ class Session:
         return found
 
     def _why_refused(self) -> KafkaError | None:
-        """What a message since the last `produce` was refused for."""
+        """Why a message since the last `produce` was refused."""
         return self._refused
 
     def _hear_refusal(self, error: KafkaError | None, _: Any) -> None:
@@ -268,7 +269,7 @@ class Session:
             self._refused = error
 
     def _check_not_lost(self) -> None:
-        """A lane that has come somewhere, and of which a topic with records knows nothing."""
+        """The error for a lane that has made progress, but whose position is missing in a topic with records."""
         if self._owner.start == Position(0) or self._is_empty():
             return
         raise DamageError(
@@ -281,7 +282,7 @@ class Session:
 
     @property
     def by_hand(self) -> str:
-        """How the user says that the lane's mark is right."""
+        """Instructions for the user to confirm that the lane's mark is right."""
         return (
             "See which records are at the end of the topic. To let the lane continue after its mark: "
             "kafka-consumer-groups.sh --bootstrap-server … --reset-offsets --to-offset 0 --execute --group "
@@ -297,7 +298,7 @@ class Session:
         return True
 
     def _topic_bytes_max(self) -> int:
-        """Bytes of a record that the topic takes; what Kafka takes by default where the right to ask is missing."""
+        """Maximum bytes of a record in the topic; Kafka's default if the permission to read the setting is missing."""
         admin = made(AdminClient, self._settings, self._where)
         wanted = ConfigResource(ConfigResource.Type.TOPIC, self._spec.topic)
         try:
@@ -308,15 +309,15 @@ class Session:
 
 
 def _bounded(call: Callable[[], object]) -> None:
-    """Make a call of the client's that has a limit of its own, and keep it: librdkafka 2.16 does not always return from
-    one when its broker was away. Such a call keeps its thread and its producer, which the next producer fences. Raises
-    `KafkaException`, with `_TIMED_OUT` for a call that did not return."""
+    """Make a client call that has a timeout, and enforce the timeout: librdkafka 2.16 does not always return from a
+    call after its broker was away. Such a call keeps its thread and its producer, which the next producer fences.
+    Raises `KafkaException`, with `_TIMED_OUT` for a call that did not return."""
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
             call()
-        except BaseException as failed:  # noqa: BLE001  # it is raised where the call was asked for
+        except BaseException as failed:  # noqa: BLE001  # it is raised in the caller
             failures.append(failed)
 
     thread = threading.Thread(target=run, name="kafka-sink-call", daemon=True)
@@ -335,12 +336,12 @@ def produce(
     thread: ClientThread,
     on_delivery: Callable[[KafkaError | None, Any], None] | None,
 ) -> None:
-    """Hand messages over, in order; waits while the queue is full."""
+    """Pass messages to the client, in order; waits while the queue is full."""
     put, anywhere = producer.produce, -1
     for value, key, time_ms, headers in messages:
         while True:
             try:
-                # By place, which takes half the time that names take.
+                # Positional arguments, which take half the time of keyword arguments.
                 put(topic, value, key, anywhere, on_delivery, None, time_ms, headers)
                 break
             except BufferError:
@@ -349,7 +350,7 @@ def produce(
 
 
 def refusal(error: KafkaError, topic: str, where: str) -> UserError | None:
-    """The error to stop with, where records are refused and only the user can put that right."""
+    """The error to stop with, if records are refused for a reason that only the user can fix."""
     if (found := user_error(error, where)) is not None:
         return found
     if error.code() == KafkaError.INVALID_TIMESTAMP:

@@ -1,1 +1,1 @@
-"""What sinks of tables have in common: rows in Arrow, commits by time and size, and who may make them."""
+"""The common part of table sinks: rows in Arrow, commits by time and size, and ownership."""

@@ -1,8 +1,8 @@
-"""A table as the place of one lane's commits: who may write, how far the lane is, what fits.
+"""A table as the target of one lane's commits: ownership, position and schema.
 
 The state of the table names, for each lane, its owner and its position. Each commit of a lane is based on a state that
-named this owner, and the catalog or log refuses it if that is no longer so. What a client calls that, and what it
-refuses, the classes of the two formats say.
+named this owner, and the catalog or log refuses it if that has changed. The classes of the two formats define how their
+clients express this.
 
 Above it: the file sink's lane, in its worker thread. Below it: the client of a format.
 """
@@ -23,11 +23,11 @@ from millstream_writer.sinks.kept import Kept, fenced
 
 T = TypeVar("T")
 _CONFLICTS_MAX = 20
-"""How often a commit is repeated at once, when others have changed the table."""
+"""How often a commit is immediately repeated if others have changed the table."""
 
 
 class Fault(NamedTuple):
-    """What of a table does not fit the settings."""
+    """What in a table does not fit the settings."""
 
     loc: tuple[str | int, ...]
     what: str
@@ -35,29 +35,30 @@ class Fault(NamedTuple):
 
 
 class ConflictError(Exception):
-    """Another commit was faster. This one has no effect."""
+    """Another commit was faster. This one had no effect."""
 
 
 class LaneTable(ABC, Generic[T]):
-    """One lane's access to a table, under one epoch. Blocking; used by one thread. `T`: the client's table."""
+    """One lane's access to a table, under one epoch. Blocking; used by one thread. `T`: the client's table class."""
 
     def __init__(self, owner: SinkOwner, target: str, remedy: str) -> None:
-        """`target` names the table in messages; `remedy` is how a user lets a lane begin without what is kept."""
+        """`target` names the table in messages; `remedy` tells a user how to start a lane without its stored
+        position."""
         self._owner = owner
         self.target = target
         self.remedy = remedy
         self._application = f"millstream/{owner.pipeline}/{owner.name}"
         self._name = secrets.randbits(62)
-        """Of this owner."""
+        """A unique name of this owner."""
         self._table: T | None = None
-        """In the state from which the next commit is made; None when it has to be read again."""
+        """Position in the state that the next commit is based on; None if it has to be read again."""
         self._position = owner.start
         self._taken_over = False
 
     # Opening: `look`, then `take_over`.
 
     def look(self) -> Kept | None:
-        """How far the lane is by the table, which is created if it does not exist. Raises errors of ours."""
+        """The lane's position in the table, which is created if it does not exist. Raises Millstream errors."""
         with self._errors():
             table = self._opened()
             kept = self._kept(table)
@@ -66,7 +67,7 @@ class LaneTable(ABC, Generic[T]):
             return self._with_frame(table, kept)
 
     def take_over(self) -> Position:
-        """Fence every earlier owner; returns the lane's certain position. Raises errors of ours."""
+        """Fence every earlier owner; returns the lane's certain position. Raises Millstream errors."""
         for _ in range(_CONFLICTS_MAX):
             try:
                 with self._errors():
@@ -93,16 +94,16 @@ class LaneTable(ABC, Generic[T]):
         return []
 
     def append(self, file: list[bytes], data: bytes, partition: str) -> int:
-        """Keep it until the commit."""
+        """Keep the rows until the commit."""
         file.append(data)
         return len(data)
 
     def finish(self, file: list[bytes], after: Position, end: Position, extension: str, frame: str) -> None:
-        """Commit the rows and the position behind them. After `RetryLaterError` it may be called again."""
+        """Commit the rows and the position after them. After `RetryLaterError` it may be called again."""
         for _ in range(_CONFLICTS_MAX):
             try:
                 if self._table is None or not self._is_certain(self._table):
-                    # What became of the last commit is not known.
+                    # The outcome of the last commit is unknown.
                     self._table = None
                     reached = self._regain()
                     if reached >= end and not self._owner.fallback:
@@ -118,20 +119,20 @@ class LaneTable(ABC, Generic[T]):
         raise self._busy()
 
     def discard(self, file: list[bytes]) -> None:
-        """It is in memory alone."""
+        """The file is only in memory."""
 
     def close(self) -> None:
         """There is no connection to close."""
 
-    # Of a format.
+    # Implemented by a format.
 
     @abstractmethod
     def _opened(self) -> T:
-        """The table in its newest state, which fits; kept in `_table`."""
+        """The table in its newest state, which fits the settings; stored in `_table`."""
 
     @abstractmethod
     def _kept(self, table: T) -> Kept | None:
-        """What the table says of the lane, without the name of a frame where that takes a search."""
+        """The lane's position in the table, without the name of a frame if that requires a search."""
 
     def _with_frame(self, table: T, kept: Kept) -> Kept:
         """`kept`, with the name of the frame."""
@@ -139,25 +140,25 @@ class LaneTable(ABC, Generic[T]):
 
     @abstractmethod
     def _claim(self, table: T, position: Position) -> None:
-        """A commit without records: the lane belongs to this owner, and is at `position`. Raises `ConflictError`."""
+        """Commit, without records, that the lane belongs to this owner and is at `position`. Raises `ConflictError`."""
 
     @abstractmethod
     def _is_certain(self, table: T) -> bool:
-        """The state in hand is known to name this owner, at `_position`."""
+        """Whether the current state is known to name this owner, at `_position`."""
 
     @abstractmethod
     def _regain(self) -> Position:
-        """How far the lane is, if it is still this owner's, read from the table's newest state."""
+        """The lane's position in the table's newest state. Raises if the lane no longer belongs to this owner."""
 
     @abstractmethod
     def _commit(self, file: list[bytes], end: Position, frame: str) -> None:
-        """One commit: the rows, and the position behind them. Raises `ConflictError`."""
+        """One commit: the rows, and the position after them. Raises `ConflictError`."""
 
     @abstractmethod
     def _errors(self) -> AbstractContextManager[object]:
-        """Makes what the client raises `ConflictError` or an error of ours."""
+        """Converts errors of the client to `ConflictError` or a Millstream error."""
 
-    # Their parts.
+    # Parts of these.
 
     def _check_fit(self, faults: Sequence[Fault]) -> None:
         if faults:
@@ -165,7 +166,7 @@ class LaneTable(ABC, Generic[T]):
             raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {self.target} does not fit: {said}")
 
     def _check_owner(self, kept: Kept | None) -> None:
-        """Raises where the lane is no longer this owner's. The first time, `check_kept` has looked at the rest."""
+        """Raises if the lane no longer belongs to this owner. The first time, `check_kept` checks the rest."""
         owner = self._owner
         if kept is None:
             if self._taken_over:
@@ -180,8 +181,8 @@ class LaneTable(ABC, Generic[T]):
         return DamageError(
             codes.TARGET_POSITION_LOST,
             f"{self._owner.where}: the lane has written into {self.target}, up to sequence "
-            f"{self._position.sequence}, and the table knows nothing of it any more: it was removed or replaced. "
-            "Nothing was written now. Put it back; or start the pipeline again, and the lane continues after its mark "
+            f"{self._position.sequence}, but the table lacks its position: it was removed or replaced. "
+            "Nothing was written now. Restore it; or start the pipeline again, and the lane continues after its mark "
             "in the existing table",
         )
 
@@ -189,5 +190,5 @@ class LaneTable(ABC, Generic[T]):
         return fenced(self._owner, self.target)
 
     def _busy(self) -> RetryLaterError:
-        what = f"{self._owner.where}: other writers changed {self.target} each time that the lane was to commit"
+        what = f"{self._owner.where}: other writers changed {self.target} each time the lane tried to commit"
         return RetryLaterError(codes.TARGET_AWAY, what)

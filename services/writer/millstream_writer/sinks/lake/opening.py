@@ -1,6 +1,6 @@
-"""Opens the lane of a sink of tables: the file sink's lane, whose files are commits of a table.
+"""Opens the lane of a table sink: the file sink's lane, whose files are commits of a table.
 
-Above it: the connectors. Below it: the table, by its client, and the lane that collects.
+Above it: the connectors. Below it: the table, through its client, and the lane that collects records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millstream_writer.sinks.lake.settings import TableCommits
 async def open_table_sink(
     settings: TableCommits, rows: TableRows, table: LaneTable[Any], owner: SinkOwner
 ) -> AsyncIterator[SinkLane]:
-    """The table for one lane, every earlier owner fenced. Raises as `SinkConnector.open` does."""
+    """Opens the table for one lane and fences every earlier owner. Raises as `SinkConnector.open` does."""
     worker = ThreadPoolExecutor(1, thread_name_prefix="table-sink")
     loop = asyncio.get_running_loop()
     limits = {
@@ -49,6 +49,6 @@ async def open_table_sink(
             whole=owner.whole,
         )
     finally:
-        # Behind whatever it is still doing: a cancelled call goes on there.
+        # After what it is still doing: a cancelled call continues there.
         worker.submit(table.close)
         worker.shutdown(wait=False)

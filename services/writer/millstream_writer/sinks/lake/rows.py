@@ -1,7 +1,7 @@
-"""Records as rows of a table: Arrow tables, with the columns that are made of the event time. Pure.
+"""Records as rows of a table: Arrow tables, with the columns that are derived from the event time. Pure.
 
-Values become columns as they do for Parquet (`file.parquet`). What a commit has collected is one stream in Arrow's own
-format, which the client of the table reads as it lies in memory.
+Values become columns as for Parquet (`file.parquet`). The collected rows of a commit are one stream in Arrow's own
+format, which the table's client reads without copying.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TableRows:
     extension = "arrow"
 
     def __init__(self, columns: Sequence[Column], of_time: Sequence[str]) -> None:
-        """`of_time`: further columns, which are made of the event time (`EVENT_TIME_PARTS`)."""
+        """`of_time`: further columns, which are derived from the event time (`EVENT_TIME_PARTS`)."""
         self._values = Parquet(columns)
         self._of_time = of_time
         self.schema = self._values.schema
@@ -34,7 +34,7 @@ class TableRows:
             self.schema = self.schema.append(pa.field(name, pa.string()))
 
     def convert(self, frame: Frame) -> Converted[pa.Table]:
-        """The rows of a frame's records, and the records that cannot be one."""
+        """The rows of a frame's records, and the failures of records that cannot become one."""
         converted = self._values.convert(frame)
         if not self._of_time:
             return converted
@@ -72,12 +72,12 @@ class StreamBody:
 
 
 def rows_of(parts: Sequence[bytes]) -> pa.RecordBatchReader:
-    """What `StreamBody.finish` has given."""
+    """The result of `StreamBody.finish`."""
     return pa.ipc.open_stream(pa.py_buffer(b"".join(parts)))
 
 
 def _texts(texts: Sequence[str]) -> pa.Array[Any]:
-    """Made of buffers, as in `file.parquet`: `pa.array` imports pandas. Each text is ASCII."""
+    """Built from buffers, as in `file.parquet`: `pa.array` imports pandas. Each text is ASCII."""
     offsets = array("i", accumulate(map(len, texts), initial=0))
     return pa.Array.from_buffers(
         pa.string(), len(texts), [None, pa.py_buffer(offsets), pa.py_buffer("".join(texts).encode())]

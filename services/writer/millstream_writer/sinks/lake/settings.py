@@ -1,4 +1,4 @@
-"""How pipeline files say what a sink writes into a table, and when; and what is the same in the connectors."""
+"""Settings of table sinks: rows and commits; and the common part of their connectors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, Sh
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner, as_fallback
 
 EVENT_TIME_PARTS = ("dt", "hour", "year", "month", "day")
-"""Columns that are made of the event time where `partitionBy` names them and `columns` does not."""
+"""Columns that are derived from the event time if `partitionBy` names them and `columns` does not."""
 _COMMIT_BYTES_MAX = 1 << 30
-"""Records are in memory until they are committed."""
+"""Limit of `maxBytes`: records are in memory until they are committed."""
 
 
 class TableCommits(SpecModel):
-    """What the rows of a table are, and when they are committed."""
+    """The rows of a table, and when they are committed."""
 
     noun = "a sink of tables"
 
@@ -28,22 +28,22 @@ class TableCommits(SpecModel):
     """Columns taken from the record's JSON value. Default: one binary column `value`."""
     partition_by: tuple[Text, ...] = ()
     """Partition columns of the table, outermost first: names of `columns`; or `dt` (`2024-01-31`), `hour` (`08`),
-    `year`, `month` and `day`, which the sink makes of the record's event time, in UTC, as text."""
+    `year`, `month` and `day`, which the sink derives from the record's event time, in UTC, as text."""
     schema_mode: Literal["strict", "merge"] = "strict"
     """What happens if the table lacks one of the columns: `strict` refuses it, `merge` adds the column to the table."""
     commit_every_s: PositiveDuration = field(default=30.0, alias="commitEvery")
-    """How long records are collected for one commit; also the longest time until a record can be seen. A commit comes
-    earlier where `maxRecords` or `maxBytes` are reached. Duration, default 30s."""
+    """How long records are collected for one commit; also the longest time until a record is visible. A commit happens
+    earlier if `maxRecords` or `maxBytes` is reached. Duration, default 30s."""
     max_records: PositiveCount | None = None
-    """Records in a commit. They stay in the buffer until then, so this is at most the number at which the buffer's
-    writers wait. Default: half of that number."""
+    """Maximum number of records in a commit. They stay in the buffer until then, so this is at most the number at which
+    the buffer's writers wait. Default: half of that number."""
     max_bytes: Quantity = 128 << 20
-    """Bytes of records in a commit, in memory. Default 128 MiB."""
+    """Maximum number of bytes of records in a commit, in memory. Default 128 MiB."""
     store: ObjectStore | None = None
-    """How the object store is reached. Default: by what the environment says."""
+    """How to reach the object store. Default: as the environment says."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Names once, and a table that has more than partition columns."""
+        """Rejects repeated names, and a table that has only partition columns."""
         yield from repeated_columns(self.columns)
         names = [column.name for column in self.columns]
         for index, name in enumerate(self.partition_by):
@@ -52,25 +52,25 @@ class TableCommits(SpecModel):
             elif name not in names and name not in EVENT_TIME_PARTS:
                 yield from self._partition_problems(index, name)
         if names and set(names) <= set(self.partition_by):
-            what = "a table has a column by which it is not partitioned"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("partitionBy",), what, "a column more in `columns`")
+            what = "a table needs a column that is not a partition column"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("partitionBy",), what, "another column in `columns`")
         if self.max_bytes > _COMMIT_BYTES_MAX:
-            what = "the records of a commit are in memory"
+            what = "the records of a commit are kept in memory"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("maxBytes",), what, "at most 1GiB")
 
     def _partition_problems(self, index: int, name: str) -> Iterator[ShapeProblem]:
-        """Of a part that is neither a column nor made of the event time."""
+        """The problem of a partition that is neither a column nor derived from the event time."""
         expected = f"one of `columns`, or of {', '.join(EVENT_TIME_PARTS)}"
         yield ShapeProblem(codes.FIELDS_CONFLICT, ("partitionBy", index), f"there is no column `{name}`", expected)
 
     @property
     def of_time(self) -> Sequence[str]:
-        """Columns that are made of the event time."""
+        """Columns that are derived from the event time."""
         named = {column.name for column in self.columns}
         return [name for name in self.partition_by if name not in named and name in EVENT_TIME_PARTS]
 
     def place_of(self, name: str) -> tuple[str | int, ...]:
-        """Where a pipeline file says that there is such a column."""
+        """The place of a column in the pipeline file."""
         for index, column in enumerate(self.columns):
             if column.name == name:
                 return ("columns", index, "type")
@@ -81,7 +81,7 @@ S = TypeVar("S", bound=TableCommits)
 
 
 class TableConnector(SinkConnector[S]):
-    """A sink whose commits hold the rows and the position behind them."""
+    """A sink whose commits contain the rows and the position after them."""
 
     whole = True
 
@@ -91,9 +91,10 @@ class TableConnector(SinkConnector[S]):
         return self.promise
 
     def use_problems(self, settings: S, use: SinkUse) -> Iterator[ShapeProblem]:
-        """A commit that could never fill up would hold the buffer full forever; an envelope has its own columns."""
+        """Rejects a commit that could never fill up, because the buffer would stay full forever, and columns that an
+        envelope does not have."""
         if (settings.max_records or 0) > use.buffer_records:
-            what = f"a commit takes more records than the buffer ({use.buffer_records} records) hands out"
+            what = f"a commit needs more records than the buffer ({use.buffer_records} records) can hold"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("maxRecords",), what, f"at most {use.buffer_records}")
         for index, column in enumerate(settings.columns if use.envelope else ()):
             if column.name not in MEMBERS:
@@ -105,7 +106,7 @@ class TableConnector(SinkConnector[S]):
         return EnvelopeForm.COLUMNS
 
     def with_envelope(self, settings: S, owner: SinkOwner) -> S:
-        """The settings, with the columns of an envelope where records are written as such."""
+        """The settings, with the columns of an envelope if records are written as envelopes."""
         from millstream_writer.sinks.envelope import ENVELOPE_COLUMNS
 
         if owner.envelope and not settings.columns:

@@ -1,4 +1,4 @@
-"""The log sink: one JSON line a record on standard output, for people and for `millstream logs`.
+"""The log sink: one JSON line per record on standard output, for users and for `millstream logs`.
 
 Above it: the delivery. Below it: a text stream. At least once: a process that dies between printing and its mark
 prints again.
@@ -22,7 +22,7 @@ from millstream_writer.sinks.envelope import envelope_lines
 
 
 def record_lines(item: SinkFrame) -> str:
-    """The envelopes of a frame's records, a line each."""
+    """The envelopes of a frame's records, one line each."""
     return printable("".join(f"{line}\n" for line in envelope_lines(item)))
 
 
@@ -32,7 +32,7 @@ class _LogLane(UnkeptLane):
         self._worker = worker
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        # The reader of our output may be slow; the thread waits for it, not the event loop.
+        # The reader of the output may be slow, so a thread waits for it instead of the event loop.
         await asyncio.get_running_loop().run_in_executor(self._worker, self._print, frames)
         return WriteResult()
 
@@ -49,7 +49,7 @@ class _LogLane(UnkeptLane):
 
 @asynccontextmanager
 async def open_log_sink(stream: TextIO | None = None) -> AsyncIterator[SinkLane]:
-    """Prints to `stream`, or to standard output as it is when the sink is opened."""
+    """Prints to `stream`, or to the standard output at the time when the sink is opened."""
     worker = ThreadPoolExecutor(1, thread_name_prefix="log-sink")
     try:
         yield _LogLane(stream or sys.stdout, worker)

@@ -7,10 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from millstream import codes
-from millstream.mqtt.settings import MqttBroker, broker_notes
+from millstream.mqtt.settings import MqttBroker
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import After
+from millstream.spec.servers import notes_by_url
 from millstream.spec.values import Text, problem
 from millstream_writer.connector import SinkConnector, SinkOwner
 
@@ -35,23 +36,23 @@ class MqttSink(MqttBroker):
 
 class _Mqtt(SinkConnector[MqttSink]):
     model = MqttSink
-    meaning = "A topic of an MQTT broker."
+    meaning = "To a topic of an MQTT broker."
     packages: ClassVar[Mapping[str, str]] = {"paho": "millstream[mqtt]"}
     promise = Guarantee(
         GuaranteeId.AT_LEAST_ONCE,
-        "at least once; each message has an id (the user property `Millstream-Id`), the same whenever it is sent, by "
-        "which a reader leaves out what is repeated",
+        "at least once; each message has an id (the user property `Millstream-Id`), the same at every attempt, by "
+        "which a reader can drop duplicates",
     )
     whole = True
 
     def notes(self, settings: MqttSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from broker_notes(settings, path)
+        yield from notes_by_url(settings, path)
 
     async def online_findings(self, settings: MqttSink, place: Place) -> Sequence[Finding]:
         from millstream.mqtt.link import linked
 
         async with linked(settings, place.base_dir, "validate --online"):
-            # MQTT has no way to ask whether a topic may be published to.
+            # MQTT has no way to ask whether a client may publish to a topic.
             return []
 
     def open(self, settings: MqttSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:

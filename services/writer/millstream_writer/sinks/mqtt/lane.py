@@ -1,8 +1,8 @@
-"""Records as messages of QoS 1 to a topic of an MQTT broker, each confirmed.
+"""Publishes records as messages of QoS 1 to an MQTT topic, each confirmed.
 
     write ─► published ─► confirmed: written
                       └► refused by a reason code: refused
-                      └► no confirmation, quota exceeded: to be tried again, with the same ids
+                      └► no confirmation, quota exceeded: retried, with the same ids
 
 Above it: the delivery. Below it: a connection to the broker.
 """
@@ -31,16 +31,16 @@ from millstream_writer.sinks.reaching import first_try
 REFUSED = "the broker refuses it"
 UNANSWERED = "the broker has not answered"
 HEADER = "header cannot be written"
-TOO_LARGE = "record is larger than the broker takes"
+TOO_LARGE = "record is larger than the broker accepts"
 _TEXT_BYTES_MAX = 65_535
 _OVERHEAD_BYTES = 32
-"""Of a packet, beside topic, properties and value."""
+"""Bytes of a packet besides topic, properties and value."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Put(NamedTuple):
-    """What a record becomes."""
+    """The target's form of a record."""
 
     row: int
     value: bytes
@@ -48,7 +48,7 @@ class _Put(NamedTuple):
 
 
 class MqttSinkLane(UnkeptLane):
-    """A lane that publishes."""
+    """A lane that publishes messages."""
 
     def __init__(self, settings: MqttSink, owner: SinkOwner) -> None:
         self._settings = settings
@@ -69,7 +69,7 @@ class MqttSinkLane(UnkeptLane):
         try:
             failures = [await self._publish(item) for item in frames]
         except BaseException:
-            # What is in flight is not waited for.
+            # Does not wait for messages in flight.
             await self.close()
             raise
         return WriteResult(failures if any(failures) else ())
@@ -82,7 +82,7 @@ class MqttSinkLane(UnkeptLane):
         return link
 
     async def _publish(self, item: SinkFrame) -> list[SinkFailure]:
-        """A frame's records, in order; those that fail alone."""
+        """Publish a frame's records, in order. Returns the failures of single records."""
         link = await self._reached()
         made, failures = self._converted(item, link.packet_bytes_max)
         refused = False
@@ -90,8 +90,8 @@ class MqttSinkLane(UnkeptLane):
             part = made[start : start + link.unconfirmed_max]
             for put, reason in zip(part, await self._answers(link, part), strict=True):
                 if isinstance(reason, RetryLaterError):
-                    # Some brokers end the connection when they have refused a message. What they have not answered is
-                    # tried again without that message.
+                    # Some brokers end the connection after they have refused a message. Unanswered messages are retried
+                    # without that message.
                     if not refused:
                         raise reason
                     failures.append(SinkFailure(put.row, UNANSWERED, retryable=True, detail=str(reason)))
@@ -101,7 +101,7 @@ class MqttSinkLane(UnkeptLane):
         return sorted(failures, key=lambda failure: failure.index)
 
     async def _answers(self, link: MqttLink, part: Sequence[_Put]) -> list[Any]:
-        """For each record a reason code, or why there is none."""
+        """For each record a reason code, or the error if there is none."""
         place = f"{self._owner.where}: MQTT at {self._settings.host}"
         sent: list[Awaitable[Any]] = []
         lost: RetryLaterError | None = None
@@ -117,7 +117,7 @@ class MqttSinkLane(UnkeptLane):
             if isinstance(answer, BaseException) and not isinstance(answer, RetryLaterError):
                 raise answer
             if not isinstance(answer, BaseException) and answer.value in PASSING:
-                raise RetryLaterError(codes.TARGET_AWAY, f"{place}: a message is not taken now: {answer}")
+                raise RetryLaterError(codes.TARGET_AWAY, f"{place} does not accept a message now: {answer}")
         return answers
 
     def _converted(self, item: SinkFrame, bytes_max: int) -> tuple[list[_Put], list[SinkFailure]]:
@@ -144,7 +144,7 @@ class MqttSinkLane(UnkeptLane):
 
 
 def properties_of(given: Mapping[str, bytes], ours: Mapping[str, str]) -> Any:
-    """User properties of a message: its headers and ours. Raises `ValueError`."""
+    """User properties of a message: its headers and Millstream's own. Raises `ValueError`."""
     pairs = []
     for name, value in given.items():
         if name.lower().startswith(OURS):
@@ -152,7 +152,7 @@ def properties_of(given: Mapping[str, bytes], ours: Mapping[str, str]) -> Any:
         try:
             pairs.append((name, value.decode()))
         except UnicodeDecodeError:
-            raise ValueError(f"the value of {name[:80]!r} is not text in UTF-8") from None
+            raise ValueError(f"the value of {name[:80]!r} is not UTF-8 text") from None
     pairs += ours.items()
     for name, text in pairs:
         if "\0" in name + text or len(text.encode()) > _TEXT_BYTES_MAX or len(name.encode()) > _TEXT_BYTES_MAX:
@@ -164,7 +164,7 @@ def properties_of(given: Mapping[str, bytes], ours: Mapping[str, str]) -> Any:
 
 @asynccontextmanager
 async def open_mqtt_sink(settings: MqttSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target. A broker that is away is waited for by the first write."""
+    """The lane's target. If the broker is away, the first write waits for it."""
     lane = MqttSinkLane(settings, owner)
     try:
         await first_try(lane.open(), _log)

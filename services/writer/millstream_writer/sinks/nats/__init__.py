@@ -1,1 +1,1 @@
-"""Subjects of NATS without JetStream."""
+"""The `nats` sink: subjects without JetStream."""

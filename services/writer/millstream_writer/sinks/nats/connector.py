@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NatsSink(NatsServer):
-    """Publishes records to a subject of NATS, which keeps none of them."""
+    """Publishes records to a NATS subject. NATS does not store them."""
 
     noun = "a nats sink"
 
@@ -28,11 +28,11 @@ class NatsSink(NatsServer):
 
 class _Nats(SinkConnector[NatsSink]):
     model = NatsSink
-    meaning = "To a subject of NATS, without JetStream."
+    meaning = "To a NATS subject, without JetStream."
     promise = Guarantee(
         GuaranteeId.NO_PROMISE,
-        "none: each record is handed to the server, more than once after a failure, and the server hands it to the "
-        "subscribers that are connected and fast enough. `jetstream` keeps records",
+        "none: each record is sent to the server, more than once after a failure, and the server sends it to the "
+        "subscribers that are connected and fast enough. `jetstream` stores records",
     )
     whole = True
 

@@ -1,7 +1,7 @@
-"""Records as messages of a subject of NATS. The server has them when it answers the ping behind them.
+"""Publishes records to a NATS subject. The server has them when it answers the ping after them.
 
     write ─► messages, then a ping ─► pong: written
-                                  └─► no pong, or the connection was lost: to be tried again
+                                  └─► no pong, or the connection was lost: retried
 
 Above it: the delivery. Below it: one connection to the server.
 """
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class NatsSinkLane(UnkeptLane):
-    """A lane that publishes."""
+    """A lane that publishes messages."""
 
     def __init__(self, settings: NatsSink, owner: SinkOwner) -> None:
         self._settings = settings
@@ -37,7 +37,7 @@ class NatsSinkLane(UnkeptLane):
         self._life = AsyncExitStack()
 
     async def open(self) -> None:
-        """Connect. Raises errors of ours."""
+        """Connect. Raises Millstream errors."""
         owner = self._owner
         name = f"millstream {owner.pipeline}/{owner.name}"
         linking = linked(self._settings, owner.base_dir, owner.where, name)
@@ -72,14 +72,14 @@ class NatsSinkLane(UnkeptLane):
 
 
 async def look(settings: NatsSink, base_dir: Path) -> None:
-    """Raises errors of ours where the server is away or refuses. Nothing is published."""
+    """Raises Millstream errors if the server is away or refuses. Publishes nothing."""
     async with linked(settings, base_dir, "validate --online", "millstream validate"):
         pass
 
 
 @asynccontextmanager
 async def open_nats_sink(settings: NatsSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target. A server that is away is waited for by the first write."""
+    """The lane's target. If the server is away, the first write waits for it."""
     lane = NatsSinkLane(settings, owner)
     try:
         try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PostgresSink(TableSink, PostgresServer):
-    """Writes records into a table of PostgreSQL, each batch in one transaction with the lane's position."""
+    """Writes records to a PostgreSQL table, each batch in one transaction with the lane's position."""
 
     noun = "a postgres sink"
 
@@ -26,7 +26,7 @@ class PostgresSink(TableSink, PostgresServer):
 class _Postgres(SinkConnector[PostgresSink]):
     whole = True
     model = PostgresSink
-    meaning = "To a table of PostgreSQL."
+    meaning = "To a PostgreSQL table."
     packages: ClassVar[Mapping[str, str]] = {"asyncpg": "millstream[postgres]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,

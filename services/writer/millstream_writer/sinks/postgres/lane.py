@@ -1,17 +1,17 @@
-"""The PostgreSQL sink: rows, and how far the lane is, in one transaction.
+"""The PostgreSQL sink: rows and the lane's position in one transaction.
 
-    write ─► what is behind the position ─► BEGIN
+    write ─► records after the position ─► BEGIN
                                             move the lane's row, if the lane is still ours (locks it)
                                             COPY, or COPY and merge
                                             COMMIT ─► durable
 
-The lane's row in the table of positions has the owner that opened the lane last. Only that owner can move it, so
-an older one, however late it wakes up, changes nothing; and since the row is locked from the first statement of a
-transaction to its end, a new owner reads a position with nothing in flight after it. A COMMIT whose answer is lost is
-settled by reading that row again.
+The lane's row in the table of positions names the owner that opened the lane last. Only that owner can update it, so an
+older one changes nothing, however late it resumes. The row is locked from the first statement of a transaction to its
+end, so a new owner reads a position with nothing in flight after it. If the answer to a COMMIT is lost, the row is read
+again.
 
-Above it: the delivery. Below it: the tables (`target`) and rows (`rows`); what becomes of a
-record that the database refuses is in `sinks.refusable`.
+Above it: the delivery. Below it: the tables (`target`) and rows (`rows`); `sinks.refusable` handles records that the
+database refuses.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ _LOCKED = "55P03"
 
 
 class PostgresSinkLane(RefusableLane[bytes | Row]):
-    """The lane's connection, which is opened when it is needed, and again when it is lost."""
+    """The lane's connection, which is opened when it is needed, and reopened when it is lost."""
 
     def __init__(self, settings: PostgresSink, owner: SinkOwner) -> None:
         super().__init__(owner)
         self._settings = settings
         self._target = Target(settings)
         self._format = CopyFormat(settings)
-        # The names of pipelines and lanes may be longer than what the server keeps of this one.
+        # The names of pipelines and lanes may be longer than the server's limit for this name.
         self._application = f"millstream {zlib.crc32(f'{owner.pipeline}/{owner.name}'.encode()):08x} {owner.name}"[:60]
         self._identity = uuid4().hex
         self._token = ""
         self._connection: Connection | None = None
 
     def close(self) -> None:
-        """Ends the connection; what was not committed is gone."""
+        """Close the connection and drop its uncommitted changes."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
@@ -76,7 +76,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
         return self._format.convert(item)
 
     def _alone(self, made: bytes | Row) -> bytes:
-        # The table's types may have changed, and only of lines does the server itself say what it does not take.
+        # The table's types may have changed, and only for text lines does the server itself report the faulty value.
         return line_of(made)
 
     def _refusal(self, error: Exception) -> Refusal | None:
@@ -85,7 +85,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
     @asynccontextmanager
     async def _trying(self) -> AsyncIterator[Callable[[Sequence[bytes | Row]], Awaitable[None]]]:
         connection = self._connection
-        assert connection is not None, "it is used in a session"
+        assert connection is not None, "it is used only in a session"
 
         async def attempt(lines: Sequence[bytes | Row]) -> None:
             async with connection.transaction():
@@ -99,7 +99,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
 
     async def _transact(self, part: Part[bytes | Row]) -> None:
         owner, target, connection = self._owner, self._target, self._connection
-        assert connection is not None, "it is used in a session"
+        assert connection is not None, "it is used only in a session"
         async with asyncio.timeout(self._settings.timeout_s):
             transaction = connection.transaction()
             await transaction.start()
@@ -115,7 +115,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
                 with step("postgres_sink.commit", owner.lane.vertex):
                     await transaction.commit()
             except FAILURES as error:
-                # After any other failure the connection is given up.
+                # After any other failure, the connection is closed.
                 if is_of_a_record(error):
                     await transaction.rollback()
                 raise
@@ -124,7 +124,8 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Connection]:
-        """The connection, the lane taken over on it. It is given up at the first failure that is not a record's."""
+        """The connection, after the lane was taken over on it. It is closed at the first failure that does not concern
+        a record."""
         try:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await self._open()
@@ -156,8 +157,8 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
         return connection
 
     async def _take_over(self, connection: Connection) -> None:
-        """Fence every earlier owner, and read the target's position."""
-        # The answer to an earlier attempt may be lost: what it left is still this lane's own.
+        """Fence every earlier owner, and read the position in the target."""
+        # The answer to an earlier attempt may be lost: what it wrote still belongs to this lane.
         owner, token = self._owner, f"{self._identity}.{uuid4().hex}"
         await connection.execute(f"SET lock_timeout TO {int(POSTGRES_LOCK_TIMEOUT_S * 1000)}")
         while True:
@@ -176,7 +177,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
         self._taken_over(kept.position, refused)
 
     async def _owned(self, connection: Connection, token: str) -> Kept:
-        """The lane's row, under this owner. Raises where it is not this owner's to take."""
+        """The lane's row, under this owner. Raises if this owner may not take it."""
         owner, target, table = self._owner, self._target, self._settings.table
         kept = await target.kept(connection, owner.pipeline, owner.name)
         if kept is None:
@@ -190,7 +191,8 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
         return kept
 
     async def _end_former(self, connection: Connection) -> None:
-        """A former owner holds the lane's row: it hangs in a transaction, since it would not take so long."""
+        """Terminate a former owner that holds the lane's row: it must be hanging in a transaction, which would not take
+        so long."""
         ended = await connection.fetchval(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1 "
             "AND pid <> pg_backend_pid() AND usename = current_user AND datname = current_database()",
@@ -206,7 +208,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
 
 @asynccontextmanager
 async def open_postgres_sink(settings: PostgresSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target, every former owner fenced. A server that is away is waited for by the first write."""
+    """Opens the lane's target and fences every former owner. If the server is away, the first write waits for it."""
     lane = PostgresSinkLane(settings, owner)
     try:
         await first_try(lane.open(), _log)

@@ -1,9 +1,9 @@
 """Records as lines of PostgreSQL's COPY text format, which the server turns into whatever types the table has. Pure.
 
-Where the table has the types of JSON itself, they are rows of its binary format instead (`typed`).
+If the table's columns have the types of JSON itself, records are rows of the binary format instead (`typed`).
 
-A member that is text goes in as it is, a number as it is written, true and false as `t` and `f`, null and what is
-missing as NULL, an object or a list as JSON. So a column may be of any type that its text is valid for.
+A text member is written unchanged, a number with its digits, true and false as `t` and `f`, null and missing members as
+NULL, an object or a list as JSON. So a column may have any type for which the text is valid.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FIELDS: dict[type, Callable[[Any], str]] = {
 
 
 def line_of(row: bytes | Row) -> bytes:
-    """A row as a line."""
+    """Encodes a row as a line."""
     if isinstance(row, bytes):
         return row
     return ("\t".join([_FIELDS[type(value)](value) for value in row]) + "\n").encode()
@@ -56,7 +56,7 @@ class CopyFormat(RowFormat[bytes | Row]):
     """A line for each record, with its line break; or a row for each."""
 
     typed: TypedRows | None = None
-    """Those of the table's own types, once these are known and if they are plain."""
+    """Rows in the table's own types, once these are known and if they are supported."""
 
     def convert(self, item: SinkFrame) -> Converted[bytes | Row]:
         if self.typed is not None and (typed := self._typed(self.typed, item)) is not None:

@@ -1,7 +1,7 @@
-"""The tables of the sink: the user's, and the two in which the sink keeps how far it is.
+"""The tables of the sink: the user's, and two for the sink's own positions.
 
     millstream_positions            a row for each lane: run, owner, epoch, position, name of the last frame
-    millstream_positions_refused    a row for each record that was set aside: where it was, and why
+    millstream_positions_refused    a row for each record that was set aside: its place and the reason
 
 Every statement of the sink is here. Above it: the lane, and `validate --online`. Below it: a connection.
 """
@@ -26,14 +26,14 @@ from millstream_writer.sinks.tables.settings import TableColumn
 
 _BATCH = "millstream_batch"
 _ROW, _DELETE = "millstream_row", "millstream_delete"
-"""Columns of the table of a batch: the order of its records, and whether one deletes."""
+"""Columns of the temporary table of a batch: the order of its records, and whether a record deletes."""
 
 
 class Fault(NamedTuple):
-    """Something about the tables that does not fit."""
+    """A problem of the tables."""
 
     loc: tuple[str | int, ...]
-    """In the settings."""
+    """Place in the settings."""
     what: str
     expected: str
 
@@ -58,7 +58,7 @@ class Target:
         names = [quoted_table(table) for table in wanted]
         if None not in [await connection.fetchval("SELECT to_regclass($1)", name) for name in names]:
             return
-        # Two that create a table at once would disturb each other, though neither minds that it exists.
+        # Two lanes that create a table at the same time could fail, although both accept an existing one.
         with step("postgres_sink.create"):
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock(hashtext('millstream'))")
@@ -84,7 +84,7 @@ class Target:
             yield f"CREATE TABLE IF NOT EXISTS {self._table} ({', '.join(columns)})"
 
     async def prepare(self, connection: Connection) -> None:
-        """What a new connection needs."""
+        """Prepares a new connection."""
         if self._is_staged:
             names = ", ".join(map(quoted, self._columns))
             await connection.execute(
@@ -94,7 +94,7 @@ class Target:
             )
 
     async def types(self, connection: Connection) -> Mapping[str, str]:
-        """Types of the columns that have one of PostgreSQL's own, by the name of the column."""
+        """Built-in types of columns, by the name of the column."""
         rows = await connection.fetch(
             "SELECT attname, typname FROM pg_attribute JOIN pg_type t ON t.oid = atttypid "
             "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped "
@@ -104,7 +104,7 @@ class Target:
         return {row["attname"]: row["typname"] for row in rows}
 
     async def faults(self, connection: Connection) -> list[Fault]:
-        """What of the user's table does not fit; nothing where it is still to be created."""
+        """Problems of the user's table; none if it is still to be created."""
         settings = self._settings
         table = await connection.fetchval("SELECT to_regclass($1)::oid", self._table)
         if table is None:
@@ -147,7 +147,7 @@ class Target:
     # The lane's row
 
     async def kept(self, connection: Connection, pipeline: str, lane: str) -> Kept | None:
-        """What is kept of the lane; its row stays locked until the transaction ends."""
+        """The lane's stored state; its row stays locked until the transaction ends."""
         statement = (
             f"SELECT run, epoch, owner, sequence, record, frame FROM {self.positions} "
             "WHERE pipeline = $1 AND lane = $2 FOR UPDATE"
@@ -158,7 +158,7 @@ class Target:
         return Kept(row["run"], row["epoch"], row["owner"], Position(row["sequence"], row["record"]), row["frame"])
 
     async def begin_lane(self, connection: Connection, pipeline: str, lane: str, kept: Kept) -> None:
-        """A row for a lane that has none. Another owner may have made one meanwhile."""
+        """Insert a row for a lane that has none. Another owner may have inserted one meanwhile."""
         statement = (
             f"INSERT INTO {self.positions} (pipeline, lane, run, epoch, owner, sequence, record, frame) "
             "VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING"
@@ -167,7 +167,7 @@ class Target:
         await connection.execute(statement, pipeline, lane, run, epoch, owner, *position, frame)
 
     async def own(self, connection: Connection, pipeline: str, lane: str, epoch: int, owner: str) -> None:
-        """From here on no other owner moves the lane."""
+        """From here on, no other owner can move the lane."""
         statement = (
             f"UPDATE {self.positions} SET epoch = $3, owner = $4, changed = now() WHERE pipeline = $1 AND lane = $2"
         )
@@ -176,7 +176,7 @@ class Target:
     async def move(
         self, connection: Connection, pipeline: str, lane: str, owner: str, position: Position, frame: str
     ) -> bool:
-        """Whether the lane still has this owner: then its position is moved, and its row locked."""
+        """Whether the lane still has this owner. If so, its position is updated and its row is locked."""
         statement = (
             f"UPDATE {self.positions} SET sequence = $4, record = $5, frame = $6, changed = now() "
             "WHERE pipeline = $1 AND lane = $2 AND owner = $3"
@@ -187,8 +187,8 @@ class Target:
     async def refused(
         self, connection: Connection, pipeline: str, lane: str, after: Position
     ) -> dict[Position, tuple[str, str]]:
-        """The records that were set aside behind a position, each with reason and detail; those before it are not
-        needed any more, and are removed."""
+        """The records that were set aside after a position, each with reason and detail. Earlier ones are not needed
+        any more, and are removed."""
         where = f"FROM {self._refused} WHERE pipeline = $1 AND lane = $2 AND (sequence, record)"
         await connection.execute(f"DELETE {where} <= ($3::bigint, $4::bigint)", pipeline, lane, *after)
         rows = await connection.fetch(
@@ -210,7 +210,7 @@ class Target:
     # The records
 
     async def put(self, connection: Connection, lines: Sequence[bytes | Row]) -> None:
-        """Write rows, and have every constraint checked now: at the commit it could not be said which one is wrong."""
+        """Write rows, and check every constraint now: at the commit, the faulty row could not be identified."""
         if self._is_staged:
             await _copy(connection, lines, _BATCH, [*self._columns, _DELETE], schema="pg_temp")
             for statement in self._merges():
@@ -220,7 +220,7 @@ class Target:
         await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def _merges(self) -> Iterator[str]:
-        """From the table of the batch into the user's. Of the records of one key the last one counts."""
+        """The statements that move rows from the batch's table to the user's. The last record of each key counts."""
         keys = ", ".join(map(quoted, self._settings.keys))
         names = ", ".join(map(quoted, self._columns))
         last = f"SELECT DISTINCT ON ({keys}) * FROM pg_temp.{_BATCH} ORDER BY {keys}, {_ROW} DESC"
@@ -234,7 +234,7 @@ class Target:
                 f"INSERT INTO {self._table} ({names}) SELECT {names} FROM ({last}) b WHERE NOT b.{_DELETE} "
                 f"ON CONFLICT ({keys}) DO {f'UPDATE SET {change}' if change else 'NOTHING'}"
             )
-        # A transaction may put several times, where it looks for a record that is refused.
+        # A transaction may write several times while it searches for a refused record.
         yield f"DELETE FROM pg_temp.{_BATCH}"
 
 
@@ -266,6 +266,6 @@ async def _copy(
 
 
 async def look(settings: PostgresSink, base_dir: Path) -> list[Fault]:
-    """What does not fit, of a server that is reached. Raises errors of ours where it is not."""
+    """What on the server does not fit the settings. Raises Millstream errors if it cannot be reached."""
     async with connected(settings, base_dir, "validate --online", "millstream validate") as connection:
         return await Target(settings).faults(connection)

@@ -1,8 +1,8 @@
 """Records as rows of PostgreSQL's binary COPY, for tables whose columns have the types that JSON has. Pure.
 
-The parser knows the types of the columns, so it builds no other member, and a value of another type is noticed at once.
-A frame with such a value, or with anything that is not plain JSON, goes the way of the text lines (`rows`), which
-take more and say what is wrong. Both ways write the same rows.
+The parser knows the types of the columns, so it builds only these members and immediately notices a value of another
+type. A frame with such a value, or with anything that is not plain JSON, is written as text lines (`rows`), which
+accept more values and report errors. Both forms write the same rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS: Mapping[str, Any] = {
     "int2": _whole(16),
     "int4": _whole(32),
     "int8": _whole(64),
-    # Not float4: what is nearest to a text may differ from what is nearest to its double.
+    # Not float4: the float nearest to a text may differ from the float nearest to its double.
     "float8": float,
     "text": str,
     "varchar": str,
@@ -35,11 +35,11 @@ Row = tuple[int | float | str | bool | None, ...]
 
 
 TypedRows = Callable[[Sequence[bytes]], Sequence[Row] | None]
-"""A row for each value; None where one of them does not have these types, or is not JSON."""
+"""A row for each value; None if one of them does not have these types, or is not JSON."""
 
 
 def typed_rows(columns: Sequence[TableColumn], types: Mapping[str, str]) -> TypedRows | None:
-    """For these columns of a table, `types` by name; None where the text lines have to do."""
+    """The converter for these columns, with `types` by name; None if text lines are required."""
     members: dict[str, Any] = {}
     for column in columns:
         member, kind = column.field or column.name, types.get(column.name, "")

@@ -7,10 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from millstream import codes
-from millstream.rabbitmq.settings import RabbitServer, server_notes
+from millstream.rabbitmq.settings import RabbitServer
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import After
+from millstream.spec.servers import notes_by_url
 from millstream.spec.values import Text, problem
 from millstream_writer.connector import SinkConnector, SinkOwner
 
@@ -51,7 +52,7 @@ class _Rabbit(SinkConnector[RabbitSink]):
     whole = True
 
     def notes(self, settings: RabbitSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
+        yield from notes_by_url(settings, path)
 
     async def online_findings(self, settings: RabbitSink, place: Place) -> Sequence[Finding]:
         from millstream_writer.sinks.rabbitmq.lane import look

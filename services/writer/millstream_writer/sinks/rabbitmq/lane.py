@@ -1,10 +1,10 @@
-"""Records as messages to an exchange of RabbitMQ, each confirmed by the server.
+"""Publishes records as messages to a RabbitMQ exchange, each confirmed by the server.
 
     write ─► published, a frame at a time ─► all are confirmed: written
-                                          └► returned, since no queue takes it: refused
-                                          └► not confirmed, no answer: to be tried again, with the same ids
+                                          └► returned, because no queue accepts it: refused
+                                          └► not confirmed, no answer: retried, with the same ids
 
-RabbitMQ has no transaction for a position, so a message may be there twice after a failure; its id tells.
+RabbitMQ has no transaction for a position, so a message may be duplicated after a failure; its id identifies it.
 
 Above it: the delivery. Below it: a connection to the server.
 """
@@ -37,7 +37,7 @@ from millstream_writer.sinks.reaching import first_try
 UNROUTED = "no queue accepts it"
 HEADER = "header cannot be written"
 _SHORT_BYTES_MAX = 255
-"""Of names of headers, and of ids."""
+"""Maximum bytes of header names and ids."""
 _DURABLE = 2
 _SECONDS_MAX = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class RabbitSinkLane(UnkeptLane):
-    """A lane that publishes."""
+    """A lane that publishes messages."""
 
     def __init__(self, settings: RabbitSink, owner: SinkOwner) -> None:
         self._settings = settings
@@ -53,7 +53,7 @@ class RabbitSinkLane(UnkeptLane):
         self._link: RabbitLink | None = None
 
     async def open(self) -> None:
-        """Connect, and check whether the target is there."""
+        """Connect, and check that the target exists."""
         owner, settings = self._owner, self._settings
         name = f"millstream {owner.pipeline}/{owner.name}"
         link = await open_link(settings, owner.base_dir, owner.where, name)
@@ -84,13 +84,13 @@ class RabbitSinkLane(UnkeptLane):
             await self.close()
             raise link.error_of(error) from error
         except BaseException:
-            # What is in progress is not waited for, so this channel's confirmations are of no use any more.
+            # Publications in progress are abandoned, so this channel's confirmations cannot be used any more.
             await self.close()
             raise
         return WriteResult(failures if any(failures) else ())
 
     async def _publish(self, channel: Channel, item: SinkFrame) -> list[SinkFailure]:
-        """A frame's records, in order; those that fail alone."""
+        """Publish a frame's records, in order. Returns the failures of single records."""
         failures: list[SinkFailure] = []
         rows: list[int] = []
         made: list[tuple[bytes, spec.Basic.Properties]] = []
@@ -142,7 +142,7 @@ class RabbitSinkLane(UnkeptLane):
 
 
 def properties_of(keys: Sequence[bytes], time_us: int, given: Mapping[str, bytes], name: str) -> spec.Basic.Properties:
-    """What a record's message has beside its body. Raises `ValueError`."""
+    """The properties of a record's message. Raises `ValueError`."""
     headers: dict[str, Any] = {}
     for header, value in given.items():
         if header.lower().startswith(OURS):
@@ -170,7 +170,7 @@ def _text_or_bytes(value: bytes) -> str | bytearray:
 
 
 async def _check(channel: Channel, settings: RabbitSink) -> None:
-    """Raises `FAILURES` where the exchange, or without one the queue, is not there."""
+    """Raises `FAILURES` if the exchange, or without one the queue, does not exist."""
     if settings.exchange is not None:
         await channel.exchange_declare(settings.exchange, passive=True, timeout=settings.timeout_s)
     else:
@@ -178,7 +178,8 @@ async def _check(channel: Channel, settings: RabbitSink) -> None:
 
 
 async def look(settings: RabbitSink, base_dir: Path) -> list[tuple[str, str, str]]:
-    """What does not fit, of a server that is reached, with what would. Raises errors of ours where it is not."""
+    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
+    reached."""
     try:
         async with linked(settings, base_dir, "validate --online") as link:
             await _check(link.channel, settings)
@@ -187,13 +188,13 @@ async def look(settings: RabbitSink, base_dir: Path) -> list[tuple[str, str, str
             raise
         loc, what = ("exchange", settings.exchange) if settings.exchange else ("routingKey", settings.routing_key)
         kind = "exchange" if settings.exchange else "queue"
-        return [(loc, f"there is no {kind} {what} in the virtual host {settings.virtual_host}", "one that is there")]
+        return [(loc, f"there is no {kind} {what} in the virtual host {settings.virtual_host}", "an existing one")]
     return []
 
 
 @asynccontextmanager
 async def open_rabbit_sink(settings: RabbitSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target. A server that is away is waited for by the first write."""
+    """The lane's target. If the server is away, the first write waits for it."""
     lane = RabbitSinkLane(settings, owner)
     try:
         await first_try(lane.open(), _log)

@@ -7,10 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from millstream import codes
-from millstream.redis.settings import RedisServer, server_notes
+from millstream.redis.settings import RedisServer
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import Strict
+from millstream.spec.servers import notes_by_url
 from millstream.spec.values import PositiveDuration, ShapeProblem, Text, field
 from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
 
@@ -39,7 +40,7 @@ class RedisSink(RedisServer):
     """For `hash` and `set`: how long a key exists after it was last written. Duration. Default: forever."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Fields where they have a meaning."""
+        """Requires the fields of the mode, and rejects those without effect."""
         yield from super().relation_problems()
         wanted, other = ("stream", "prefix") if self.mode == "stream" else ("prefix", "stream")
         if getattr(self, wanted) is None:
@@ -55,7 +56,7 @@ class RedisSink(RedisServer):
 
     @property
     def target(self) -> str:
-        """The stream, or what the keys begin with."""
+        """The stream, or the prefix of the keys."""
         return self.stream or self.prefix or ""
 
 
@@ -63,7 +64,7 @@ class _Redis(SinkConnector[RedisSink]):
     whole = True
     encoded = True
     model = RedisSink
-    meaning = "To a stream, hashes or keys of Redis."
+    meaning = "To a Redis stream, hashes or keys."
     packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
@@ -88,7 +89,7 @@ class _Redis(SinkConnector[RedisSink]):
         return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for what, expected in found]
 
     def notes(self, settings: RedisSink, path: Path) -> Iterator[tuple[Path, str]]:
-        yield from server_notes(settings, path)
+        yield from notes_by_url(settings, path)
 
     def open(self, settings: RedisSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.redis_streams.lane import open_redis_sink

@@ -1,4 +1,4 @@
-"""Records as what Redis keeps: entries of a stream, fields of a hash, values of keys. Pure."""
+"""Records in Redis: entries of a stream, fields of a hash, values of keys. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ NOT_TEXT = "value is not text"
 TOO_MANY_FIELDS = "record has too many fields"
 
 HEADER = "header."
-"""Before the names of headers, in entries that have a whole record."""
+"""Prefix of header names, in entries with a whole record."""
 
 Words = Sequence[str | int | bytes]
 
 
 class Put(NamedTuple):
-    """What a record becomes."""
+    """The target's form of a record."""
 
     key: bytes
     words: Words
-    """Names and values in turn; one value for `set`."""
+    """Alternating names and values; one value for `set`."""
 
 
 class _RefusedError(Exception):
@@ -36,7 +36,7 @@ class _RefusedError(Exception):
 
 
 def convert(settings: RedisSink, item: SinkFrame) -> Converted[Put]:
-    """What a frame's records become."""
+    """Converts a frame's records."""
     frame, target = item.frame, settings.target.encode()
     keyed = settings.mode != "stream"
     has_members = settings.mode == "hash" or settings.format == "fields"
@@ -88,7 +88,7 @@ def _members(value: bytes) -> Words:
             try:
                 words += [name.encode(), text.encode()]
             except UnicodeEncodeError:
-                raise _RefusedError(NOT_TEXT, "it has half of a surrogate pair") from None
+                raise _RefusedError(NOT_TEXT, "it has an unpaired surrogate") from None
     if not words:
         raise _RefusedError(NO_MEMBERS, "there is nothing to write")
     return words
@@ -101,7 +101,7 @@ def _required(keys: tuple[bytes, ...]) -> bytes:
 
 
 def _key(parts: tuple[bytes, ...]) -> bytes:
-    """A single key as it is; several as a JSON array."""
+    """A single key unchanged; several as a JSON array."""
     return parts[0] if len(parts) == 1 else _json([part.decode() for part in parts]).encode()
 
 

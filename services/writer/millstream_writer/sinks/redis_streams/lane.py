@@ -1,14 +1,14 @@
-"""The Redis sink: records, and how far the lane is, in one script.
+"""The Redis sink: records and the lane's position in one script.
 
-    write ─► what is behind the position ─► COMMIT  is the lane still ours? do the kinds of the keys fit?
+    write ─► records after the position ─► COMMIT  is the lane still ours? do the kinds of the keys fit?
                                                     XADD, HSET or SET of each record, then the position
 
-The position is a hash beside the records; in a cluster it lies in the slot of their keys. It has the owner that opened
-the lane last, a new name at every connection, and only that owner's scripts write anything. So an older owner has no
-effect however late it wakes up, and neither has a script of a connection that was given up: an answer that is lost is
-settled by taking the lane over again, and reading the position.
+The position is a hash beside the records; in a cluster, it is in the slot of their keys. It names the owner that opened
+the lane last, with a new name for every connection, and only that owner's scripts write anything. So an older owner has
+no effect, however late it resumes, and neither has a script from an abandoned connection. If an answer is lost, the
+lane is taken over again, and the position is read.
 
-Above it: the delivery. Below it: the scripts, the link, and how records become words (`entries`).
+Above it: the delivery. Below it: the scripts, the link, and the conversion of records (`entries`).
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _log = logging.getLogger(__name__)
 
 
 def position_key(settings: RedisSink, pipeline: str, name: str) -> str:
-    """Where the position of a lane is."""
+    """The key of a lane's position."""
     return f"millstream:{{{hash_tag(settings.target)}}}:{pipeline}/{name}"
 
 
 class RedisSinkLane(KeptLane[Put]):
-    """The lane's connection, which is opened when it is needed, and again when it is lost."""
+    """The lane's connection, which is opened when it is needed, and reopened when it is lost."""
 
     def __init__(self, settings: RedisSink, owner: SinkOwner) -> None:
         super().__init__(owner, REDIS_COMMIT_RECORDS_MAX)
@@ -65,7 +65,7 @@ class RedisSinkLane(KeptLane[Put]):
         self._warned = False
 
     async def close(self) -> None:
-        """What is in progress may still have its effect."""
+        """A script in progress may still take effect."""
         if self._link is not None:
             link, self._link = self._link, None
             await link.close()
@@ -83,7 +83,7 @@ class RedisSinkLane(KeptLane[Put]):
         for put in made:
             words.append(len(put.words))
             words += put.words
-        assert self._link is not None, "it is used in a session"
+        assert self._link is not None, "it is used only in a session"
         with step("redis_sink.commit", owner.lane.vertex):
             what, *more = await self._link.run(COMMIT, keys, words)
         if what == b"other":
@@ -96,14 +96,14 @@ class RedisSinkLane(KeptLane[Put]):
             )
 
     async def _replaced(self, link: Link) -> Exception:
-        """Why the lane is not ours any more."""
+        """The error if the lane no longer belongs to this owner."""
         if await link.ask("EXISTS", self._key):
             return fenced(self._owner, self._settings.target)
         return self._lost()
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Link]:
-        """The connection, the lane taken over on it. It is given up at the first failure."""
+        """The connection, after the lane was taken over on it. It is closed at the first failure."""
         try:
             if self._link is None:
                 self._link = await self._opened()
@@ -133,7 +133,7 @@ class RedisSinkLane(KeptLane[Put]):
         return link
 
     async def _take_over(self, link: Link) -> None:
-        """Fence every earlier owner, and read the target's position."""
+        """Fence every earlier owner, and read the position in the target."""
         owner, token = self._owner, f"{self._identity}.{uuid4().hex}"
         fresh = (owner.ledger_id, *owner.start)
         target, remedy = self._settings.target, self._by_hand()
@@ -148,7 +148,7 @@ class RedisSinkLane(KeptLane[Put]):
                 owned = _kept(await link.run(OWN, [self._key], [seen, token, owner.epoch, *fresh]))
             if owned is not None:
                 break
-        # The one before may have committed since it was looked at.
+        # The previous owner may have committed since the position was read.
         await check_kept(owner, owned, target, remedy, ours=True)
         self._token = token
         self._durable = max(self._durable, owned.position)
@@ -162,7 +162,7 @@ class RedisSinkLane(KeptLane[Put]):
         )
 
     def _by_hand(self) -> str:
-        """How the user says that the lane's mark is right."""
+        """Instructions for the user to confirm that the lane's mark is right."""
         run, (sequence, record) = self._owner.ledger_id, self._owner.start
         return (
             f"to let the lane continue after its mark: `HSET '{self._key}' run {run} epoch 0 owner '' sequence "
@@ -179,7 +179,7 @@ def _kept(answer: Sequence[bytes]) -> Kept | None:
 
 
 async def _faults(settings: RedisSink, link: Link) -> list[tuple[str, str]]:
-    """What does not fit, with what would."""
+    """What does not fit the settings, with what is expected."""
     target = settings.target
     if settings.mode == "stream":
         kind = (await link.ask("TYPE", target)).decode()
@@ -197,14 +197,15 @@ async def _faults(settings: RedisSink, link: Link) -> list[tuple[str, str]]:
 
 
 async def look(settings: RedisSink, base_dir: Path) -> list[tuple[str, str]]:
-    """What does not fit, of a server that is reached, with what would. Raises errors of ours where it is not."""
+    """What on the server does not fit the settings, with what is expected. Raises Millstream errors if it cannot be
+    reached."""
     async with linked(settings, base_dir, "validate --online", position_key(settings, "", "")) as link:
         return await _faults(settings, link)
 
 
 @asynccontextmanager
 async def open_redis_sink(settings: RedisSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target, every former owner fenced. A server that is away is waited for by the first write."""
+    """Opens the lane's target and fences every former owner. If the server is away, the first write waits for it."""
     lane = RedisSinkLane(settings, owner)
     try:
         await first_try(lane.open(), _log)

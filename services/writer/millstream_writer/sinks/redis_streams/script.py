@@ -1,9 +1,9 @@
-"""What the server does in one step for the sink: scripts, of which everything is stored or nothing.
+"""The sink's scripts, which the server runs in one step: either everything is stored, or nothing.
 
-A script runs while nothing else does, and the server writes what it has changed to its log as one transaction. An error
-in the middle takes nothing back, so what could fail is looked at before the first record: whose the lane is, the kinds
-of the keys, and, by setting the owner again, whether the position may be written. Being full is decided by the server
-before a script begins.
+A script runs exclusively, and the server writes its changes to the log as one transaction. An error in the middle does
+not roll back, so everything that could fail is checked before the first record: the lane's owner, the types of the
+keys, and, by setting the owner again, whether the position may be written. The server checks its memory limit before a
+script begins.
 
 Above it: the lane. Below it: Lua in Redis 7 or Valkey.
 """

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class SqlSink(TableSink, SqlDatabase):
-    """Writes records into a table of a database, each batch in one transaction with the lane's position."""
+    """Writes records to a database table, each batch in one transaction with the lane's position."""
 
     noun = "a sql sink"
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """What the database can do."""
+        """Rejects a mode that the database does not support."""
         yield from super().relation_problems()
         if self.mode == "upsert" and self.backend not in UPSERTS:
             what = f"{self.backend} has no statement for `mode: upsert` that this sink knows"
@@ -37,11 +37,11 @@ class SqlSink(TableSink, SqlDatabase):
 class _Sql(SinkConnector[SqlSink]):
     whole = True
     model = SqlSink
-    meaning = "To a table of a database, by SQLAlchemy."
+    meaning = "To a database table, through SQLAlchemy."
     packages: ClassVar[Mapping[str, str]] = {"sqlalchemy": "millstream[sql]"}
     promise = Guarantee(
         GuaranteeId.TRANSACTIONAL,
-        "exactly once: each transaction holds the rows and the position behind them, under the owner's epoch",
+        "exactly once: each transaction holds the rows and the position after them, under the owner's epoch",
     )
 
     def guarantee(self, settings: SqlSink, *, fallback: bool) -> Guarantee:
@@ -59,7 +59,7 @@ class _Sql(SinkConnector[SqlSink]):
         from millstream_writer.sinks.sql.lane import look
 
         if settings.file is not None and not (place.base_dir / settings.file).exists():
-            # What is created is not there yet; what is missing was found before.
+            # A database that the sink creates does not exist yet; other missing ones were found before.
             return ()
         if settings.file is not None:
             file = place.base_dir / settings.file

@@ -1,18 +1,17 @@
-"""The `sql` sink: rows, and how far the lane is, in one transaction of whatever database SQLAlchemy speaks to.
+"""The `sql` sink: rows and the lane's position in one transaction, in any database that SQLAlchemy supports.
 
-    write ─► what is behind the position ─► BEGIN
+    write ─► records after the position ─► BEGIN
                                             move the lane's row, if the lane is still ours (locks it)
                                             INSERT, upsert or DELETE of each record, in their order
                                             COMMIT ─► durable
 
-The lane's row in the table of positions has the owner that opened the lane last. Only that owner can move it, so
-an older one, however late it resumes, changes nothing; and since the row is locked from the first statement of a
-transaction to its end, a new owner reads a position with nothing in flight after it. A COMMIT whose answer is lost is
-settled by reading that row again. After a deadlock, a lock that is not free in time or a full disk, the whole
-transaction is repeated.
+The lane's row in the table of positions names the owner that opened the lane last. Only that owner can update it, so an
+older one changes nothing, however late it resumes. The row is locked from the first statement of a transaction to its
+end, so a new owner reads a position with nothing in flight after it. If the answer to a COMMIT is lost, the row is read
+again. After a deadlock, a lock timeout or a full disk, the whole transaction is repeated.
 
 Above it: the delivery. Below it: the tables (`target`) and rows (`rows`), and the thread in which the connection is
-used; what becomes of a record that the database refuses is in `sinks.refusable`.
+used; `sinks.refusable` handles records that the database refuses.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class SqlSinkLane(RefusableLane[Change]):
-    """The lane's connection, which is opened when it is needed, and again when it is lost."""
+    """The lane's connection, which is opened when it is needed, and reopened when it is lost."""
 
     def __init__(self, settings: SqlSink, owner: SinkOwner, way: SqlThread) -> None:
         super().__init__(owner)
@@ -107,7 +106,7 @@ class SqlSinkLane(RefusableLane[Change]):
             raise fenced(self._owner, self._settings.table)
 
     def _write(self, connection: Connection, part: Part[Change]) -> bool:
-        """In the thread. Whether the lane is still ours; else nothing is written."""
+        """Runs in the thread. Whether the lane still belongs to this owner; otherwise nothing is written."""
         owner, target = self._owner, self._target
         try:
             end = max(part.end, self._durable)
@@ -120,7 +119,7 @@ class SqlSinkLane(RefusableLane[Change]):
             with step("sql_sink.commit", owner.lane.vertex):
                 connection.commit()
         except FAILURES as error:
-            # After any other failure the connection is given up.
+            # After any other failure, the connection is closed.
             if is_of_a_record(error):
                 connection.rollback()
             raise
@@ -128,7 +127,8 @@ class SqlSinkLane(RefusableLane[Change]):
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[None]:
-        """The connection, the lane taken over on it. It is given up at the first failure that is not a record's."""
+        """The connection, after the lane was taken over on it. It is closed at the first failure that does not concern
+        a record."""
         try:
             if not self._way.is_open:
                 await self._open()
@@ -154,8 +154,8 @@ class SqlSinkLane(RefusableLane[Change]):
         await self._take_over()
 
     async def _take_over(self) -> None:
-        """Fence every earlier owner, and read the target's position."""
-        # The answer to an earlier attempt may be lost: what it left is still this lane's own.
+        """Fence every earlier owner, and read the position in the target."""
+        # The answer to an earlier attempt may be lost: what it wrote still belongs to this lane.
         owner, target, way = self._owner, self._target, self._way
         token = f"{self._identity}.{uuid4().hex}"
         await way.run(lambda c: self._show_alive(c, token))
@@ -166,7 +166,7 @@ class SqlSinkLane(RefusableLane[Change]):
                 break
             except FAILURES as error:
                 if is_of_a_record(error):
-                    # Another owner has put in the first row of the lane at the same moment.
+                    # Another owner has inserted the first row of the lane at the same moment.
                     await way.run(lambda c: c.rollback())
                 elif is_a_lock(error):
                     await way.run(lambda c: c.rollback())
@@ -239,7 +239,7 @@ def _lock_name(token: str) -> str:
 
 @asynccontextmanager
 async def open_sql_sink(settings: SqlSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target, every former owner fenced. A server that is away is waited for by the first write."""
+    """Opens the lane's target and fences every former owner. If the server is away, the first write waits for it."""
     async with open_sql_thread(settings, owner.base_dir, owner.where, "sql-sink") as way:
         lane = SqlSinkLane(settings, owner, way)
         await first_try(lane.open(), _log)
@@ -247,7 +247,7 @@ async def open_sql_sink(settings: SqlSink, owner: SinkOwner) -> AsyncIterator[Si
 
 
 async def look(settings: SqlSink, base_dir: Path) -> list[Fault]:
-    """What does not fit, of a database that is reached. Raises errors of ours where it is not."""
+    """What does not fit, of a database that is reached. Raises Millstream errors where it is not."""
     where = "validate --online"
     async with open_sql_thread(settings, base_dir, where, "sql-look") as way:
         await way.open()

@@ -1,7 +1,7 @@
-"""Records as parameters of statements, in the types that drivers take. Pure.
+"""Records as parameters of statements, in the types that drivers accept. Pure.
 
-A member that is text goes in as it is, a number as a number, true and false as 1 and 0, null and what is missing as
-NULL, an object or a list as JSON. Text for a column of times is parsed, except for SQLite, which keeps it as it is.
+A text member is written unchanged, a number as a number, true and false as 1 and 0, null and missing members as NULL,
+an object or a list as JSON. Text for a time column is parsed, except for SQLite, which stores it unchanged.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PLAIN = frozenset((str, int, float, type(None)))
 
 
 class Change(NamedTuple):
-    """What is to be done with one row."""
+    """The change of one row."""
 
     deletes: bool
-    """The row of its keys is deleted; else it is put in."""
+    """Whether the row with its keys is deleted; otherwise it is inserted."""
     cells: tuple[Any, ...]
 
 
 class SqlFormat(RowFormat[Change]):
-    """The changes of records."""
+    """Converts records to changes."""
 
     def __init__(self, settings: SqlSink) -> None:
         super().__init__(settings)
@@ -37,7 +37,7 @@ class SqlFormat(RowFormat[Change]):
         self._binary: set[int] = set()
 
     def learn(self, known: dict[str, types.TypeEngine[Any]], *, parses: bool) -> None:
-        """The types of the table's columns. `parses`: whether times in text are."""
+        """The types of the table's columns. `parses`: whether times in text are parsed."""
         for index, column in enumerate(self.columns):
             of = known.get(column.name)
             if parses and isinstance(of, types.DateTime):

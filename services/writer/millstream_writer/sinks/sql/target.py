@@ -1,7 +1,7 @@
-"""The tables of the sink: the user's, and the two in which the sink keeps how far it is.
+"""The tables of the sink: the user's, and two for the sink's own positions.
 
     millstream_positions            a row for each lane: run, owner, epoch, position, name of the last frame
-    millstream_positions_refused    a row for each record that was set aside: where it was, and why
+    millstream_positions_refused    a row for each record that was set aside: its place and the reason
 
 Every statement of the sink is here, and blocks. Above it: the lane, and `validate --online`. Below it: a connection.
 """
@@ -31,7 +31,7 @@ from millstream_writer.sinks.sql.rows import Change
 from millstream_writer.sinks.tables.settings import TableColumn
 
 _NAME = sa.String(190).with_variant(mysql.VARCHAR(190, charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)
-"""Of a pipeline or a lane: in MySQL, too, upper and lower case differ."""
+"""The type of names of pipelines and lanes, which is case-sensitive in MySQL, too."""
 
 
 _ENGINE: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
@@ -39,16 +39,16 @@ _ENGINE |= {name.replace("mysql", "mariadb"): value for name, value in _ENGINE.i
 
 
 class Fault(NamedTuple):
-    """Something about the tables that does not fit."""
+    """A problem of the tables."""
 
     loc: tuple[str | int, ...]
-    """In the settings."""
+    """Place in the settings."""
     what: str
     expected: str
 
 
 class _Written(UserDefinedType[Any]):
-    """A type as the pipeline file has it."""
+    """A type as written in the pipeline file."""
 
     cache_ok = True
 
@@ -130,11 +130,11 @@ class Target:
             with step("sql_sink.create"), suppress(exc.DBAPIError), connection.begin():
                 table.create(connection, checkfirst=True)
         with connection.begin():
-            # Does nothing; or fails again, and says why.
+            # Does nothing, or fails again with the reason.
             self._meta.create_all(connection)
 
     def faults(self, connection: Connection) -> list[Fault]:
-        """What of the user's table does not fit; nothing where it is still to be created."""
+        """Problems of the user's table; none if it is still to be created."""
         with connection.begin():
             return self._faults(connection)
 
@@ -182,7 +182,7 @@ class Target:
         return []
 
     def _engine_faults(self, connection: Connection) -> list[Fault]:
-        """Tables without transactions."""
+        """Problems of tables without transactions."""
         statement = sa.text(
             "SELECT t.table_name, t.engine FROM information_schema.tables t "
             "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
@@ -244,7 +244,7 @@ class Target:
             yield "SELECT", sa.select(table).where(sa.false())
 
     def types(self, connection: Connection) -> dict[str, TypeEngine[Any]]:
-        """Of the table's columns."""
+        """Types of the table's columns."""
         with connection.begin():
             columns = sa.inspect(connection).get_columns(self._name, schema=self._schema)
         return {column["name"]: column["type"] for column in columns}
@@ -252,9 +252,9 @@ class Target:
     # The lane's row
 
     def lock(self, connection: Connection, pipeline: str, lane: str, fresh: Kept) -> Kept:
-        """In a transaction: what is kept of the lane, or `fresh`. Its row stays locked until that ends."""
+        """The lane's stored state, or `fresh`. Its row stays locked until the transaction ends."""
         table, ours = self._positions, self._ours(pipeline, lane)
-        # A statement that every database locks the row for.
+        # A statement for which every database locks the row.
         done = connection.execute(sa.update(table).where(*ours).values(epoch=table.c.epoch))
         if done.rowcount == 0:
             run, epoch, owner, position, frame = fresh
@@ -276,14 +276,14 @@ class Target:
             return found.scalar() or ""
 
     def own(self, connection: Connection, pipeline: str, lane: str, epoch: int, owner: str) -> None:
-        """From here on no other owner moves the lane."""
+        """From here on, no other owner can move the lane."""
         ours = self._ours(pipeline, lane)
         connection.execute(sa.update(self._positions).where(*ours).values(epoch=epoch, owner=owner))
 
     def move(
         self, connection: Connection, pipeline: str, lane: str, owner: str, position: Position, frame: str
     ) -> bool:
-        """Whether the lane still has this owner: then its position is moved, and its row locked."""
+        """Whether the lane still has this owner. If so, its position is updated and its row is locked."""
         table = self._positions
         done = connection.execute(
             sa.update(table)
@@ -295,8 +295,8 @@ class Target:
     def refused(
         self, connection: Connection, pipeline: str, lane: str, after: Position
     ) -> dict[Position, tuple[str, str]]:
-        """The records that were set aside behind a position, each with reason and detail; those before it are not
-        needed any more, and are removed."""
+        """The records that were set aside after a position, each with reason and detail. Earlier ones are not needed
+        any more, and are removed."""
         table = self._refused
         ours = [table.c.pipeline == pipeline, table.c.lane == lane]
         behind = sa.or_(
@@ -323,7 +323,7 @@ class Target:
     # The records
 
     def put(self, connection: Connection, changes: Sequence[Change]) -> None:
-        """Write rows, in their order: of the records of one key the last one counts."""
+        """Write rows in order: the last record of each key counts."""
         keys = [self._columns.index(key) for key in self._settings.keys]
         for deletes, run in groupby(changes, key=lambda change: change.deletes):
             with step("sql_sink.put"):
@@ -351,10 +351,10 @@ class Target:
 
 
 def _type_of(column: TableColumn, settings: SqlSink) -> TypeEngine[Any]:
-    """Of the column, where the table is created."""
+    """Type of a column for a new table."""
     if column.type is not None:
         return _Written(column.type)
     if column.part == "eventTime" and settings.backend != SQLITE:
         return sa.DateTime().with_variant(mysql.DATETIME(fsp=6), *MYSQL)
-    # MySQL has no keys of unlimited texts.
+    # MySQL has no keys on texts of unlimited length.
     return sa.String(190) if column.name in settings.keys and settings.backend in MYSQL else sa.Text()

@@ -29,7 +29,7 @@ class SqsSink(SqsQueue):
 
 class _Sqs(SinkConnector[SqsSink]):
     model = SqsSink
-    meaning = "To a queue of Amazon SQS."
+    meaning = "To an Amazon SQS queue."
     packages: ClassVar[Mapping[str, str]] = {"aiobotocore": "millstream[sqs]"}
     promise = Guarantee(GuaranteeId.AT_LEAST_ONCE, _PLAIN)
     whole = True

@@ -1,10 +1,10 @@
-"""Records to a queue of SQS, ten a request, each with an id that is the same at every attempt.
+"""Sends records to an SQS queue, ten per request, each with an id that is the same at every attempt.
 
     write ─► requests ─► taken: written
-                     └► refused by the service, since the message is at fault: refused
-                     └► refused for now, no answer: to be tried again
+                     └► refused by the service, because the message is invalid: refused
+                     └► refused for now, no answer: retried
 
-A FIFO queue keeps the order of a group, so its requests follow each other; others go out several at once.
+A FIFO queue keeps the order of a group, so its requests are sequential; those of other queues are concurrent.
 
 Above it: the delivery. Below it: requests to the service.
 """
@@ -30,11 +30,11 @@ _log = logging.getLogger(__name__)
 
 REFUSED = "SQS refuses it"
 _REQUESTS = 8
-"""At once."""
+"""Concurrent requests."""
 
 
 class SqsSinkLane(UnkeptLane):
-    """A lane that sends."""
+    """A lane that sends messages."""
 
     def __init__(self, settings: SqsSink, owner: SinkOwner, link: SqsLink) -> None:
         self._settings = settings
@@ -68,7 +68,7 @@ class SqsSinkLane(UnkeptLane):
 
 @asynccontextmanager
 async def open_sqs_sink(settings: SqsSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target. A service that is away is waited for by the first write."""
+    """The lane's target. If the service is away, the first write waits for it."""
     async with linked(settings, owner.base_dir, owner.where) as link:
         await first_try(link.ask("get_queue_attributes", AttributeNames=["QueueArn"]), _log)
         yield SqsSinkLane(settings, owner, link)

@@ -1,4 +1,4 @@
-"""Records as messages of SQS. Pure."""
+"""Records as SQS messages. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millstream_writer.sink import SinkFailure, SinkFrame
 from millstream_writer.sinks.carried import EVENT_TIME, KEYS, OURS, RECORD_ID, keys_text, message_id, time_text
 
 BYTES_MAX = 256 * 1024
-"""Of the messages of a request, and so of one: what every queue takes."""
+"""Maximum bytes of the messages of a request, and so of one message, that every queue accepts."""
 TOO_LARGE = "record is too large for SQS"
 NOT_TEXT = "value is not text that SQS accepts"
 HEADER = "header cannot be written"
@@ -23,7 +23,7 @@ _ID = re.compile(r"[!-~]+")
 
 
 class Put(NamedTuple):
-    """What a record becomes."""
+    """The target's form of a record."""
 
     row: int
     entry: Mapping[str, Any]
@@ -31,7 +31,8 @@ class Put(NamedTuple):
 
 
 def convert(item: SinkFrame, run: str, lane: str, *, fifo: bool) -> tuple[list[Put], list[SinkFailure]]:
-    """What a frame's records become, and the records that SQS cannot have. `lane`: the group of those without keys."""
+    """Converts a frame's records, and returns failures for those that SQS does not accept. `lane`: the message group of
+    records without keys."""
     made: list[Put] = []
     failures: list[SinkFailure] = []
     ids, frame = item.record_ids(), item.frame
@@ -68,7 +69,7 @@ def convert(item: SinkFrame, run: str, lane: str, *, fifo: bool) -> tuple[list[P
 
 
 def requests_of(made: Sequence[Put], count_max: int) -> list[list[Put]]:
-    """As many as go into each request, in order."""
+    """Groups of messages that fit into one request each, in order."""
     requests: list[list[Put]] = []
     size = 0
     for put in made:
@@ -111,7 +112,7 @@ def _attribute(value: bytes) -> dict[str, Any]:
 
 
 def _as_id(text: str) -> str:
-    """Itself, where it is one; else a digest."""
+    """The text itself if it is valid; otherwise a digest."""
     if len(text) <= _ID_CHARACTERS_MAX and _ID.fullmatch(text) is not None:
         return text
     return blake2b(text.encode(), digest_size=32).hexdigest()

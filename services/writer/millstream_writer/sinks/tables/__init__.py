@@ -1,1 +1,1 @@
-"""What sinks that write into tables of a database have in common."""
+"""The common part of sinks that write to database tables."""

@@ -1,7 +1,7 @@
-"""Records as rows of a table: what goes into each column, before a database's own form of it. Pure.
+"""Records as rows of a table: the value of each column, before the conversion to a database's own form. Pure.
 
-Above it: how a database gets its rows. Below it: frames. A record becomes a row of plain values, a member of its JSON
-value or a part of the record for each column; the same at every attempt.
+Above it: the conversions for a database. Below it: frames. A record becomes a row of plain values: for each column, a
+member of its JSON value or a part of the record. The result is the same at every attempt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RowFormat(ABC, Generic[T]):
-    """How records become rows of one table."""
+    """Converts records to rows of one table."""
 
     def __init__(self, settings: TableSink) -> None:
         self.columns = settings.row
@@ -36,13 +36,13 @@ class RowFormat(ABC, Generic[T]):
         """Whether every record deletes the row of its keys."""
         self._delete_when = settings.delete_when
         self.keys = [index for index, column in enumerate(self.columns) if column.name in settings.keys]
-        """Places of the key columns."""
+        """Indexes of the key columns."""
         self._with_json = any(column.part is None for column in self.columns) or (
             settings.delete_when is not None and settings.delete_when.field is not None
         )
 
     def convert(self, item: SinkFrame) -> Converted[T]:
-        """The rows of a frame's records, and the records that cannot be one."""
+        """The rows of a frame's records, and the failures of records that cannot become one."""
         parsed, failures = self._parsed(item)
         rows = range(item.frame.records) if not failures else list(parsed)
         objects = [parsed[row] for row in rows] if self._with_json else []
@@ -69,11 +69,11 @@ class RowFormat(ABC, Generic[T]):
     def made(
         self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool]
     ) -> tuple[Sequence[int], Sequence[T], Sequence[SinkFailure]]:
-        """What the database gets of each row, of those that it can get, and the others. `deletes`: which rows delete
-        that of their keys."""
+        """The database's form of each valid row, and the failures of the others. `deletes`: which rows delete the row
+        with their keys."""
 
     def _parsed(self, item: SinkFrame) -> tuple[dict[int, Any], list[SinkFailure]]:
-        """The JSON objects by row, where columns come out of them, and the records that are none."""
+        """The JSON objects by row, if columns are members of them, and the failures of records that are not objects."""
         if not self._with_json:
             return dict.fromkeys(range(item.frame.records)), []
         values = item.frame.values()
@@ -96,7 +96,7 @@ class RowFormat(ABC, Generic[T]):
 
 
 def as_json(value: object) -> str:
-    """An object or a list in a column."""
+    """The column's form of an object or a list."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -155,6 +155,6 @@ def deletes_of(
         headers = item.frame.headers()
         wanted = json.dumps(when.equals) if not isinstance(when.equals, str) else when.equals
         return [headers[row].get(when.header) == wanted.encode() for row in rows]
-    assert when.field is not None, "one of the two is there"
+    assert when.field is not None, "one of the two is set"
     wanted_text = _COMPARED[type(when.equals)](when.equals)
     return [_COMPARED[type(value)](value) == wanted_text for value in members_of(objects, when.field.split("."))]

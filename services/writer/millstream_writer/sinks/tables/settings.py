@@ -1,4 +1,4 @@
-"""Settings of sinks that write into a table: which one, what goes into its columns, and how a row is identified."""
+"""Settings of sinks that write to a table: the table, the values of its columns, and the identification of rows."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ Part = Literal["value", "key", "keys", "eventTime", "headers", "id"]
 
 
 class TableColumn(SpecModel):
-    """A column of the table, and what of a record goes into it."""
+    """A column of the table, and the part of a record that is its value."""
 
     noun = "a column"
 
     name: ColumnName
     """Name of the column."""
     field: Text | None = None
-    """Dotted path of the member of the record's JSON value that goes into it. Default: the column's name."""
+    """Dotted path of the member of the record's JSON value. Default: the column's name."""
     part: Part | None = None
-    """What of the record goes into it in place of a member: `value` (its bytes, of UTF-8 text), `key` (the first one),
-    `keys` (JSON), `eventTime`, `headers` (JSON) or `id`."""
+    """A part of the record instead of a member: `value` (its bytes, as UTF-8 text), `key` (the first one), `keys`
+    (JSON), `eventTime`, `headers` (JSON) or `id`."""
     type: ColumnTypeName | None = None
-    """Its type, for `createTable`, as the database names it. Default: text; of PostgreSQL, for `eventTime`
-    `timestamptz`, for `keys` and `headers` `jsonb`."""
+    """Its type in the database, for `createTable`. Default: text; in PostgreSQL, `timestamptz` for `eventTime`, and
+    `jsonb` for `keys` and `headers`."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """One origin."""
+        """Rejects two origins of the value."""
         if self.field is not None and self.part is not None:
             what = "a column cannot have both `field` and `part`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("part",), what, "one of them")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("part",), what, "only one of them")
 
 
 class DeleteWhen(SpecModel):
-    """Which records delete the row of their key."""
+    """Which records delete the row with their key."""
 
     noun = "`deleteWhen`"
 
@@ -45,10 +45,10 @@ class DeleteWhen(SpecModel):
     header: Text | None = None
     """Name of a header."""
     equals: str | int | bool = True
-    """What it has to be."""
+    """The value that it must have."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """One place to look at."""
+        """Requires exactly one condition."""
         if (self.field is None) == (self.header is None):
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), "`deleteWhen` needs one condition", "`field` or `header`")
 
@@ -60,11 +60,11 @@ WHOLE_RECORD = (
     TableColumn(name="headers", part="headers"),
     TableColumn(name="value", part="value"),
 )
-"""The columns of a sink without columns of its own."""
+"""The columns of a sink without configured columns."""
 
 
 class TableSink(SpecModel):
-    """The table, and how records are written into it."""
+    """The table, and how records are written to it."""
 
     noun = "a sink of a table"
 
@@ -76,18 +76,18 @@ class TableSink(SpecModel):
     keys: tuple[ColumnName, ...] = ()
     """Columns that identify a row, for `upsert` and `delete`. `upsert` needs a primary key or unique index on them."""
     columns: tuple[TableColumn, ...] = ()
-    """What goes into which column. Default: the whole record, in columns `id`, `event_time`, `keys`, `headers` and
-    `value`."""
+    """The columns to write, with the origin of their values. Default: the whole record, in columns `id`, `event_time`,
+    `keys`, `headers` and `value`."""
     delete_when: DeleteWhen | None = None
-    """With `upsert`: which records delete the row of their key."""
+    """With `upsert`: which records delete the row with their key."""
     create_table: Flag = False
     """Create the table if it does not exist, with the types of `columns` and `keys` as its primary key."""
     position_table: TableName = "millstream_positions"
-    """Table in which the sink keeps how far each lane is; created if it does not exist, with another one of its name
-    and `_refused`. It must be in the same database as the table."""
+    """Table with the position of each lane. It is created if it does not exist, together with one whose name has the
+    suffix `_refused`. It must be in the same database as the table."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Keys where they have a meaning."""
+        """Requires keys for the modes that need them, and rejects settings without effect."""
         yield from super().relation_problems()
         names = [column.name for column in self.row]
         for index, name in enumerate(names):
@@ -110,5 +110,5 @@ class TableSink(SpecModel):
 
     @property
     def row(self) -> tuple[TableColumn, ...]:
-        """The columns that are written."""
+        """The columns to write."""
         return self.columns or WHOLE_RECORD

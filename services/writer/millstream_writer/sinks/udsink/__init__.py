@@ -1,1 +1,1 @@
-"""The sink that a user wrote: `udsink`."""
+"""The `udsink`: a sink written by the user."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class UserSink(Program):
-    """A sink that the user has written."""
+    """A sink written by the user."""
 
     noun = "a udsink"
     function = FunctionKind.SINK

@@ -1,7 +1,7 @@
-"""The user-defined sink: records go to a function in a process of its own, which says what became of each.
+"""The user-defined sink: records go to a function in a process of its own, which returns the outcome of each.
 
-Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`). At least once: what the function
-does with a record is its own; it is given an id that is the same at every attempt, so that it can do better.
+Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`). At least once: the effect of a
+record depends on the function. It gets an id that is the same at every attempt, so that it can avoid duplicates.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class _UdfLane(UnkeptLane):
         calls = asyncio.Semaphore(self._stream.calls_max)
         answers: list[SinkAnswer | None] = [None] * len(frames)
         try:
-            # Tasks start in the order they are made and a semaphore lets them in by turns: calls are sent in order.
+            # Tasks start in the order of their creation and the semaphore is fair, so calls are sent in order.
             async with asyncio.TaskGroup() as group:
                 for number, item in enumerate(frames):
                     group.create_task(self._call(number, item, calls, answers))
         except ExceptionGroup as errors:
-            # The first call that failed has cancelled the others; callers know single errors.
+            # The first call that failed cancelled the others; callers expect a single error.
             raise errors.exceptions[0] from errors
         failures = [
             failures_of(answer, item.frame.records)

@@ -1,0 +1,65 @@
+"""The settings that connections by URL have in common: the server, the user, encryption and the time limit.
+
+Above it: the settings of connectors. Below it: references, TLS and the problems of values.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from millstream import codes
+from millstream.spec.problems import Path
+from millstream.spec.references import TextOrReference, secret_in_file
+from millstream.spec.tls import ServerTls, stays_on_this_machine
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
+
+
+class ServerByUrl(SpecModel):
+    """A server, and the user that connects to it. A subclass checks the `url`."""
+
+    ports: ClassVar[Mapping[str, int]]
+    """The two schemes of `url`, without and with TLS in this order, and the default port of each."""
+
+    url: Text
+    """The server."""
+    user: Text | None = None
+    """Name of the user that connects. Default: none."""
+    password: TextOrReference | None = None
+    """Its password, as `{env: NAME}` or `{file: PATH}`. Default: none."""
+    tls: ServerTls | None = None
+    """Which certificates are accepted if `url` has the scheme for TLS. Default: those of the system's certificate
+    authorities."""
+    timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
+    """Longest time to wait for an answer. After it, the connection is closed and a new one is tried. Duration, default
+    10s."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Rejects `tls` for an unencrypted connection."""
+        if self.tls is not None and not self.encrypted:
+            plain, encrypted = self.ports
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, ("tls",), f"`tls` has no effect with {plain}://", f"{encrypted}://"
+            )
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection uses TLS."""
+        return urlsplit(self.url).scheme == tuple(self.ports)[1]
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or self.ports[parts.scheme]
+
+
+def notes_by_url(settings: ServerByUrl, path: Path) -> Iterator[tuple[Path, str]]:
+    """What `validate` notes about a connection: secrets in the pipeline file, and unencrypted ones on the network."""
+    if isinstance(settings.password, str):
+        yield (*path, "password"), secret_in_file("password")
+    if settings.password is not None and not settings.encrypted and not stays_on_this_machine(settings.host.lower()):
+        what = "the password and the records are sent to the server unencrypted"
+        yield (*path, "url"), f"{what}; {tuple(settings.ports)[1]}:// encrypts them"
