@@ -20,12 +20,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from millstream.errors import RetryLaterError
 from millstream.spec.sinks import FallbackSink
 from millstream.testing.frames import FRAMES, offered, owner_of
+from millstream.testing.programs import program_of
 from millstream_writer.sinks.opening import open_sink
 
 Moment = Literal["before", "inside", "after"]
@@ -56,7 +58,7 @@ def _die() -> None:
 async def _deliver(settings: Mapping[str, Any], place: Path, call: int, moment: Moment) -> None:
     calls, longest_s = 0, 0.0
     spec = FallbackSink.model_validate(dict(settings))
-    async with open_sink(spec, owner_of(place, 1)) as lane:
+    async with program_of(spec, place) as client, open_sink(spec, replace(owner_of(place, 1), client=client)) as lane:
         for frame, end in offered(range(1, FRAMES + 1)):
             for work in (lambda frame=frame, end=end: lane.write([frame], end), lane.flush):
                 calls += 1

@@ -10,16 +10,19 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from millstream.errors import DamageError, FencedError, MillstreamError, RetryLaterError, UserError
 from millstream.record import Position
+from millstream.spec.connectors import GuaranteeId
 from millstream.spec.sinks import FallbackSink
 from millstream.testing.checks import check
 from millstream.testing.frames import ALL, FRAMES, frame_of, offered, owner_of
 from millstream.testing.killed import Moment, die_writing
+from millstream.testing.programs import program_of
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import Guarantee, SinkLane
 from millstream_writer.sinks.opening import open_sink
@@ -29,6 +32,9 @@ _LIMIT_S = 60.0
 
 class SinkConformance(ABC):
     """Inherit from it, and define what to write to and what has arrived there."""
+
+    _is_exact = False
+    """The lane that was opened last keeps positions."""
 
     @abstractmethod
     def settings(self, place: Path) -> Mapping[str, Any]:
@@ -207,7 +213,13 @@ class SinkConformance(ABC):
 
     @asynccontextmanager
     async def _open(self, settings: Mapping[str, Any], owner: SinkOwner) -> AsyncIterator[SinkLane]:
-        async with asyncio.timeout(_LIMIT_S), open_sink(FallbackSink.model_validate(dict(settings)), owner) as lane:
+        spec = FallbackSink.model_validate(dict(settings))
+        async with (
+            asyncio.timeout(_LIMIT_S),
+            program_of(spec, owner.base_dir) as client,
+            open_sink(spec, replace(owner, client=client)) as lane,
+        ):
+            self._is_exact = lane.guarantee is Guarantee.EXACTLY_ONCE_TRANSACTIONAL
             yield lane
 
     async def _opened_and_closed(self, settings: Mapping[str, Any], owner: SinkOwner) -> None:
@@ -249,10 +261,11 @@ class SinkConformance(ABC):
         names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
         raise AssertionError(f"no {' or '.join(names)} was raised")
 
-    @staticmethod
-    def _exactly_once(settings: Mapping[str, Any]) -> bool:
-        sentence = FallbackSink.model_validate(dict(settings)).promise()
-        return sentence.holds("exactlyOnce")
+    def _exactly_once(self, settings: Mapping[str, Any]) -> bool:
+        promise = FallbackSink.model_validate(dict(settings)).promise()
+        if promise.id is GuaranteeId.BY_FUNCTION:
+            return self._is_exact
+        return promise.holds("exactlyOnce")
 
     def _check(self, place: Path, settings: Mapping[str, Any], expected: Iterable[int], when: str) -> None:
         found, wanted = list(self.arrived(place)), list(expected)

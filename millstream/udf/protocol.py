@@ -102,7 +102,12 @@ class StreamLostError(Exception):
 
 
 class SinkFencedError(Exception):
-    """A newer owner has opened the lane in the target."""
+    """The target has the lane's epoch or a higher one: another owner has opened it, or another run."""
+
+    def __init__(self, said: str, position: bytes = b"") -> None:
+        super().__init__(said)
+        self.position = position
+        """Of the target, if the function has returned it."""
 
 
 class SinkFunctionError(Exception):

@@ -18,6 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
+from tests.contract.sinks.sink_targets import POSITION_SINK, WRITING_SINK, position_sink_numbers
 from tests.support.mqtt_broker import MqttServer
 from tests.support.opensearch_server import OpenSearchServer
 from tests.support.pubsub_server import PubsubServer
@@ -41,6 +42,29 @@ class TestFileSink(SinkConformance):
 
     def arrived(self, place: Path) -> Sequence[int]:
         return numbers_in(place / "out") if (place / "out").exists() else []
+
+
+class TestPositionSink(SinkConformance):
+    """A user-defined sink, in a process for each owner."""
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        env = [{"name": "SINK_TARGET", "value": str(place / "numbers.db")}]
+        return {"udsink": {"python": f"{POSITION_SINK}:Numbers", "env": env}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        return position_sink_numbers(place / "numbers.db")
+
+
+class TestUserSink(SinkConformance):
+    """The same without positions: at least once."""
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        env = [{"name": "SINK_TARGET", "value": str(place / "written")}]
+        return {"udsink": {"python": f"{WRITING_SINK}:append", "env": env}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        written = place / "written"
+        return [json.loads(line)["n"] for line in written.read_text().splitlines()] if written.exists() else []
 
 
 class TestDeltaSink(SinkConformance):

@@ -12,18 +12,16 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from millstream.durable import CRASH_AT
 from millstream.errors import RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
-from millstream.udf.function import open_local_function
-from millstream.udf.protocol import UdfClient
-from millstream.udf.sidecar import SidecarSpec, python_command
+from millstream.testing.programs import program_of
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.support.children import started
@@ -51,25 +49,13 @@ async def kill_at(spec: dict[str, Any], point: str) -> None:
 
 async def deliver(spec: FallbackSink, epoch: int) -> None:
     """The lane, from its mark, which never came further than the start: all is offered again."""
-    async with function_of(spec) as client, open_sink(spec, replace(sink_owner(epoch), client=client)) as lane:
+    async with program_of(spec, Path()) as client, open_sink(spec, replace(sink_owner(epoch), client=client)) as lane:
         for sequence in range(1, _FRAMES + 1):
             frame = sink_frame([value_of(n) for n in range(sequence * 10, sequence * 10 + 10)], sequence)
             while True:
                 with suppress(RetryLaterError):
                     await lane.write([frame], Position(sequence))
                     break
-
-
-@asynccontextmanager
-async def function_of(spec: FallbackSink) -> AsyncIterator[UdfClient | None]:
-    """The running program of a user-defined sink; None for the others."""
-    if spec.program is None:
-        yield None
-        return
-    env = {item.name: str(item.value) for item in spec.program.env}
-    process = SidecarSpec(python_command(spec.program.python or ""), role="sink", pipeline="p", vertex="out", env=env)
-    async with open_local_function(process, log=lambda _, line: None) as client:
-        yield client
 
 
 if __name__ == "__main__":

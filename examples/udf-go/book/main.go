@@ -34,15 +34,16 @@ type book struct {
 
 func (b *book) Open(_ context.Context, opened udf.SinkLane) (position []byte, err error) {
 	b.lane = opened
-	return position, b.change(func(all *contents) error {
+	err = b.change(func(all *contents) error {
 		found := all.Lanes[opened.Name]
+		position = found.Position
 		if found.Epoch >= opened.Epoch {
 			return udf.ErrFenced
 		}
-		position = found.Position
 		all.Lanes[opened.Name] = lane{opened.Epoch, position}
 		return nil
 	})
+	return position, err
 }
 
 func (b *book) Check(_ context.Context, record udf.Record) error {

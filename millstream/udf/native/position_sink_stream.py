@@ -132,7 +132,7 @@ class NativePositionSinkStream:
 
 def _raise(answer: udf_pb2.SinkOpened | udf_pb2.SinkFlushed) -> None:
     if answer.fenced:
-        raise SinkFencedError(answer.fenced)
+        raise SinkFencedError(answer.fenced, answer.position)
     if answer.error:
         raise SinkFunctionError(answer.error)
 

@@ -28,7 +28,7 @@ var ErrFenced = errors.New("a newer owner has taken the lane over")
 // Write or Flush it is closed, and another instance is opened, which continues at the position that the target has.
 type PositionSink interface {
 	// Open stores lane.Epoch in the target under lane.Name, and returns the position that the target has; nil if it has
-	// none.
+	// none. With ErrFenced it returns the position, too: that says whether another run of the pipeline wrote there.
 	Open(ctx context.Context, lane SinkLane) (position []byte, err error)
 	// Write adds a record to a transaction.
 	Write(ctx context.Context, record Record) error
@@ -54,8 +54,8 @@ func NewPositionSink(instance func() PositionSink) *Function {
 // positionSink serves one stream of a sink that keeps positions: one message, one answer.
 func (s *service) positionSink(stream sinkStream, hello *udfv1.Hello) error {
 	if !hello.GetKeepsPositions() {
-		return status.Error(codes.FailedPrecondition, "this sink keeps positions, which the calling Millstream does not "+
-			"know: install a newer Millstream")
+		return status.Error(codes.FailedPrecondition, "this sink keeps positions, and the caller does not know that: start "+
+			"the pipeline again, if the program was changed, or install a newer Millstream")
 	}
 	lane := &positionLane{hello: hello, instance: s.function.positions}
 	_, lane.checks = lane.instance().(Checker)
@@ -119,7 +119,7 @@ func (l *positionLane) open(ctx context.Context, request *udfv1.SinkOpen) *udfv1
 	if err != nil {
 		l.discard()
 		if errors.Is(err, ErrFenced) {
-			return &udfv1.SinkOpened{Fenced: err.Error()}
+			return &udfv1.SinkOpened{Fenced: err.Error(), Position: position}
 		}
 		return &udfv1.SinkOpened{Error: wholeCall(err)}
 	}

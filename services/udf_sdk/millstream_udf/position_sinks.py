@@ -68,7 +68,10 @@ class PositionSink:
             return udf_pb2.SinkOpened(position=b"" if position is None else _checked(position))
         except Fenced as error:
             await self._discard()
-            return udf_pb2.SinkOpened(fenced=str(error) or "the target has a newer epoch of the lane")
+            position = b"" if error.position is None else _checked(error.position)
+            return udf_pb2.SinkOpened(
+                fenced=str(error) or "the target has a newer epoch of the lane", position=position
+            )
         except FAILURES as error:
             await self._discard()
             return udf_pb2.SinkOpened(error=error_text(error))

@@ -44,9 +44,11 @@ class PositionTable:
         if not self._run(
             "UPDATE {table} SET epoch = {0} WHERE lane = {1} AND epoch < {2}", (lane.epoch, lane.name, lane.epoch)
         ):
-            if self._run("SELECT 1 FROM {table} WHERE lane = {0}", (lane.name,), fetch=True) is not None:
+            found = self._run("SELECT position FROM {table} WHERE lane = {0}", (lane.name,), fetch=True)
+            if found is not None:
                 self._connection.rollback()
-                raise Fenced(f"{self._table} has epoch {lane.epoch} of lane {lane.name} or a higher one")
+                what = f"{self._table} has epoch {lane.epoch} of lane {lane.name} or a higher one"
+                raise Fenced(what, position=_position(found))
             # If another owner inserts it at the same moment, one of the two fails here, and is opened again.
             self._run("INSERT INTO {table} (lane, epoch) VALUES ({0}, {1})", (lane.name, lane.epoch))
         # Before the position is read: no older owner can move it any more.
@@ -54,7 +56,7 @@ class PositionTable:
         found = self._run("SELECT position FROM {table} WHERE lane = {0}", (lane.name,), fetch=True)
         self._connection.rollback()
         self._lane = lane
-        return None if found is None or found[0] is None else str(found[0]).encode()
+        return _position(found)
 
     def store(self, position: bytes) -> None:
         """Store the position in the transaction that is open; commit after it. Raises `Fenced` if a newer owner has
@@ -89,6 +91,10 @@ class PositionTable:
             return cursor.fetchone() if fetch else cursor.rowcount
         finally:
             cursor.close()
+
+
+def _position(row: Any) -> bytes | None:
+    return None if row is None or row[0] is None else str(row[0]).encode()
 
 
 def _paramstyle(connection: Any) -> str:

@@ -157,8 +157,8 @@ class Server:
         if not hello.keeps_positions:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"{self._definition.name} keeps positions, which the calling Millstream does not know: install a "
-                "newer Millstream",
+                f"{self._definition.name} keeps positions, and the caller does not know that: start the pipeline "
+                "again, if the function was changed, or install a newer Millstream",
             )
         await self._welcome(context, udf_pb2.SinkResponse)
         lane = PositionSink(self._definition, hello)

@@ -235,6 +235,12 @@ class Fenced(Exception):
     """Raise it in `open` if the target already has this epoch of the lane or a higher one, and in `flush` if it has
     another: a newer owner has taken the lane over."""
 
+    def __init__(self, reason: str = "", *, position: bytes | None = None) -> None:
+        """`position`: in `open`, the stored one, if there is one. With it, the pipeline can tell another run from
+        another owner."""
+        super().__init__(reason)
+        self.position = position
+
 
 def _datetime(time_us: int) -> datetime:
     try:

@@ -42,11 +42,11 @@ class Numbers:
             self.database.execute("INSERT OR IGNORE INTO positions VALUES (?, 0, NULL)", [lane.name])
             new = [lane.epoch, lane.name, lane.epoch]
             done = self.database.execute("UPDATE positions SET epoch = ? WHERE lane = ? AND epoch < ?", new)
-            if done.rowcount == 0:
-                raise udf.Fenced
         found = self.database.execute("SELECT position FROM positions WHERE lane = ?", [lane.name]).fetchone()
-        _step("open:after")
         position: bytes | None = found[0]
+        if done.rowcount == 0:
+            raise udf.Fenced(position=position)
+        _step("open:after")
         return position
 
     def check(self, record: udf.Record) -> None:
@@ -60,6 +60,8 @@ class Numbers:
                 raise udf.Fallback("not mine")
             case 1055:
                 raise udf.DeadLetter("hopeless")
+            case 1077 if _reached["check"] < 10:
+                raise udf.Retry(0.001, "busy")
 
     def write(self, record: udf.Record) -> None:
         _step("write:before")

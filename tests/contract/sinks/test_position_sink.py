@@ -115,6 +115,8 @@ async def test_a_target_of_another_past_stops_the_lane(tmp_path: Path) -> None:
             await one.write([frame(1, "a"), frame(2, "b")], Position(2))
         cases = [
             (replace(sink_owner(2), ledger_id="second"), codes.SINK_AHEAD, "another run .* what the function stores"),
+            # It was started over: its epochs begin again.
+            (replace(sink_owner(1), ledger_id="third"), codes.SINK_AHEAD, "another run .* what the function stores"),
             (sink_owner(3, start=Position(3)), codes.SINK_BEHIND, "is at sequence 2 of lane out.in-out.0"),
             (replace(sink_owner(4), held_instead=another), codes.SINK_AHEAD, "frame b at sequence 2"),
         ]
@@ -213,6 +215,15 @@ async def test_a_position_remembers_refused_records_only_until_the_mark_has_pass
                 (text,) = sqlite_rows(target, "SELECT position FROM positions")[0]
                 at = [item[0] for item in json.loads(text)["refused"]]
                 assert at == ([0] if sequence == 1 else [sequence - 2, sequence - 1])
+
+
+async def test_a_check_that_asks_for_another_time_is_no_attempt(tmp_path: Path) -> None:
+    target = tmp_path / "numbers.db"
+    async with opened(target, 1) as one:
+        delivery = delivery_of(one, None, OnFailure.STOP)
+        await delivery.write([sink_frame([value_of(n) for n in (1066, 1077, 1088)], 1)], Position(1))
+        assert delivery.statistics().retries == 0
+    assert position_sink_numbers(target) == [1066, 1077, 1088]
 
 
 async def test_a_function_that_fails_is_tried_again_and_nothing_is_written_twice(tmp_path: Path) -> None:

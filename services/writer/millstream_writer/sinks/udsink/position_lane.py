@@ -25,11 +25,13 @@ from typing import NamedTuple, NoReturn, TypeVar
 from uuid import uuid4
 
 from millstream import codes
+from millstream.clock import MICROSECONDS
 from millstream.durable import step
-from millstream.errors import DamageError, RetryLaterError, UdfError
+from millstream.errors import DamageError, FencedError, RetryLaterError, UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
-from millstream.pauses import Pauses
+from millstream.pauses import Pauses, pause
 from millstream.record import Position
+from millstream.retry import Waiting
 from millstream.udf.answers import Outcome, Result
 from millstream.udf.protocol import (
     PositionSinkStream,
@@ -54,6 +56,14 @@ OPENINGS_BITS = 20
 """Of an epoch: for the openings of a lane by one owner. With all of them it has at most 63 bits."""
 _RECORDS_MAX = 2**31
 """Of a transaction: what is written at once is limited by its bytes."""
+
+
+class _AskedAgainError(Exception):
+    """The function asks to see a record again, at a later time."""
+
+    def __init__(self, delay_s: float, reason: str) -> None:
+        super().__init__(reason or "no reason given")
+        self.delay_s = delay_s
 
 
 class _Row(NamedTuple):
@@ -100,11 +110,22 @@ class UdfPositionLane(KeptLane[_Row]):
         await self._stack.aclose()
 
     async def _over_breaks(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """A function that dies is started again, and that is not an attempt at the records."""
-        pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
+        """A function that dies is started again, and one that asks for it is asked again: neither is an attempt at the
+        records."""
+        pauses, waiting = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S), Waiting()
         while True:
             try:
                 return await call()
+            except _AskedAgainError as asked:
+                if waiting.again(asked.delay_s):
+                    _log.warning(
+                        "%s: the function has returned Retry %d times for records of one write, which holds up the "
+                        "lane: %s",
+                        self._owner.where,
+                        waiting.times,
+                        asked,
+                    )
+                await pause(asked.delay_s)
             except StreamLostError as lost:
                 _log.log(
                     # If the process has ended, its supervisor reports it; an end for a change is not a fault.
@@ -124,12 +145,17 @@ class UdfPositionLane(KeptLane[_Row]):
             yield
         except SinkFencedError as error:
             await self.close()
-            raise fenced(self._owner, TARGET) from error
+            hint = f"If no other run writes there, because this one was started over: {self._remedy}"
+            what = f"{fenced(self._owner, TARGET)} ({error}). {hint}"
+            raise FencedError(codes.OUTPUT_TAKEN_OVER, what) from error
         except SinkFunctionError as error:
             # The stream goes on; what was not flushed is discarded, and the lane is opened again.
             self._is_open = False
             what = f"{self._owner.where}: the function failed, and nothing of this is in its target: {error}"
             raise RetryLaterError(codes.TARGET_AWAY, what) from error
+        except _AskedAgainError:
+            # Nothing was written.
+            raise
         except BaseException:
             # A call may have no answer yet.
             await self.close()
@@ -142,17 +168,14 @@ class UdfPositionLane(KeptLane[_Row]):
             self._stream = await self._stack.enter_async_context(self._client.open_position_sink(owner.stream_name))
         self._openings += 1
         epoch = (owner.epoch << OPENINGS_BITS) + self._openings
-        with step("udsink.open", owner.lane.vertex):
-            data = await self._stream.open(self._name, epoch)
         try:
-            stored = position_of(data)
-        except ValueError as error:
-            raise UdfError(
-                codes.FUNCTION_PROTOCOL,
-                f"{owner.where}: the function breaks its protocol: it opened lane {self._name} at a position that "
-                f"Millstream never gave it ({error}). It has to return what the last flush stored, unchanged, and "
-                "nothing if there was none",
-            ) from error
+            with step("udsink.open", owner.lane.vertex):
+                data = await self._stream.open(self._name, epoch)
+        except SinkFencedError as error:
+            if (stored := self._stored_in(error.position)) is not None:
+                await self._check(stored)
+            raise
+        stored = self._stored_in(data)
         if stored is not None:
             await self._check(stored)
             self._durable = max(self._durable, stored.kept.position)
@@ -162,9 +185,23 @@ class UdfPositionLane(KeptLane[_Row]):
             self._lost("has no position")
         self._is_open = True
 
+    @property
+    def _remedy(self) -> str:
+        return f"remove what the function stores of lane {self._name}"
+
+    def _stored_in(self, data: bytes) -> StoredPosition | None:
+        try:
+            return position_of(data)
+        except ValueError as error:
+            raise UdfError(
+                codes.FUNCTION_PROTOCOL,
+                f"{self._owner.where}: the function breaks its protocol: it opened lane {self._name} at a position "
+                f"that Millstream never gave it ({error}). It has to return what the last flush stored, unchanged, "
+                "and nothing if there was none",
+            ) from error
+
     async def _check(self, stored: StoredPosition) -> None:
-        remedy = f"remove what the function stores of lane {self._name}"
-        await check_kept(self._owner, stored.kept, TARGET, remedy, ours=stored.kept.owner == self._identity)
+        await check_kept(self._owner, stored.kept, TARGET, self._remedy, ours=stored.kept.owner == self._identity)
         if self._stored and stored.kept.position < self._durable:
             self._lost(f"is at sequence {stored.kept.position.sequence}, record {stored.kept.position.record_index},")
 
@@ -219,10 +256,7 @@ class UdfPositionLane(KeptLane[_Row]):
 
     def _refusal(self, outcome: Outcome, row: int) -> SinkFailure:
         if outcome.result is Result.RETRY:
-            what = (
-                f"{self._owner.where}: the function asks to see a record again: {outcome.reason or 'no reason given'}"
-            )
-            raise RetryLaterError(codes.TARGET_AWAY, what)
+            raise _AskedAgainError(outcome.delay_us / MICROSECONDS, outcome.reason)
         # It has looked at the record alone, so another attempt would not help.
         return replace(failure_of(outcome), index=row, retryable=False)
 

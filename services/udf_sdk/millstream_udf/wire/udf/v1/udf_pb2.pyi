@@ -799,7 +799,8 @@ class SinkOpen(_message.Message):
     nothing of the transaction remains, and the client sends SinkOpen again, on the same stream or on another.
 
     SinkOpen discards what was not flushed, stores `epoch` in the target for the lane, and returns the lane's position.
-    If the target already has this epoch or a higher one, it changes nothing and answers `fenced`.
+    If the target already has this epoch or a higher one, it changes nothing and answers `fenced`, with the position: that
+    says whether another run of the pipeline wrote there.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
