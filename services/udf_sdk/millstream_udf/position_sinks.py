@@ -68,10 +68,11 @@ class PositionSink:
             return udf_pb2.SinkOpened(position=b"" if position is None else _checked(position))
         except Fenced as error:
             await self._discard()
-            position = b"" if error.position is None else _checked(error.position)
-            return udf_pb2.SinkOpened(
-                fenced=str(error) or "the target has a newer epoch of the lane", position=position
-            )
+            what = str(error) or "the target has a newer epoch of the lane"
+            try:
+                return udf_pb2.SinkOpened(fenced=what, position=_checked(error.position or b""))
+            except BadOutput as wrong:
+                return udf_pb2.SinkOpened(error=error_text(wrong))
         except FAILURES as error:
             await self._discard()
             return udf_pb2.SinkOpened(error=error_text(error))

@@ -109,8 +109,13 @@ def test_positions_are_bytes_or_text() -> None:
 
         def flush(self, position: bytes) -> None: ...
 
-    with pytest.raises(RuntimeError, match="as bytes or str, or None if it has none, not int"):
-        OpenSink(udf.sink(Wrong))
+    class WrongToo(Wrong):
+        def open(self, lane: udf.SinkLane) -> int:
+            raise udf.Fenced(position=7)  # type: ignore[arg-type]  # that is what is wrong
+
+    for wrong in (Wrong, WrongToo):
+        with pytest.raises(RuntimeError, match="as bytes or str, or None if it has none, not int"):
+            OpenSink(udf.sink(wrong))
 
 
 class _Whole:
