@@ -1,0 +1,88 @@
+"""The suite that other people's sources run, on sources of tables."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
+
+from millstream.testing import SourceConformance
+from tests.support.mariadb_server import LOCKED, MariaDatabase, MariaServer
+
+_NUMBERS = range(1, 101)
+_PARTS = (_NUMBERS[:30], _NUMBERS[30:60], _NUMBERS[60:])
+"""In so many versions of a table."""
+
+
+class _Numbers(SourceConformance):
+    """Rows with a number each."""
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b'{"n":%d}' % n for n in _NUMBERS]
+
+
+class TestSqlite(_Numbers):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        with closing(sqlite3.connect(place / "shop.db")) as connection, connection:
+            connection.execute("CREATE TABLE numbers (n INTEGER PRIMARY KEY)")
+            connection.executemany("INSERT INTO numbers VALUES (?)", ((n,) for n in _NUMBERS))
+        return {"sql": {"url": "sqlite:///shop.db", "table": "numbers"}}
+
+
+class TestMariaDb(_Numbers):
+    """Three lanes share the rows."""
+
+    partitions = 3
+    server: ClassVar[MariaServer]
+    database: ClassVar[MariaDatabase]
+
+    @pytest.fixture(autouse=True)
+    def _server(self, mariadb: MariaServer) -> None:
+        type(self).server = mariadb
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        database = self.server.database()
+        rows = ", ".join(f"({n})" for n in _NUMBERS)
+        database.execute("CREATE TABLE numbers (n INT PRIMARY KEY)", f"INSERT INTO numbers VALUES {rows}")
+        type(self).database = database
+        return {"sql": {**database.settings, "table": "numbers", "split": {"column": "n", "from": 1, "to": 100}}}
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.kill()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
+        wrong = {"user": LOCKED, "password": "wr0ng-s3cret", "table": "numbers"}
+        return {"sql": {**self.database.settings, **wrong}}, "wr0ng-s3cret"
+
+
+class TestDelta(_Numbers):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        for part in _PARTS:
+            write_deltalake(str(place / "table"), _table(part), mode="append")
+        return {"delta": {"path": "table"}}
+
+
+class TestIceberg(_Numbers):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        uri, warehouse = f"sqlite:///{place / 'catalog.db'}", str(place / "warehouse")
+        with closing(SqlCatalog("default", uri=uri, warehouse=warehouse)) as catalog:
+            catalog.create_namespace("shop")
+            table = catalog.create_table("shop.numbers", _table(()).schema)
+            for part in _PARTS:
+                table.append(_table(part))
+        return {"iceberg": {"catalog": {"sqlite": "catalog.db"}, "table": "shop.numbers"}}
+
+
+def _table(numbers: Sequence[int]) -> pa.Table:
+    return pa.table({"n": pa.array(numbers, pa.int64())})
