@@ -27,6 +27,7 @@ async def online_findings(loaded: Loaded | Partial) -> tuple[int, list[Finding]]
     """How many sources and sinks were checked, and what they found. Those that lack a package are omitted."""
     taken: dict[Hashable, Path] = {}
     asked, registries = [], []
+    limits: list[asyncio.Timeout] = []
     for index, vertex in loaded.sound.items():
         path: Path = ("spec", "vertices", index)
         for placed in vertex.ends:
@@ -34,13 +35,20 @@ async def online_findings(loaded: Loaded | Partial) -> tuple[int, list[Finding]]
                 here = (*path, vertex.key, *placed.path, placed.end.kind)
                 place = Place(here, path, loaded.base_dir, vertex.replicas, taken)
                 end = placed.end
-                asked.append(_ask(f"`{end.kind}`", place, end.connector.online_findings(end.settings, place)))
+                asked.append(_ask(f"`{end.kind}`", place, end.connector.online_findings(end.settings, place), limits))
                 for name, form in end.formats():
                     if not list(form.lacks()):
                         beside = replace(place, path=(*here[:-1], name))
                         looking = _look(end, name, form, loaded.base_dir)
-                        registries.append(_ask(f"the schema registry of `{name}`", beside, looking))
-    return len(asked), [finding for findings in await asyncio.gather(*asked, *registries) for finding in findings]
+                        registries.append(_ask(f"the schema registry of `{name}`", beside, looking, limits))
+    answers = asyncio.gather(*asked, *registries)
+    # Each begins with its imports, which take seconds on a busy machine. Nothing else runs meanwhile, so no time counts
+    # before all have begun.
+    await asyncio.sleep(0)
+    deadline_s = asyncio.get_running_loop().time() + ONLINE_CHECK_TIMEOUT_S
+    for limit in limits:
+        limit.reschedule(deadline_s)
+    return len(asked), [finding for findings in await answers for finding in findings]
 
 
 async def _look(
@@ -56,10 +64,17 @@ async def _look(
     return ()
 
 
-async def _ask(name: str, place: Place, asked: Coroutine[Any, Any, Sequence[Finding]]) -> Sequence[Finding]:
+async def _ask(
+    name: str, place: Place, asked: Coroutine[Any, Any, Sequence[Finding]], limits: list[asyncio.Timeout]
+) -> Sequence[Finding]:
+    """What a check has found. Until it is over, its time limit is among `limits`, for the caller to set."""
     try:
-        async with asyncio.timeout(ONLINE_CHECK_TIMEOUT_S):
-            return await asked
+        async with asyncio.timeout(None) as limit:
+            limits.append(limit)
+            try:
+                return await asked
+            finally:
+                limits.remove(limit)
     except TimeoutError:
         what = f"{name} gave no answer within {ONLINE_CHECK_TIMEOUT_S:g} s"
         return (Finding(codes.TARGET_AWAY, place.path, what, "an address where a server answers"),)
