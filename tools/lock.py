@@ -41,6 +41,8 @@ _VERTEX = [
     "--extra",
     "sqs",
     "--extra",
+    "bigquery",
+    "--extra",
     "pubsub",
     "--extra",
     "avro",

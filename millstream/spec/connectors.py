@@ -265,6 +265,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "iceberg": "millstream_writer.sinks.iceberg.connector:ICEBERG",
         "jetstream": "millstream_writer.sinks.jetstream.connector:JETSTREAM",
         "mqtt": "millstream_writer.sinks.mqtt.connector:MQTT",
+        "bigquery": "millstream_writer.sinks.bigquery.connector:BIGQUERY",
         "opensearch": "millstream_writer.sinks.opensearch.connector:OPENSEARCH",
         "nats": "millstream_writer.sinks.nats.connector:NATS",
         "pubsub": "millstream_writer.sinks.pubsub.connector:PUBSUB",
@@ -305,5 +306,13 @@ def _unencoded(connector: Connector[SpecModel], settings: SpecModel, name: str) 
 def lacks(connector: Connector[S]) -> Iterator[tuple[str, str]]:
     """What a connector needs and this machine does not have, each with the remedy."""
     for module, package in connector.packages.items():
-        if find_spec(module) is None:
+        if _is_missing(module):
             yield f"needs the package {module}, which is not installed", f"`pip install '{package}'`"
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return find_spec(module) is None
+    except ModuleNotFoundError:
+        # Of the package that it is in.
+        return True

@@ -19,6 +19,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
 from tests.contract.sinks.sink_targets import POSITION_SINK, WRITING_SINK, position_sink_numbers
+from tests.support.bigquery_server import open_bigquery
 from tests.support.mqtt_broker import MqttServer
 from tests.support.opensearch_server import OpenSearchServer
 from tests.support.pubsub_server import PubsubServer
@@ -323,6 +324,29 @@ class TestMqttSource(SourceConformance):
         (place / "password").write_text("wr0ng")
         settings = {**self.server.settings, "password": {"file": "password"}, "topic": "t/x", "session": "x"}
         return {"mqtt": settings}, "wr0ng"
+
+
+class TestBigQuerySink(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self) -> Iterator[None]:
+        with open_bigquery() as self.server:
+            yield
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.table = self.server.create({"n": "INT64"})
+        options = {"table": self.table, "positionTable": f"{self.table}_positions", "columns": [{"name": "n"}]}
+        return {"bigquery": {**self.server.settings, **options}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        # A table has no order.
+        return sorted(row["n"] for row in self.server.rows(self.table))
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.stop()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
 
 
 class TestOpenSearchSink(SinkConformance):

@@ -2,7 +2,7 @@
 
 Above it: tests of sinks that keep a position. Below it: the sink, as a vertex opens it, in a process of its own.
 
-python -m tests.recovery.killed_sinks SPEC
+python -m tests.recovery.killed_sinks SPEC EPOCH
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ EXPECTED = [*range(10, 10 * _FRAMES + 10)]
 """The numbers that the target has in the end."""
 
 
-async def kill_at(spec: dict[str, Any], point: str) -> None:
+async def kill_at(spec: dict[str, Any], point: str, *, epochs: tuple[int, int] = (1, 2)) -> None:
     """Have a lane write all of it and die at a point, and another one write all of it again."""
     async with (
         asyncio.timeout(60),
         started(
-            *(sys.executable, "-m", "tests.recovery.killed_sinks", json.dumps(spec)),
+            *(sys.executable, "-m", "tests.recovery.killed_sinks", json.dumps(spec), f"{epochs[0]}"),
             cwd=REPOSITORY,
             env={**os.environ, CRASH_AT: point},
         ) as process,
     ):
         assert await process.wait() == -signal.SIGKILL, point
-    await deliver(FallbackSink.model_validate(spec), 2)
+    await deliver(FallbackSink.model_validate(spec), epochs[1])
 
 
 async def deliver(spec: FallbackSink, epoch: int) -> None:
@@ -59,4 +59,4 @@ async def deliver(spec: FallbackSink, epoch: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(deliver(FallbackSink.model_validate(json.loads(sys.argv[1])), 1))
+    asyncio.run(deliver(FallbackSink.model_validate(json.loads(sys.argv[1])), int(sys.argv[2])))

@@ -46,6 +46,7 @@ UNREACHED = {
     "repair": "a command between two runs, which may be repeated at any point: tests/mesh/test_repair.py",
     "watermark.forget": "a command between two runs: tests/mesh/test_watermark.py",
     "redis": "of the other technology: see below",
+    "bigquery_sink": "tests/recovery/test_bigquery_kills.py, with a stand-in",
     "delta_sink": "tests/recovery/test_table_kills.py, with a table of its own",
     "iceberg_sink": "tests/recovery/test_table_kills.py, with a table of its own",
     "object_sink": "tests/recovery/test_object_kills.py, with a server of its own",

@@ -25,6 +25,7 @@ from millstream_writer.sink import Guarantee
 from tests.contract.sinks.file_target import COLUMNS, file_spec, numbers_in, numbers_of
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.support import sizes
+from tests.support.bigquery_server import BigQueryServer, open_bigquery
 from tests.support.kafka_server import KafkaServer
 from tests.support.mariadb_server import MariaDatabase, MariaServer
 from tests.support.mqtt_broker import MqttServer
@@ -37,6 +38,8 @@ from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer
 from tests.support.sqs_server import SqsServer
 
+NUMBERS = {"n": "INT64", "text": "STRING"}
+"""Columns of tables of BigQuery."""
 WRITING_SINK = Path(__file__).parent / "writing_sink.py"
 POSITION_SINK = Path(__file__).parent / "sqlite_sink.py"
 KINDS = [
@@ -67,6 +70,7 @@ KINDS = [
     *(("sqs", "sqs fifo") if sizes.ALL else ("sqs",)),
     *(("pubsub none", "pubsub key") if sizes.ALL else ("pubsub none",)),
     "mqtt",
+    "bigquery",
     "opensearch insert",
     "opensearch upsert",
 ]
@@ -90,6 +94,7 @@ _GUARANTEES = {
     "rabbit": Guarantee.AT_LEAST_ONCE,
     "delta": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "iceberg": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "bigquery": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "opensearch": Guarantee.EXACTLY_ONCE_IDEMPOTENT,
 }
 
@@ -114,11 +119,12 @@ class SinkTarget:
     """Of Pub/Sub."""
     mqtt: MqttServer | None = None
     opensearch: OpenSearchServer | None = None
+    bigquery: BigQueryServer | None = None
     nats: OutsideNats | None = None
     bucket: Bucket | None = None
     topic: str = ""
     """Of Kafka; the stream or prefix of Redis; the queue of RabbitMQ or SQS; the topic of MQTT; the index of
-    OpenSearch."""
+    OpenSearch; the table of BigQuery."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -158,6 +164,8 @@ class SinkTarget:
             return sorted(json.loads(message.data)["n"] for message in self.pubsub.taken(self.subscribed))
         if self.mqtt is not None:
             return [json.loads(message.payload)["n"] for message in self.mqtt.kept(self.topic)]
+        if self.bigquery is not None:
+            return bigquery_numbers(self.bigquery, self.topic)
         if self.opensearch is not None:
             return self.opensearch.numbers(self.topic)
         if self.nats is not None:
@@ -258,6 +266,19 @@ def redis_spec(server: RedisServer, mode: str, target: str, /, **more: object) -
     """A sink that writes into the stream, or the keys with the prefix, `target`."""
     options = {"mode": mode, "stream" if mode == "stream" else "prefix": target, **more}
     return FallbackSink.model_validate({"redisStreams": {**server.settings, **options}})
+
+
+def bigquery_spec(server: BigQueryServer, table: str, /, **more: object) -> FallbackSink:
+    """A sink that adds rows to the table."""
+    options = {"table": table, "positionTable": f"{table}_positions", "columns": [{"name": name} for name in NUMBERS]}
+    return FallbackSink.model_validate({"bigquery": {**server.settings, **options, **more}})
+
+
+def bigquery_numbers(server: BigQueryServer, table: str) -> list[int]:
+    """A table has no order."""
+    rows = server.rows(table)
+    assert all(row["text"] == f"text {row['n']}" for row in rows)
+    return sorted(row["n"] for row in rows)
 
 
 def opensearch_spec(server: OpenSearchServer, index: str, /, **more: object) -> FallbackSink:
@@ -385,6 +406,8 @@ async def open_target(
             mqtt.keep(topic)
             spec = FallbackSink.model_validate({"mqtt": {**mqtt.settings, "topic": topic}})
             yield SinkTarget(kind, directory, spec, mqtt=mqtt, topic=topic)
+        elif name == "bigquery":
+            yield _bigquery_target(kind, directory, stack.enter_context(open_bigquery()))
         elif name == "opensearch":
             assert opensearch is not None
             yield _opensearch_target(kind, directory, opensearch)
@@ -413,6 +436,11 @@ def _pubsub_target(kind: str, directory: Path, server: PubsubServer) -> SinkTarg
     keys = kind.partition(" ")[2]
     spec = FallbackSink.model_validate({"pubsub": {**server.sink(subscribed), "orderingKeySource": keys}})
     return SinkTarget(kind, directory, spec, pubsub=server, subscribed=subscribed)
+
+
+def _bigquery_target(kind: str, directory: Path, server: BigQueryServer) -> SinkTarget:
+    table = server.create(NUMBERS)
+    return SinkTarget(kind, directory, bigquery_spec(server, table), bigquery=server, topic=table)
 
 
 def _opensearch_target(kind: str, directory: Path, server: OpenSearchServer) -> SinkTarget:

@@ -204,6 +204,11 @@ def test_extras_are_looked_at_only_where_they_are_needed(tmp_path: Path) -> None
         (False, "redisStreams: {url: 'redis://127.0.0.1', stream: s}", {"millstream[redis]"}),
         (False, "rabbitmq: {url: 'amqp://127.0.0.1', routingKey: q}", {"millstream[rabbitmq]"}),
         (False, "sql: {url: 'sqlite:///shop.db', table: t}", {"millstream[sql]"}),
+        (
+            False,
+            "bigquery: {endpoint: 'http://127.0.0.1:1', project: p, dataset: d, table: t}",
+            {"millstream[bigquery]"},
+        ),
         (False, "sqs: {queueUrl: 'http://127.0.0.1/1/q'}", {"millstream[sqs]"}),
         (False, "pubsub: {project: p, topic: orders}", {"millstream[pubsub]"}),
         (False, "mqtt: {url: 'mqtt://127.0.0.1', topic: t}", {"millstream[mqtt]"}),

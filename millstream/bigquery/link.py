@@ -1,0 +1,210 @@
+"""A lane's way to BigQuery's Storage API, and what its errors mean to the lane.
+
+Above it: connectors. Below it: gRPC, with the messages that Google publishes and its credentials. What is repeated, and
+when, the lane decides: no request is sent twice here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import google.auth
+import grpc
+import grpc.aio
+from cryptography.exceptions import UnsupportedAlgorithm
+from google.api_core import grpc_helpers_async
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.auth.transport.requests import Request
+from google.cloud.bigquery_storage_v1 import types
+from google.oauth2 import service_account
+
+from millstream import codes
+from millstream.bigquery.settings import BigQueryDataset
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.spec.references import resolve
+
+FAILURES = (grpc.RpcError, GoogleAuthError, OSError, TimeoutError)
+"""All that goes wrong between a lane and the service."""
+SCOPES = ("https://www.googleapis.com/auth/bigquery",)
+_WRITE = "/google.cloud.bigquery.storage.v1.BigQueryWrite/"
+_READ = "/google.cloud.bigquery.storage.v1.BigQueryRead/"
+_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", 30_000),
+)
+_MISSING = (grpc.StatusCode.NOT_FOUND,)
+_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+_UNFIT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED)
+
+Message = Any
+"""A message of the published protos. They are made at run time, so no type is known before."""
+
+
+class BigQueryLink:
+    """One channel. Made by `linked`."""
+
+    def __init__(self, channel: grpc.aio.Channel, settings: BigQueryDataset, where: str) -> None:
+        self.settings = settings
+        self.where = where
+        self._channel = channel
+
+    async def create_stream(self, table: str, kind: str) -> Message:
+        """A write stream of a kind (`COMMITTED`, `PENDING`) of a table: its name, and the table's schema."""
+        stream = types.WriteStream.pb()(type_=getattr(types.WriteStream.Type, kind))
+        request = types.CreateWriteStreamRequest.pb()(parent=self.settings.resource(table), write_stream=stream)
+        return await self._ask(
+            _WRITE + "CreateWriteStream", request, types.WriteStream.pb(), ("parent", request.parent)
+        )
+
+    async def schema(self, table: str) -> Message:
+        """The schema of a table."""
+        name = self.default_stream(table)
+        request = types.GetWriteStreamRequest.pb()(name=name, view=types.WriteStreamView.FULL)
+        found = await self._ask(_WRITE + "GetWriteStream", request, types.WriteStream.pb(), ("name", name))
+        return found.table_schema
+
+    def default_stream(self, table: str) -> str:
+        """The stream of a table that every client may append to, without offsets."""
+        return f"{self.settings.resource(table)}/streams/_default"
+
+    async def finalize(self, stream: str) -> int:
+        """Nothing is appended to it from here on; the number of rows that were."""
+        request = types.FinalizeWriteStreamRequest.pb()(name=stream)
+        answer = types.FinalizeWriteStreamResponse.pb()
+        return int((await self._ask(_WRITE + "FinalizeWriteStream", request, answer, ("name", stream))).row_count)
+
+    def append(self, stream: str) -> Any:
+        """A connection on which rows are appended to a stream: requests in, as many answers out, in their order."""
+        return self._channel.stream_stream(
+            _WRITE + "AppendRows",
+            request_serializer=_serialized,
+            response_deserializer=types.AppendRowsResponse.pb().FromString,
+        )(metadata=(_routing("write_stream", stream),))
+
+    async def read(self, table: str, columns: Sequence[str], restriction: str) -> tuple[str, list[bytes]]:
+        """Rows of a table at this moment: the Avro schema of each, and blocks of them."""
+        parent = f"projects/{self.settings.project}"
+        session = types.ReadSession.pb()(table=self.settings.resource(table), data_format=types.DataFormat.AVRO)
+        session.read_options.selected_fields.extend(columns)
+        session.read_options.row_restriction = restriction
+        request = types.CreateReadSessionRequest.pb()(parent=parent, read_session=session, max_stream_count=1)
+        place = ("read_session.table", session.table)
+        made = await self._ask(_READ + "CreateReadSession", request, types.ReadSession.pb(), place)
+        blocks = []
+        for stream in made.streams:
+            call = self._channel.unary_stream(
+                _READ + "ReadRows",
+                request_serializer=_serialized,
+                response_deserializer=types.ReadRowsResponse.pb().FromString,
+            )(
+                types.ReadRowsRequest.pb()(read_stream=stream.name),
+                metadata=(_routing("read_stream", stream.name),),
+                timeout=self.settings.timeout_s,
+            )
+            blocks += [answer.avro_rows.serialized_binary_rows async for answer in call]
+        return made.avro_schema.schema, blocks
+
+    async def _ask(self, method: str, request: Message, answer: Message, place: tuple[str, str]) -> Message:
+        call = self._channel.unary_unary(
+            method, request_serializer=_serialized, response_deserializer=answer.FromString
+        )
+        return await call(request, timeout=self.settings.timeout_s, metadata=(_routing(*place),))
+
+    def error_of(self, error: BaseException) -> MillstreamError:
+        """An error of ours for whatever went wrong."""
+        if isinstance(error, grpc.RpcError):
+            return self.error_of_status(error.code(), error.details() or "")
+        return _error_of(error, self.settings, self.where)
+
+    def error_of_status(self, code: grpc.StatusCode, said: str) -> MillstreamError:
+        """The same of what the service itself says."""
+        place = f"{self.where}: BigQuery at {self.settings.endpoint}"
+        if code in _MISSING:
+            dataset = f"{self.settings.project}.{self.settings.dataset}"
+            return UserError(codes.TARGET_UNFIT, f"{place} does not find it in {dataset}: {said}")
+        if code in _REFUSED:
+            return UserError(codes.TARGET_REFUSES, f"{place} refuses it: {said}")
+        if code in _UNFIT:
+            return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
+        if "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
+            return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said or code.name}")
+
+
+def _serialized(message: Message) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+def _routing(name: str, value: str) -> tuple[str, str]:
+    return "x-goog-request-params", f"{name}={value}"
+
+
+@asynccontextmanager
+async def linked(settings: BigQueryDataset, base_dir: Path, where: str) -> AsyncIterator[BigQueryLink]:
+    """A channel for a while. Raises `UserError` for credentials that are missing or not valid."""
+    channel = await _channel(settings, base_dir, where)
+    try:
+        yield BigQueryLink(channel, settings, where)
+    finally:
+        await channel.close()
+
+
+async def _channel(settings: BigQueryDataset, base_dir: Path, where: str) -> grpc.aio.Channel:
+    if not settings.encrypted:
+        return grpc.aio.insecure_channel(settings.address, options=_OPTIONS)
+    key = None
+    if settings.credentials is not None:
+        key = resolve(settings.credentials, base_dir, f"{where}: credentials for {settings.endpoint}")
+    try:
+        # It may ask the machine's metadata server, or a token server.
+        credentials = await asyncio.wait_for(asyncio.to_thread(_credentials, key), settings.timeout_s)
+    except _NotAKeyError as error:
+        what = f"{where}: `credentials` for {settings.endpoint} are not the JSON key of a service account"
+        raise UserError(codes.TARGET_REFUSES, what) from error
+    except (GoogleAuthError, OSError, TimeoutError) as error:
+        raise _error_of(error, settings, where) from error
+    create: Any = grpc_helpers_async.create_channel
+    channel: grpc.aio.Channel = create(settings.address, credentials=credentials, options=_OPTIONS)
+    return channel
+
+
+class _NotAKeyError(Exception):
+    """It has no text of the key."""
+
+
+def _credentials(key: str | None) -> Any:
+    """Blocks."""
+    found: Any
+    if key is not None:
+        make: Any = service_account.Credentials.from_service_account_info
+        try:
+            found = make(json.loads(key), scopes=SCOPES)
+        except (ValueError, TypeError, AttributeError, LookupError, UnsupportedAlgorithm) as error:
+            raise _NotAKeyError(type(error).__name__) from None
+    else:
+        found, _ = google.auth.default(scopes=SCOPES)
+    if isinstance(found, service_account.Credentials):
+        # It signs its tokens itself.
+        signs: Any = found.with_always_use_jwt_access
+        return signs(True)
+    # gRPC reports a failure in here as a server that is away.
+    found.refresh(Request())
+    return found
+
+
+def _error_of(error: BaseException, settings: BigQueryDataset, where: str) -> MillstreamError:
+    place = f"{where}: BigQuery at {settings.endpoint}"
+    said = str(error) or type(error).__name__
+    if isinstance(error, GoogleAuthError) and not isinstance(error, TransportError) and not error.retryable:
+        return UserError(codes.TARGET_REFUSES, f"{place}: there are no valid credentials: {said}")
+    if isinstance(error, TimeoutError):
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")

@@ -1,0 +1,118 @@
+"""A connection on which rows are appended to one stream of BigQuery: several requests in flight, by their offsets.
+
+Above it: the lane. Below it: gRPC. What an answer means is decided here; what follows from it, by the lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+from google.cloud.bigquery_storage_v1 import types
+from google.protobuf import descriptor_pb2
+
+from millstream.bigquery.link import BigQueryLink
+
+_IN_FLIGHT = 4
+"""Requests, each of up to 10 MB."""
+
+
+class RefusedRowsError(Exception):
+    """BigQuery refuses rows of a request, and has written none of it."""
+
+    def __init__(self, reasons: Sequence[tuple[int, str]]) -> None:
+        super().__init__("; ".join(said for _, said in reasons))
+        self.reasons = reasons
+        """Index in the request, and why."""
+
+
+class NotAppendedError(Exception):
+    """BigQuery does not take a request."""
+
+    def __init__(self, code: grpc.StatusCode, said: str, appended: int | None = None) -> None:
+        super().__init__(said)
+        self.code = code
+        self.said = said
+        self.appended = appended
+        """Requests before it that were, where it was answered itself."""
+
+
+class Request(NamedTuple):
+    """Rows that are appended together, or not at all."""
+
+    data: Sequence[bytes]
+    offset: int | None
+    """Number of rows before it in the stream. None in a stream without offsets."""
+
+
+class Appending:
+    """One connection. `close` ends it."""
+
+    def __init__(self, link: BigQueryLink, stream: str, row: descriptor_pb2.DescriptorProto) -> None:
+        self._link = link
+        self._stream = stream
+        self._row = row
+        self._call: Any = None
+
+    async def append(self, requests: Sequence[Request]) -> int:
+        """Append them in order. Returns how many were; fewer than all where BigQuery refuses rows of the next one, and
+        `refusal` says which. Raises `NotAppendedError` and what gRPC raises; it is not known then what was written."""
+        done = sent = appended = 0
+        first: Exception | None = None
+        async with asyncio.timeout(self._link.settings.timeout_s):
+            while done < sent or (first is None and sent < len(requests)):
+                while first is None and sent < len(requests) and sent - done < _IN_FLIGHT:
+                    await self._write(requests[sent])
+                    sent += 1
+                try:
+                    answer = await self._call.read()
+                except grpc.aio.AioRpcError as error:
+                    raise NotAppendedError(error.code(), error.details() or "", appended) from error
+                if answer is grpc.aio.EOF:
+                    code = await self._call.code()
+                    raise NotAppendedError(code, await self._call.details() or "the connection was closed")
+                done += 1
+                if first is None:
+                    first = _failure(answer)
+                    appended += first is None
+        if isinstance(first, RefusedRowsError):
+            self.refusal = first
+        elif isinstance(first, NotAppendedError):
+            first.appended = appended
+            raise first
+        return appended
+
+    refusal: RefusedRowsError | None = None
+    """Of the request after the last one that was appended."""
+
+    async def _write(self, request: Request) -> None:
+        sent = types.AppendRowsRequest.pb()(write_stream=self._stream)
+        if request.offset is not None:
+            sent.offset.value = request.offset
+        sent.proto_rows.rows.serialized_rows.extend(request.data)
+        if self._call is None:
+            self._call = self._link.append(self._stream)
+            sent.proto_rows.writer_schema.proto_descriptor.CopyFrom(self._row)
+        try:
+            await self._call.write(sent)
+        except asyncio.InvalidStateError as error:
+            # The service has ended the call.
+            raise NotAppendedError(await self._call.code(), await self._call.details() or "it was ended") from error
+
+    def close(self) -> None:
+        """What is in flight may still be written."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+
+def _failure(answer: Any) -> Exception | None:
+    if answer.row_errors:
+        return RefusedRowsError([(int(one.index), one.message) for one in answer.row_errors])
+    if answer.HasField("error"):
+        codes = {code.value[0]: code for code in grpc.StatusCode}
+        return NotAppendedError(codes.get(answer.error.code, grpc.StatusCode.UNKNOWN), answer.error.message)
+    return None

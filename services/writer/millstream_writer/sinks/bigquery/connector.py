@@ -1,0 +1,85 @@
+"""The `bigquery` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, ClassVar
+
+from millstream import codes
+from millstream.bigquery.settings import BigQueryDataset, BigQueryTableName, dataset_notes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.values import ShapeProblem
+from millstream_writer.connector import SinkConnector, SinkOwner, as_fallback
+from millstream_writer.sinks.tables.settings import TableColumn, TableSink
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class BigQuerySink(BigQueryDataset):
+    """Adds records to a table of BigQuery, by the Storage Write API."""
+
+    noun = "a bigquery sink"
+
+    table: BigQueryTableName
+    """The table, which has to exist."""
+    columns: tuple[TableColumn, ...] = ()
+    """What goes into which column. Default: the whole record, in columns `id`, `event_time`, `keys`, `headers` and
+    `value`."""
+    position_table: BigQueryTableName = "millstream_positions"
+    """Table of the same dataset in which the sink keeps how far each lane is; it has to exist, with the columns that
+    the page of the sink names."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Each column once, with the type that the table has."""
+        yield from super().relation_problems()
+        names = [column.name for column in self.columns]
+        for index, column in enumerate(self.columns):
+            if column.name in names[:index]:
+                what = f"column `{column.name}` appears twice"
+                yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column once")
+            if column.type is not None:
+                what = "`type` has no effect: the table has types"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "type"), what, "no `type`")
+
+    @property
+    def rows(self) -> TableSink:
+        """What becomes of a record, in the words of sinks of tables."""
+        return TableSink(table="rows", columns=self.columns)
+
+
+class _BigQuery(SinkConnector[BigQuerySink]):
+    model = BigQuerySink
+    meaning = "To a table of BigQuery."
+    packages: ClassVar[Mapping[str, str]] = {
+        "google.cloud.bigquery_storage_v1": "millstream[bigquery]",
+        "fastavro": "millstream[bigquery]",
+    }
+    promise = Guarantee(
+        GuaranteeId.TRANSACTIONAL,
+        "exactly once: the number of rows in a stream, which BigQuery counts, says which of the noted positions counts",
+    )
+
+    def guarantee(self, settings: BigQuerySink, *, fallback: bool) -> Guarantee:
+        if fallback:
+            return as_fallback("table")
+        return self.promise
+
+    async def online_findings(self, settings: BigQuerySink, place: Place) -> Sequence[Finding]:
+        from millstream_writer.sinks.bigquery.lane import look
+
+        faults = await look(settings, place.base_dir)
+        return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
+
+    def notes(self, settings: BigQuerySink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from dataset_notes(settings, path)
+
+    def open(self, settings: BigQuerySink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_writer.sinks.bigquery.lane import open_bigquery_sink
+
+        return open_bigquery_sink(settings, owner)
+
+
+BIGQUERY = _BigQuery()

@@ -1,0 +1,89 @@
+"""Pipelines into a stand-in for BigQuery, killed at random; and the sink at every durable step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.contract.sinks.sink_targets import NUMBERS, bigquery_numbers, bigquery_spec
+from tests.mesh.running import start
+from tests.recovery.killed_sinks import EXPECTED, kill_at
+from tests.support.bigquery_server import BigQueryServer, open_bigquery
+
+RECORDS = 6_000
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source: {generator: {records: RECORDS, rpu: 750, keyCount: 20}}
+  - name: out
+    partitions: 2
+    sink:
+      bigquery: SETTINGS
+      guarantee: exactlyOnce
+  edges:
+  - {from: in, to: out}
+"""
+POINTS = [
+    f"bigquery_sink.{step}:{side}#{time}"
+    for step, times in (("create", (1,)), ("claim", (1,)), ("note", (1, 4)), ("append", (1, 4)))
+    for side in ("before", "after")
+    for time in times
+]
+
+
+@pytest.fixture
+def server() -> Iterator[BigQueryServer]:
+    with open_bigquery() as opened:
+        yield opened
+
+
+@pytest.mark.guarantee("I1", "I2", "I9")
+@pytest.mark.timeout(240)
+async def test_each_record_is_there_once_though_everything_is_killed(server: BigQueryServer, tmp_path: Path) -> None:
+    table = server.create({"number": "INT64"})
+    options = {"table": table, "positionTable": f"{table}_positions", "columns": [{"name": "number"}]}
+    text = PIPELINE.replace("RECORDS", str(RECORDS)).replace("SETTINGS", json.dumps({**server.settings, **options}))
+    (tmp_path / "pipeline.yaml").write_text(text)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        for victim in ("out-0", "service", "broker", "out-0"):
+            seen = run.records("out")
+            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
+            if victim == "service":
+                await asyncio.to_thread(server.stop)
+                await asyncio.to_thread(server.start)
+            else:
+                with suppress(ProcessLookupError, KeyError):
+                    os.kill(run.pids()[victim], signal.SIGKILL)
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    assert sorted(row["number"] for row in server.rows(table)) == [*range(RECORDS)]
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("point", POINTS)
+async def test_killed_at_a_step_each_record_is_there_once(server: BigQueryServer, point: str) -> None:
+    table = server.create(NUMBERS)
+    await kill_at(bigquery_spec(server, table).as_written(given_only=True), point)
+    assert bigquery_numbers(server, table) == EXPECTED
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("side", ["before", "after"])
+async def test_killed_while_the_stream_of_another_is_finalized(server: BigQueryServer, side: str) -> None:
+    table = server.create(NUMBERS)
+    spec = bigquery_spec(server, table).as_written(given_only=True)
+    await kill_at(spec, "bigquery_sink.append:after#3")
+    await kill_at(spec, f"bigquery_sink.finalize:{side}#1", epochs=(3, 4))
+    assert bigquery_numbers(server, table) == EXPECTED
