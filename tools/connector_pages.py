@@ -1,8 +1,8 @@
-"""Writes the settings of each source and sink into the pages about them, under docs/.
+"""Writes the settings of each source and sink into its page under docs/.
 
 A page has a line `<!-- settings of source kafka -->` and, below it, `<!-- end of settings -->`. Between them are the
-guarantee, the end, the extra and a table of all settings, made from the connector and its model. With --check nothing
-is written, and the exit code is 1 when a page is not what would be written.
+guarantee, the end, the extra and a table of all settings, generated from the connector and its model. With --check
+nothing is written, and the exit code is 1 if a page is not up to date.
 """
 
 import re
@@ -26,7 +26,7 @@ _PART = re.compile(f"{BEGIN.format('(source|sink)', '([a-zA-Z]+)')}\n.*?{END}\n"
 
 
 def pages() -> Iterator[Path]:
-    """Where connectors are described."""
+    """The pages about connectors."""
     docs = ROOT / "docs"
     yield from (docs / "sources.md", docs / "sinks.md", *sorted((docs / "connectors").glob("*.md")))
 
@@ -38,13 +38,13 @@ def described() -> Iterator[tuple[str, str]]:
 
 
 def existing() -> Iterator[tuple[str, str]]:
-    """`source` or `sink` and the name of each connector of Millstream's own."""
+    """`source` or `sink` and the name of each of Millstream's connectors."""
     for registry in (SOURCES, SINKS):
         yield from ((registry.noun, name) for name in registry.names if registry.package_of(name) == OURS)
 
 
 def contents() -> dict[Path, str]:
-    """What each page should hold."""
+    """The expected contents of each page."""
     return {page: _PART.sub(_filled, page.read_text(encoding="utf-8")) for page in pages()}
 
 

@@ -1,6 +1,6 @@
 """Writes the pages about errors, docs/errors.md and docs/troubleshooting.md, from the catalogue of codes.
 
-With --check nothing is written, and the exit code is 1 when a page is not what would be written.
+With --check nothing is written, and the exit code is 1 if a page is not up to date.
 """
 
 import sys
@@ -45,12 +45,12 @@ first, then look at the output of `millstream repair` ([cli.md](cli.md#millstrea
 
 ## Symptoms
 
-Find the exit code or the kind of error, then the line that comes closest.
+Find the exit code or the kind of error, then the closest line.
 """
 
 
 def errors() -> str:
-    """The page with all there is to say of each code."""
+    """The page with the complete text of each code."""
     sections = [ERRORS]
     for family, members in codes.families().items():
         sections.append(f"## {family.title}\n\nExit code {family.exit_code}.\n")
@@ -70,7 +70,7 @@ def _section(code: Code) -> Iterator[str]:
 
 
 def troubleshooting() -> str:
-    """The page that leads from what one sees to a code."""
+    """The page that leads from symptoms to codes."""
     sections = [TROUBLESHOOTING]
     for family, members in codes.families().items():
         lines = [
@@ -87,7 +87,7 @@ def troubleshooting() -> str:
 
 
 def contents() -> dict[Path, str]:
-    """What each file should hold."""
+    """The expected contents of each file."""
     return {ROOT / "docs" / "errors.md": errors(), ROOT / "docs" / "troubleshooting.md": troubleshooting()}
 
 

@@ -1,4 +1,4 @@
-"""Leads from words to the glossary: on each page of the site, the first place where a term stands in the prose.
+"""Links words to the glossary: on each page of the site, the first occurrence of a term in the prose.
 
 Pure. Above it: `tools/site_hooks.py`. Below it: the table of docs/glossary.md.
 """
@@ -15,7 +15,7 @@ EVERYDAY = frozenset({
     "buffer", "commit", "connector", "damage", "edge", "function", "guarantee", "header", "pipeline", "position",
     "record", "runner", "sink", "source", "tag", "udf", "window",
 })  # fmt: skip
-"""Terms that stand on every page, and that readers know or learn on the first one."""
+"""Terms that occur on every page, and that readers know or learn on the first one."""
 _ROW = re.compile(r"^\| (\*\*.+?) \| (.+?) \|", re.MULTILINE)
 _TERM = re.compile(r"\*\*(.+?)\*\*")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -47,14 +47,14 @@ def terms_of(glossary: str) -> list[Term]:
 
 
 def with_anchors(page: str, terms: list[Term]) -> str:
-    """The glossary's own page, with a place to lead to at each term."""
+    """The glossary's own page, with an anchor at each term."""
     for term in terms:
         page = page.replace(f"<strong>{term.word}</strong>", f'<strong id="{term.anchor}">{term.word}</strong>', 1)
     return page
 
 
 def linked(page: str, terms: list[Term], glossary: str) -> str:
-    """A page whose first mention of each term leads to `glossary`, its address, and tells the meaning on the way."""
+    """A page whose first mention of each term links to `glossary`, its address, with the meaning as a tooltip."""
     wanted = {term.word.lower(): term for term in terms if term.word.lower() not in EVERYDAY}
     return "".join(_linked(page, wanted, glossary))
 

@@ -1,4 +1,4 @@
-"""Pages that are made from the code: written, or compared with what is there."""
+"""Pages that are generated from the code: writes them, or compares them with the existing ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_or_check(contents: Mapping[Path, str], script: str, about: str, arguments: Sequence[str] | None) -> int:
-    """Write each file with what it should hold, or with `--check` fail if one is stale. Returns the exit code.
+    """Write each file's expected contents, or fail with `--check` if a file is stale. Returns the exit code.
 
     `script`: the command that writes them. `about`: its description.
     """

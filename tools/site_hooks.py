@@ -1,12 +1,12 @@
-"""What the documentation site has beside the files in docs/: MkDocs calls this module while it builds (mkdocs.yml).
+"""Adds pages to the documentation site that are not in docs/: MkDocs calls this module while it builds (mkdocs.yml).
 
-- An entry `folder/*` of the navigation becomes the pages that lie in that folder.
+- An entry `folder/*` of the navigation becomes the pages in that folder.
 - Pages outside docs/ (ARCHITECTURE.md, deploy/README.md) become pages of the site below `repository/`, and every other
-  file of the repository that a page links to becomes a text file there, so that all links lead somewhere offline.
-- The first mention of a term on a page leads to the glossary (`tools/glossary_links.py`).
-- What follows `<!-- made of the code: NAME -->` in a page is replaced by what the code says at that moment.
+file of the repository that a page links to becomes a text file there, so that all links work offline.
+- The first mention of a term on a page links to the glossary (`tools/glossary_links.py`).
+- The text after `<!-- made of the code: NAME -->` in a page is replaced by text from the current code.
 
-Above it: MkDocs. It knows no page by name but the landing page.
+Above it: MkDocs. It knows no page by name except the landing page.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from tools.glossary_links import linked, terms_of, with_anchors  # noqa: E402
 from tools.style import NOT_OURS, TEXT_SUFFIXES  # noqa: E402
 
 OUTSIDE = "repository"
-"""Where pages and files from outside docs/ lie on the site."""
+"""Directory of pages and files from outside docs/ on the site."""
 LANDING = {"README.md": "index.md"}
 """Pages outside docs/ that have a counterpart on the site."""
 FOR_CONTRIBUTORS = ("crash-points.md", "decisions/", "internals.md", f"{OUTSIDE}/CHANGELOG.md")
-"""The search shows pages for users before these."""
+"""Pages that the search ranks after those for users."""
 _FENCE = re.compile(r"^(?P<indent> *)(`{3,}).*?^(?P=indent)\2[^\n]*$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"(?P<before>\]\(|^\[[^\]]+\]: )(?P<target>[^)\s]+)", re.MULTILINE)
 _FOR_TESTS = re.compile(r"^(?P<kept> *```\w+.*?) data-[\w-]+=\"[^\"]*\"", re.MULTILINE)
-"""What a fence tells the tests of its page; MkDocs would not take it for a fence."""
+"""Attributes of a fence for the tests of its page, with which MkDocs would not recognize the fence."""
 _SAID_TWICE = re.compile(r"^`([^`\n]+)`\n\n(?=```\w+ title=\"\1\")", re.MULTILINE)
-"""A name above its file, which elsewhere is the only one; the site shows the title of the fence."""
+"""A file name above its contents, for other viewers; the site shows the title of the fence."""
 _ELSEWHERE = re.compile(r"[a-z]+:|#|/")
 _MADE = re.compile(r"<!-- made of the code: (\w+) -->.*\Z", re.DOTALL)
 
@@ -95,7 +95,7 @@ def _pages_of(folder: str) -> list[str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what pages link to outside docs/, and what those pages link to."""
+    """Add files outside docs/ that pages link to, and those that these link to."""
     open_ = [DOCS / file.src_uri for file in files.documentation_pages()]
     open_ += [REPOSITORY / name for name in _named(config.nav)]
     seen: set[Path] = set()
@@ -144,7 +144,7 @@ def _is_left_out(path: Path) -> bool:
 
 
 def _targets(text: str, page: Path) -> Iterator[tuple[re.Match[str], Path]]:
-    """Links of a page's prose to files and folders of the repository, each with what it leads to."""
+    """Links in a page's prose to files and folders of the repository, each with its target."""
     prose = _CODE.sub(_blank, _FENCE.sub(_blank, text))
     for match in _LINK.finditer(prose):
         if not _ELSEWHERE.match(match["target"]):
@@ -156,12 +156,12 @@ def _targets(text: str, page: Path) -> Iterator[tuple[re.Match[str], Path]]:
 
 
 def _blank(match: re.Match[str]) -> str:
-    """As many characters that say nothing: places in the text stay what they were."""
+    """The same number of neutral characters, so that places in the text do not change."""
     return re.sub(r"[^\n]", " ", match[0])
 
 
 def _place(path: Path) -> str:
-    """Where a file of the repository lies on the site."""
+    """The place of a file of the repository on the site."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     name = path.relative_to(REPOSITORY).as_posix()
@@ -173,7 +173,7 @@ def _place(path: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put in what is made of the code, and lead links to where their targets lie on the site."""
+    """Insert text from the code, and adapt links to the places of their targets on the site."""
     if page.file.src_uri.startswith(FOR_CONTRIBUTORS):
         page.meta.setdefault("search", {"boost": 0.3})
     made = _MADE.search(markdown)
@@ -193,7 +193,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead the first mention of each term to the glossary."""
+    """Link the first mention of each term to the glossary."""
     glossary = files.get_file_from_path("glossary.md")
     if glossary is None:
         return html
@@ -204,7 +204,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def commands() -> str:
-    """All commands: usage, description, arguments and examples, as the command line has them."""
+    """All commands: usage, description, arguments and examples, as on the command line."""
     return "\n".join(_command(parser(), 2))
 
 

@@ -1,7 +1,7 @@
 """Writes the reference of the pipeline file, docs/spec.md and docs/pipeline.schema.json.
 
-Both come from the models and their docstrings alone. With --check nothing is written, and the exit
-code is 1 when a file is not what would be written.
+Both are generated from the models and their docstrings. With --check nothing is written, and the exit code is 1 if a
+file is not up to date.
 """
 
 import json
@@ -22,29 +22,29 @@ ROOT = Path(__file__).resolve().parent.parent
 
 INTRODUCTION = f"""# The pipeline file
 
-Made from the models in `millstream/spec`; `python tools/spec_reference.py` regenerates it.
+`python tools/spec_reference.py` generates this page from the models in `millstream/spec`.
 
-One file holds one `Pipeline`, in YAML. `millstream validate FILE` reports every problem at once: file, line, place,
-what is wrong and what was expected. Unknown fields are problems. Fields have the names of Numaflow's v1alpha1
-wherever it has the concept, and `apiVersion: {NUMAFLOW_API_VERSION}` is accepted too. Numaflow's fields that only
-say how Kubernetes runs a pod are accepted and named in a note; those that would change results and are not
+A file contains one `Pipeline`, in YAML. `millstream validate FILE` reports all problems at once: file, line, place,
+description and expected value. Unknown fields are problems. Fields have the names of Numaflow's v1alpha1
+if Numaflow has the concept, and `apiVersion: {NUMAFLOW_API_VERSION}` is accepted, too. Numaflow's fields that only
+control how Kubernetes runs a pod are accepted with a note; those that would change results and are not
 supported are problems.
 
 - **duration**: as in Go (`100ms`, `1s`, `1h30m`), or a number of seconds.
 - **size**: bytes (`1048576`), a Kubernetes quantity (`512Mi`, `64M`), or the same with a B (`1MiB`).
 - **name**: a DNS label (at most 63 characters a-z, 0-9 and `-`).
-- Relative paths start from the directory of the pipeline file.
+- Relative paths are relative to the directory of the pipeline file.
 - Nothing in the file is expanded, and `${{NAME}}` is a problem outside commands, queries and Spark's settings. A value
   that may be a secret (passwords, tokens, keys, headers, URLs of web servers, `env`, Spark's settings) can be outside
   the file: `{{env: NAME}}`, `{{file: PATH}}`, or `{{secret: {{name: NAME, key: KEY}}}}` for a key of a Kubernetes
-  Secret, with a `prefix` in front of it if need be: `Authorization: {{env: TOKEN, prefix: "Bearer "}}`. The process
-  that needs the value looks it up when it opens what needs it. `validate` says what is missing. No message and no
-  stored file contains the value, except the settings of the Spark driver, which only their owner may read.
+  Secret, with an optional `prefix`: `Authorization: {{env: TOKEN, prefix: "Bearer "}}`. The process that needs the
+  value looks it up when it opens the connector or program. `validate` reports missing values. No message and no stored
+  file contains the value, except the settings of the Spark driver, which only their owner may read.
 """
 
 
 def reference() -> str:
-    """The page: a section per model, in the order in which the file refers to them."""
+    """The page: a section per model, in the order of the file's references."""
     body = schema()
     sections = [INTRODUCTION]
     for name in _in_order(body):
@@ -94,7 +94,7 @@ def _section(name: str, model: dict[str, Any]) -> Iterator[str]:
 
 
 def _meaning(contents: dict[str, Any]) -> str:
-    """A field's docstring; the schema leaves it out where it is that of the field's own model."""
+    """A field's docstring; the schema omits it if it is that of the field's own model."""
     own = contents.get("description")
     if own is None and "$ref" in contents:
         own = schema()["$defs"][name_of(contents["$ref"])].get("description")
@@ -111,7 +111,7 @@ def _type(node: dict[str, Any]) -> str:
 
 
 def contents() -> dict[Path, str]:
-    """What each file should hold."""
+    """The expected contents of each file."""
     return {
         ROOT / "docs" / "spec.md": reference(),
         ROOT / "docs" / "pipeline.schema.json": json.dumps(schema(), indent=1) + "\n",

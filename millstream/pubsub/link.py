@@ -1,7 +1,7 @@
 """A lane's way to Pub/Sub, and what its errors mean to the lane.
 
 Above it: connectors. Below it: Google's generated client. What passes by itself is tried again within `timeout`; what
-fails then, or does not pass, becomes an error of ours, by who must act.
+fails then, or does not pass, becomes a Millstream error, by who must act.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PubsubLink(Generic[C]):
         self._where = where
 
     async def ask(self, call: Callable[..., Awaitable[A]], request: object, *, wait_s: float = 0.0) -> A:
-        """One request. `wait_s`: how long the service may hold it back. Raises errors of ours."""
+        """One request. `wait_s`: how long the service may hold it back. Raises Millstream errors."""
         limit_s = self._settings.timeout_s + wait_s
         again = AsyncRetry(
             predicate=_passes, initial=_AGAIN_FIRST_S, maximum=_AGAIN_LAST_S, multiplier=2.0, timeout=limit_s
@@ -72,7 +72,7 @@ class PubsubLink(Generic[C]):
             raise self.error_of(error) from error
 
     def error_of(self, error: BaseException) -> MillstreamError:
-        """An error of ours for whatever went wrong."""
+        """The Millstream error for an error of the client."""
         return error_of(error, self._settings, self._where)
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ def _credentials(key: str | None) -> Credentials:
 
 
 def error_of(error: BaseException, settings: PubsubProject, where: str) -> MillstreamError:
-    """An error of ours for whatever went wrong."""
+    """The Millstream error for an error of the client."""
     place = f"{where}: Pub/Sub at {settings.endpoint}"
     if isinstance(error, exceptions.RetryError) and error.cause is not None:
         error = error.cause

@@ -1,9 +1,9 @@
-"""Builds `millstream_udf/_columns.c` where there is a C compiler; without one the package does the same in Python.
+"""Builds `millstream_udf/_columns.c` if there is a C compiler; without one, the package does the same in Python.
 
     MILLSTREAM_COMPILED=no       never
-    MILLSTREAM_COMPILED=yes      a build without it fails, and shows why
+    MILLSTREAM_COMPILED=yes      a build without it fails, with the reason
 
-The module is made for the stable ABI, so one wheel serves every CPython from 3.11 on. An editable install gets it
+The module is built for the stable ABI, so one wheel serves every CPython from 3.11 on. In an editable install, it is
 beside its source.
 """
 
@@ -27,7 +27,7 @@ VARIABLE = "MILLSTREAM_COMPILED"
 SOURCE = "millstream_udf/_columns.c"
 MADE = "millstream_udf/_columns.abi3.so"
 PYTHON = "cp311"
-"""The first one whose stable ABI it uses, as in the source."""
+"""The first version whose stable ABI it uses, as in the source."""
 
 
 class CompileColumns(BuildHookInterface[Any]):
@@ -59,7 +59,7 @@ class CompileColumns(BuildHookInterface[Any]):
 
 
 def _unable() -> str:
-    """Why this Python cannot load what would be compiled; empty when it can."""
+    """Why this Python cannot load the compiled module; empty if it can."""
     if sys.implementation.name != "cpython":
         return f"it is for CPython, not {platform.python_implementation()}"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -68,7 +68,7 @@ def _unable() -> str:
 
 
 def _compile(source: Path, made: Path) -> str:
-    """What went wrong; empty when nothing did."""
+    """The error; empty if there is none."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
     include = sysconfig.get_path("include")
@@ -81,7 +81,7 @@ def _compile(source: Path, made: Path) -> str:
 
 
 def _put(made: Path, place: Path) -> None:
-    """In place of the one that may be there: processes that have loaded that one keep it."""
+    """Replaces an existing module: processes that have loaded it keep it."""
     if not made.exists():
         place.unlink(missing_ok=True)
         return

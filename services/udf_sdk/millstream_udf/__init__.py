@@ -3,8 +3,8 @@
     def process(value: bytes) -> bytes:
         return value.upper()
 
-is a step; it needs no import. The decorators are for functions that take the whole record or batches, are async, or
-are sinks, sources or reduce functions. `millstream_udf.testing` runs a function without a pipeline.
+is a step and needs no import. The decorators are for functions that take whole records or batches, are async, or are
+sinks, sources or reduce functions. `millstream_udf.testing` runs a function without a pipeline.
 
 The package serves functions to a pipeline over a unix socket. It needs only grpcio and protobuf, and imports nothing
 from the `millstream` distribution.
@@ -63,12 +63,12 @@ _HOMES = {
     "PositionTable": "position_table",
     "serve": "server",
 }
-"""The module that each name is of."""
+"""The module of each name."""
 
 
 def __getattr__(name: str) -> Any:
-    # A module is imported when a name of it is used. The mesh imports the wire modules and column codecs of this
-    # package, and has no use for the rest.
+    # A module is imported when one of its names is used. The mesh imports the wire modules and column codecs of this
+    # package, and does not need the rest.
     if name == "__version__":
         return import_module("millstream_udf.version").SDK_VERSION
     if name not in _HOMES:

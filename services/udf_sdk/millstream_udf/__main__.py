@@ -12,11 +12,11 @@ USAGE = "usage: python -m millstream_udf module:function | path/file.py:function
 
 
 def main() -> None:
-    """Serve one function. Ends the process: 2 when there is no such function."""
+    """Serve one function. Ends the process, with exit code 2 if there is no such function."""
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print(USAGE, file=sys.stderr)
         sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
-    # Before the function is imported, which may log and so have logging configured by default.
+    # Before the import of the function, which may log and so configure logging with defaults.
     logs.configure()
     debugging.wait_for_debugger()
     try:
@@ -27,16 +27,16 @@ def main() -> None:
             checking.report_unusable(error, found=error.found)
         print(f"millstream_udf: {error}", file=sys.stderr)
         sys.exit(2)
-    except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
+    except Exception as error:  # noqa: BLE001  # the user's module may raise anything
         imported.list_failed(error)
         if checking.asked():
             checking.report_raised(error)
         print(describe(error), file=sys.stderr)
-        # Another start would import the same.
+        # A restart would fail in the same way.
         sys.exit(2)
     if checking.asked():
         checking.check(definition)
-    # It brings gRPC, which a check has no use for.
+    # It imports gRPC, which a check does not need.
     from millstream_udf.server import run
 
     run(definition)

@@ -1,4 +1,4 @@
-"""One call in, one answer out: a call's records through a function, and what goes wrong told in the answer.
+"""One call in, one answer out: passes a call's records through a function, and reports failures in the answer.
 
 Above it: the server and the test kit. Below it: `execution`, `inputs`, `outputs`. It does not know gRPC.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
-"""Largest gRPC message, both ways; the protocol's limit."""
+"""Largest gRPC message in both directions; the protocol's limit."""
 
 _ANSWER = 2
 """Number of the answer's field in a response."""
@@ -30,7 +30,7 @@ _ANSWER = 2
 def context_of(
     hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(2**63), traceparent: str = ""
 ) -> Context:
-    """What a function learns about a call."""
+    """The context of a call for a function."""
     return Context(
         pipeline=hello.pipeline,
         vertex=hello.vertex,
@@ -43,7 +43,7 @@ def context_of(
 
 
 async def answer_map(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall) -> udf_pb2.SealedMapAnswer:
-    """Never raises an `Exception`: a call that fails as a whole says so in `error`."""
+    """Never raises an `Exception`: if a call fails as a whole, the answer has an `error`."""
     context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
     times_allowed = hello.kind == SOURCE_TRANSFORM
     try:
@@ -62,7 +62,7 @@ async def answer_map(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCa
 async def _answer_fields(
     lane: Lane, call_id: int, inputs: Inputs, schema: pa.Schema, context: Context, *, times_allowed: bool
 ) -> udf_pb2.SealedMapAnswer:
-    """Of a function that takes columns of a schema: it does not see the records that do not fit."""
+    """The answer of a function that takes columns of a schema. It does not get the records that do not fit."""
     batch, misfits = arrow.to_fields(inputs, schema)
     if not misfits:
         return arrow.to_answer(call_id, inputs, await lane.whole(batch, context), times_allowed=times_allowed)
@@ -79,7 +79,7 @@ async def _answer_fields(
 
 
 async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall) -> udf_pb2.SinkAnswer:
-    """As `answer_map`, for a sink."""
+    """The same as `answer_map`, for a sink."""
     context = context_of(hello, attempt=call.attempt, traceparent=call.traceparent)
     try:
         inputs = Inputs(call.frame, call.id_prefix, call.first_index)
@@ -90,7 +90,7 @@ async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSink
 
 
 def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
-    """The parts of the message to send; one that no peer would accept is replaced by an answer that says so."""
+    """The parts of the message to send. A message that no peer would accept is replaced by an answer with an error."""
     rest = udf_pb2.SealedMapAnswer(
         call_id=answer.call_id, records=answer.records, outcomes=answer.outcomes, error=answer.error
     )
@@ -108,7 +108,7 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
         return parts
     error = (
         f"the outputs of one call came to {size:,} bytes; the limit is {MESSAGE_BYTES_MAX:,}. "
-        "Give smaller or fewer outputs per record"
+        "Return smaller or fewer outputs per record"
     )
     failed = udf_pb2.SealedMapAnswer(call_id=answer.call_id, error=error)
     return [udf_pb2.SealedMapResponse(answer=failed).SerializeToString()]

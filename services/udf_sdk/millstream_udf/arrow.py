@@ -1,14 +1,14 @@
 """Records as a pyarrow.RecordBatch, without copying their values, and back.
 
-Above it: `answering`. Below it: pyarrow, an extra of this distribution (`millstream-udf[arrow]`), imported only when a
-function asks for Arrow.
+Above it: `answering`. Below it: pyarrow, an extra of this distribution (`millstream-udf[arrow]`), imported only if a
+function uses Arrow.
 
 In:  value: binary, event_time: timestamp[us, UTC], keys: list<string>, headers: map<string, binary>, parent: uint32.
-     With a schema its fields stand in place of value.
-Out: value: binary or string; or columns of any other names, of which each row becomes a JSON object; and optional
-     parent: an integer, never falling, the index of the input record (left out: row i came from record i); keys and
-     tags: string or list<string>; headers: map<string, binary or string>; event_time (source transforms). A column that
-     is left out is inherited, except tags, which are then empty.
+     With a schema, its fields replace value.
+Out: value: binary or string; or columns with any other names, whose rows become JSON objects; and optional
+     parent: ascending integers, the index of the input record (if omitted, row i came from record i); keys and tags:
+     string or list<string>; headers: map<string, binary or string>; event_time (source transforms). An omitted column
+     is inherited, except tags, which are then empty.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def value_column(inputs: Inputs) -> pa.Array[Any]:
     if not inputs.count:
         return pa.array([], pa.binary())
     sealed = frame_pb2.SealedBytesColumn.FromString(inputs.sealed.values)
-    # Arrow's offsets are signed, ours are not; below 2 GiB, and a message is far below it, the bits are the same.
+    # Arrow's offsets are signed, ours are not. Below 2 GiB, the bits are the same, and messages are much smaller.
     value = pa.Array.from_buffers(
         pa.binary(), inputs.count, [None, pa.py_buffer(sealed.offsets), pa.py_buffer(sealed.data)]
     )
@@ -78,14 +78,14 @@ def time_column(inputs: Inputs) -> pa.Array[Any]:
 
 
 def to_fields(inputs: Inputs, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
-    """As `to_batch`, with the fields of the values that fit; and what is wrong with the others, by index."""
+    """The same as `to_batch`, with the fields of the values that fit, and the misfits of the others by index."""
     return fitting(to_batch(inputs), schema)
 
 
 def to_answer(
     call_id: int, inputs: Inputs, batch: Any, *, times_allowed: bool, rows: Sequence[int] | None = None
 ) -> udf_pb2.SealedMapAnswer:
-    """The answer in what an Arrow function returned. `rows`: the inputs that it was given; None: all of them."""
+    """The answer for the result of an Arrow function. `rows`: the inputs that it got; None for all."""
     import pyarrow as pa
 
     if isinstance(batch, pa.Table):
@@ -133,7 +133,7 @@ def to_answer(
 
 
 def _parents(batch: pa.RecordBatch, inputs: int, rows: Sequence[int] | None) -> list[int] | None:
-    """None: row i came from record i."""
+    """Index of the input record of each row; None if row i came from record i."""
     if "parent" not in batch.schema.names:
         given = inputs if rows is None else len(rows)
         if batch.num_rows not in (0, given):
@@ -155,7 +155,7 @@ def _parents(batch: pa.RecordBatch, inputs: int, rows: Sequence[int] | None) -> 
 
 
 def _values(column: Any) -> bytes:
-    """An encoded `BytesColumn` of an Arrow array, by its buffers."""
+    """An Arrow array as an encoded `BytesColumn`, from its buffers."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -191,7 +191,7 @@ def texts(column: Any, name: str) -> list[list[bytes]]:
 
 
 def is_bytes(kind: Any) -> bool:
-    """Whether an Arrow type is one of byte strings or texts."""
+    """Whether an Arrow type is a type of byte strings or texts."""
     import pyarrow as pa
 
     return any(

@@ -1,6 +1,6 @@
-"""Values that are JSON objects as columns of a schema, and rows of a table as JSON objects.
+"""Converts JSON objects to columns of a schema, and rows of a table to JSON objects.
 
-Above it: `arrow` and `reduce_arrow`. Below it: pyarrow, imported only when a function asks for it.
+Above it: `arrow` and `reduce_arrow`. Below it: pyarrow, imported only if a function uses it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OWNER = "the schema"
-"""What a value is to be, for people."""
+"""The required type of a value, for messages."""
 
 
 def decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the fields of its values, JSON objects, in place of them. Raises `Misfit` for the first value that
-    is none of the schema."""
+    """The batch with the fields of its values, which are JSON objects, instead of the values. Raises `Misfit` for the
+    first value that does not fit the schema."""
     whole, misfits = fitting(batch, schema)
     for misfit in misfits.values():
         raise misfit
@@ -37,7 +37,7 @@ def decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def fitting(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
-    """As `decoded`, of the rows that fit; and what is wrong with the others, by row."""
+    """The same as `decoded` for the rows that fit, and the misfits of the others by row."""
     import pyarrow as pa
 
     values = items(batch["value"])
@@ -55,7 +55,7 @@ def fitting(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, d
 
 
 def _look(values: Sequence[bytes], schema: pa.Schema, first: int, misfits: dict[int, Misfit]) -> None:
-    """Which values do not fit, by halves: most do."""
+    """Finds the values that do not fit by halving, because most do."""
     if _columns(values, schema) is not None:
         return
     if len(values) == 1:
@@ -85,7 +85,7 @@ def _misfit(value: bytes, schema: pa.Schema) -> Misfit:
 
 
 def _columns(values: Sequence[bytes], schema: pa.Schema) -> list[Any] | None:
-    """The fields of values; None where one does not fit."""
+    """The fields of values; None if one does not fit."""
     import pyarrow as pa
     from pyarrow import json as pa_json
 
@@ -123,7 +123,7 @@ def items(column: Any) -> list[bytes]:
 
 
 def rows_as_json(table: Any) -> list[bytes]:
-    """Rows as JSON objects, written as those of a query are. Raises `BadOutput`."""
+    """Rows as JSON objects, in the same form as the rows of a query. Raises `BadOutput`."""
     return [json.dumps(_plain(row), separators=(",", ":"), ensure_ascii=False).encode() for row in table.to_pylist()]
 
 

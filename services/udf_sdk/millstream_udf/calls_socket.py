@@ -1,4 +1,4 @@
-"""The socket beside the server's: calls and answers of streams travel over it, and gRPC keeps everything else.
+"""A second socket beside the server's: it carries calls and answers of streams, and gRPC carries everything else.
 
     client                                           server
       Hello (calls_socket) ──────── gRPC ──────────►
@@ -7,9 +7,9 @@
                            ◄═══════════════════════  answers
                            ◄─────── gRPC ──────────  the status of the stream, at its end
 
-gRPC costs half a megabyte of columns more processor time than all that is done with them; a socket costs two copies.
-Above it: the server. Below it: `message_socket`. A connection names the stream that it belongs to by a token, which the
-stream's Welcome gave. It knows neither gRPC nor what is in a call.
+For half a megabyte of columns, gRPC takes more processor time than everything else that is done with them; a socket
+takes two copies. Above it: the server. Below it: `message_socket`. A connection identifies its stream with a token from
+the stream's Welcome. It knows neither gRPC nor the contents of a call.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from contextlib import asynccontextmanager, contextmanager
 from millstream_udf.message_socket import MessageSocket
 
 SUFFIX = ".calls"
-"""Of its path, behind that of the server's socket."""
+"""Suffix of its path, after that of the server's socket."""
 TOKEN_BYTES = 16
 PAIRING_TIMEOUT_S = 10.0
-"""A client connects at once; for one that does not, a stream waits no longer than this."""
+"""Maximum time that a stream waits for its client, which connects immediately."""
 _CONNECTIONS_MAX = 64
-"""Connections that have not named their stream."""
+"""Maximum number of connections that have not identified their stream."""
 _PATH_BYTES_MAX = 107
 """The kernel's limit on Linux."""
 
 
 class CallsSockets:
-    """Connections by the streams they belong to. Made by `open_calls_sockets`."""
+    """Connections by stream. Created by `open_calls_sockets`."""
 
     def __init__(self, bytes_max: int, tasks: asyncio.TaskGroup) -> None:
         self._bytes_max = bytes_max
@@ -45,7 +45,7 @@ class CallsSockets:
 
     @contextmanager
     def expecting(self) -> Iterator[tuple[bytes, asyncio.Future[MessageSocket]]]:
-        """A token for one stream, and the connection that names it."""
+        """A token for one stream, and the connection that presents it."""
         token = secrets.token_bytes(TOKEN_BYTES)
         arrived: asyncio.Future[MessageSocket] = asyncio.get_running_loop().create_future()
         self._expected[token] = arrived
@@ -57,7 +57,7 @@ class CallsSockets:
                 arrived.result().abort()
 
     def close(self) -> None:
-        """Connections that have not named their stream are of no more use."""
+        """Close connections that have not identified their stream."""
         for socket in self._unnamed:
             socket.abort()
 
@@ -90,8 +90,7 @@ class CallsSockets:
 async def open_calls_sockets(
     socket: str, bytes_max: int, tasks: asyncio.TaskGroup
 ) -> AsyncIterator[CallsSockets | None]:
-    """Listens beside `socket` until the end of the block. None where there is no place for it: then calls travel over
-    gRPC."""
+    """Listens beside `socket` until the end of the block. None if the socket cannot be created: then calls use gRPC."""
     path = socket + SUFFIX
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         yield None

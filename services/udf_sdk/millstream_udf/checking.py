@@ -1,8 +1,8 @@
-"""Says what a function is, instead of serving it: for `millstream validate --import`.
+"""Reports what a function is, instead of serving it, for `millstream validate --import`.
 
-Above it: the command line and `serve`, which come here where the environment asks for it. Below it: nothing of the
-function is run but the import of its module. The report is a file of JSON: what a module prints when it is imported may
-go anywhere.
+Above it: the command line and `serve`, which call it if the environment asks for a report. Only the function's module
+is imported; the function is not run. The report is a JSON file, because a module may print anything when it is
+imported.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ CHECK_VARIABLE = "MILLSTREAM_UDF_CHECK"
 
 
 def asked() -> bool:
-    """Whether this process is to report on its function and end."""
+    """Whether this process has to report on its function and end."""
     return bool(os.environ.get(CHECK_VARIABLE))
 
 
 def check(definition: Definition) -> NoReturn:
-    """Say whether it can be served as the pipeline asks for it. Ends the process."""
+    """Report whether the function can be served as the pipeline requires. Ends the process."""
     try:
         definition = with_concurrency(definition, os.environ.get(CONCURRENCY_VARIABLE))
     except TypeError as error:
@@ -44,21 +44,22 @@ def check(definition: Definition) -> NoReturn:
 
 
 def report_raised(error: BaseException) -> NoReturn:
-    """The user's module raises when it is imported. Ends the process."""
+    """Report that the import of the user's module failed. Ends the process."""
     package = error.name if isinstance(error, ModuleNotFoundError) else None
     _write({"fault": "import", "message": summary(error), "detail": describe(error), "package": package})
 
 
 def report_unusable(error: Exception, *, found: bool = True) -> NoReturn:
-    """It cannot be served as it is written; or, not `found`, there is none. Ends the process."""
+    """Report that the function cannot be served as it is written or, if not `found`, does not exist. Ends the
+    process."""
     _write({"fault": "function" if found else "missing", "message": str(error)})
 
 
 def _write(contents: dict[str, Any]) -> NoReturn:
-    # It is read when this process has ended, so it is whole then or not there.
+    # It is read after this process has ended, so it is complete or does not exist.
     with open(os.environ[CHECK_VARIABLE], "w", encoding="utf-8") as file:
         json.dump(contents, file)
-    # Threads that the module has started must not hold the end up.
+    # Threads that the module has started must not delay the end.
     os._exit(0)
 
 

@@ -1,12 +1,12 @@
 """Columns of a frame, to and from Python lists.
 
-Works on encoded columns (`bytes`), as described in `proto/millstream/frame/v1/frame.proto`. The mesh uses this module
-too, so that both sides agree by construction. Everything here is pure, and raises `ValueError` for bytes that are
-not a column.
+Works on encoded columns (`bytes`), as described in `proto/millstream/frame/v1/frame.proto`. The mesh also uses this
+module, so both sides agree by construction. Everything here is pure, and raises `ValueError` for bytes that are not a
+column.
 
-What visits every record is also there in C (`_columns.c`), built where the package is installed and a C compiler is
-found. It answers None for whatever is not as these functions would write it, damaged columns among it, and then the
-Python code below does the work: the two agree to the byte, and only Python raises.
+Functions that visit every record also exist in C (`_columns.c`), which is built when the package is installed and a C
+compiler is found. The C functions return None for columns that these functions would not write, including damaged ones,
+and then the Python code below does the work. The two agree to the byte, and only Python raises.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ Groups = Sequence["array[int]"]
 
 
 class _Compiled(Protocol):
-    """`_columns.c`. None: the Python code has to do it. Indexes are packed in the order of this machine's bytes."""
+    """The functions of `_columns.c`, which return None if the Python code has to do the work. Indexes are packed in the
+    machine's byte order."""
 
     def slice(self, kind: int, column: bytes, start: int, stop: int, /) -> bytes | None: ...
     def pick(self, kind: int, column: bytes, records: int, groups: list[bytes], /) -> list[bytes] | None: ...
@@ -60,7 +61,7 @@ def _load() -> _Compiled | None:
     try:
         module: Any = importlib.import_module("millstream_udf._columns")
     except ImportError:
-        # There was no C compiler where this was installed, or it lies in an archive.
+        # There was no C compiler at the installation, or the package is in an archive.
         return None
     compiled: _Compiled = module
     return compiled
@@ -70,7 +71,7 @@ _compiled = _load()
 
 
 def is_compiled() -> bool:
-    """Whether the code in C is in use."""
+    """Whether the C code is used."""
     return _compiled is not None
 
 
@@ -83,7 +84,7 @@ def pack_offsets(offsets: Iterable[int]) -> bytes:
 
 
 def unpack_offsets(data: bytes) -> array[int]:
-    """Inverse of `pack_offsets`."""
+    """The inverse of `pack_offsets`."""
     offsets = array("I")
     if len(data) % offsets.itemsize:
         raise ValueError(f"a column of offsets has {len(data)} bytes, which is not a multiple of {offsets.itemsize}")
@@ -102,7 +103,7 @@ def pack_times(times_us: Iterable[int]) -> bytes:
 
 
 def unpack_times(data: bytes) -> array[int]:
-    """Inverse of `pack_times`."""
+    """The inverse of `pack_times`."""
     times = array("q")
     if len(data) % times.itemsize:
         raise ValueError(f"a column of times has {len(data)} bytes, which is not a multiple of {times.itemsize}")
@@ -118,7 +119,7 @@ def slice_times(times: bytes, start: int, stop: int) -> bytes:
 
 
 def split_times(times: bytes, groups: Groups) -> list[bytes]:
-    """For each group of indexes the times there."""
+    """For each group of indexes, the times at these indexes."""
     if _compiled is not None and (split := _compiled.pick_times(times, _packed(groups))) is not None:
         return split
     plain = unpack_times(times)
@@ -126,7 +127,7 @@ def split_times(times: bytes, groups: Groups) -> list[bytes]:
 
 
 def time_bounds(times: bytes) -> tuple[int, int]:
-    """The smallest and the largest of one time or more."""
+    """The smallest and the largest time; at least one is required."""
     if _compiled is not None and (bounds := _compiled.bounds(times)) is not None:
         return bounds
     plain = unpack_times(times)
@@ -151,7 +152,7 @@ def unpack_bytes(column: bytes) -> list[bytes]:
 
 
 def slice_bytes(column: bytes, start: int, stop: int) -> bytes:
-    """Items `start` to `stop`, exclusive, of an encoded `BytesColumn`, as a column: none of them is made."""
+    """Items `start` to `stop`, exclusive, of an encoded `BytesColumn`, as a column, without creating the items."""
     if not column:
         return b""
     if _compiled is not None and (part := _compiled.slice(_BYTES, column, start, stop)) is not None:
@@ -161,7 +162,7 @@ def slice_bytes(column: bytes, start: int, stop: int) -> bytes:
 
 
 def split_bytes(column: bytes, groups: Groups) -> list[bytes]:
-    """For each group of indexes an encoded `BytesColumn` of the items there, in that order."""
+    """For each group of indexes, an encoded `BytesColumn` of the items at these indexes, in that order."""
     if not column:
         return [b""] * len(groups)
     if _compiled is not None and (split := _compiled.pick(_BYTES, column, -1, _packed(groups))) is not None:
@@ -171,7 +172,7 @@ def split_bytes(column: bytes, groups: Groups) -> list[bytes]:
 
 
 def join_bytes(encoded: Sequence[bytes]) -> bytes:
-    """An encoded `BytesColumn` of the items of all."""
+    """An encoded `BytesColumn` of the items of all columns."""
     parts = list(encoded)
     if _compiled is not None and (joined := _compiled.join(_BYTES, parts, [-1] * len(parts))) is not None:
         return joined
@@ -179,8 +180,8 @@ def join_bytes(encoded: Sequence[bytes]) -> bytes:
 
 
 def check_bytes(column: bytes, records: int, *, text: bool = False) -> None:
-    """Raises `ValueError` unless `records` items can be cut out of an encoded `BytesColumn`; as UTF-8 where it is
-    `text`. Makes none of them."""
+    """Raises `ValueError` unless `records` items can be extracted from an encoded `BytesColumn`, as UTF-8 if it is
+    `text`. Does not create them."""
     if not column and not records:
         return
     if _compiled is not None and _compiled.check(_BYTES, column, records, text) is not None:
@@ -193,7 +194,7 @@ def check_bytes(column: bytes, records: int, *, text: bool = False) -> None:
 
 
 def check_lists(column: bytes, records: int, *, items_max: int | None = None) -> None:
-    """The same for an encoded `ListColumn` of texts, which may be absent; with at most so many texts."""
+    """The same for an encoded `ListColumn` of texts, which may be absent; with at most `items_max` texts."""
     if not column or _is_sound(_LISTS, column, records, items_max):
         return
     message = _parse(frame_pb2.SealedListColumn, column)
@@ -222,8 +223,8 @@ def check_headers(column: bytes, records: int, *, items_max: int | None = None) 
 
 
 def check_rising(numbers: bytes) -> None:
-    """Raises `ValueError` unless packed unsigned 32-bit numbers are below 2**31 and none is smaller than the one before
-    it. All at once: as one long integer, whose borrows show where a number falls."""
+    """Raises `ValueError` unless packed unsigned 32-bit numbers are below 2**31 and none is smaller than the previous
+    one. It checks them together, as one long integer whose borrows show where a number decreases."""
     if len(numbers) % _OFFSET_BYTES:
         raise ValueError(f"a column of offsets has {len(numbers)} bytes, which is not a multiple of {_OFFSET_BYTES}")
     count = len(numbers) // _OFFSET_BYTES
@@ -241,12 +242,12 @@ def check_rising(numbers: bytes) -> None:
 
 @lru_cache(maxsize=8)
 def _tops(count: int) -> int:
-    """The topmost bit of each of so many packed numbers."""
+    """The topmost bit of each of `count` packed numbers."""
     return int.from_bytes(b"\0\0\0\x80" * max(0, count), "little")
 
 
 def pack_lists(lists: Sequence[Sequence[bytes]]) -> bytes:
-    """An encoded `ListColumn`; empty when every list is empty."""
+    """An encoded `ListColumn`; empty if every list is empty."""
     if not any(lists):
         return b""
     items = list(chain.from_iterable(lists))
@@ -259,12 +260,12 @@ def pack_lists(lists: Sequence[Sequence[bytes]]) -> bytes:
 
 
 def pack_no_lists(records: int) -> bytes:
-    """An encoded `ListColumn` that says that every list is empty, where an absent one would say something else."""
+    """An encoded `ListColumn` in which every list is empty, for places where an absent column has another meaning."""
     return frame_pb2.SealedListColumn(starts=pack_offsets([0] * (records + 1))).SerializeToString()
 
 
 def unpack_lists(column: bytes, records: int) -> list[tuple[bytes, ...]]:
-    """`records` tuples; all empty when the column is absent."""
+    """`records` tuples; all empty if the column is absent."""
     if not column:
         return [()] * records
     message = _parse(frame_pb2.SealedListColumn, column)
@@ -281,7 +282,7 @@ def unpack_lists(column: bytes, records: int) -> list[tuple[bytes, ...]]:
 
 
 def slice_lists(column: bytes, start: int, stop: int) -> bytes:
-    """Entries `start` to `stop`, exclusive, of an encoded `ListColumn`, as a column; empty when they are."""
+    """Entries `start` to `stop`, exclusive, of an encoded `ListColumn`, as a column; empty if they are."""
     if not column:
         return b""
     if _compiled is not None and (part := _compiled.slice(_LISTS, column, start, stop)) is not None:
@@ -299,7 +300,8 @@ def slice_lists(column: bytes, start: int, stop: int) -> bytes:
 
 
 def split_lists(column: bytes, records: int, groups: Groups) -> list[bytes]:
-    """For each group of indexes an encoded `ListColumn` of the entries there, in that order; empty where they are."""
+    """For each group of indexes, an encoded `ListColumn` of the entries at these indexes, in that order; empty if they
+    are."""
     if not column:
         return [b""] * len(groups)
     if _compiled is not None and (split := _compiled.pick(_LISTS, column, records, _packed(groups))) is not None:
@@ -309,7 +311,7 @@ def split_lists(column: bytes, records: int, groups: Groups) -> list[bytes]:
 
 
 def join_lists(encoded: Sequence[bytes], records: Sequence[int]) -> bytes:
-    """An encoded `ListColumn` of the entries of all, of so many records each; empty when they are."""
+    """An encoded `ListColumn` of the entries of all columns, with their numbers of records; empty if they are."""
     parts = list(encoded)
     if _compiled is not None and (joined := _compiled.join(_LISTS, parts, list(records))) is not None:
         return joined
@@ -317,12 +319,12 @@ def join_lists(encoded: Sequence[bytes], records: Sequence[int]) -> bytes:
 
 
 def partition_of(keys: Iterable[bytes], partitions: int) -> int:
-    """The partition a record with these key parts goes to."""
+    """The partition for a record with these key parts."""
     return zlib.crc32(KEY_SEPARATOR.join(keys)) % partitions
 
 
 def partition_lists(column: bytes, records: int, partitions: int, *, keyless: int) -> list[array[int]]:
-    """For each partition the indexes of its records, by their keys (a `ListColumn`). A record without keys goes to the
+    """For each partition, the indexes of its records, by their keys (a `ListColumn`). A record without keys goes to the
     partition `keyless`."""
     if _compiled is not None and (found := _compiled.partition(column, records, partitions, keyless)) is not None:
         return [array("I", indexes) for indexes in found]
@@ -333,7 +335,7 @@ def partition_lists(column: bytes, records: int, partitions: int, *, keyless: in
 
 
 def pack_headers(headers: Sequence[Mapping[str, bytes]]) -> bytes:
-    """An encoded `HeadersColumn`; empty when no record has headers."""
+    """An encoded `HeadersColumn`; empty if no record has headers."""
     if not any(headers):
         return b""
     column = frame_pb2.SealedHeadersColumn(
@@ -345,19 +347,20 @@ def pack_headers(headers: Sequence[Mapping[str, bytes]]) -> bytes:
 
 
 def pack_no_headers(records: int) -> bytes:
-    """An encoded `HeadersColumn` that says that no record has headers, where an absent one would say something else."""
+    """An encoded `HeadersColumn` in which no record has headers, for places where an absent column has another
+    meaning."""
     return frame_pb2.SealedHeadersColumn(starts=pack_offsets([0] * (records + 1))).SerializeToString()
 
 
 def unpack_headers(column: bytes, records: int) -> list[dict[str, bytes]]:
-    """One dictionary a record; all empty when the column is absent."""
+    """One dictionary per record; all empty if the column is absent."""
     if not column:
         return [{} for _ in range(records)]
     return [dict(pairs) for pairs in _pairs(column, records)]
 
 
 def slice_headers(column: bytes, start: int, stop: int) -> bytes:
-    """Records `start` to `stop`, exclusive, of an encoded `HeadersColumn`, as a column; empty when none has any."""
+    """Records `start` to `stop`, exclusive, of an encoded `HeadersColumn`, as a column; empty if none has any."""
     if not column:
         return b""
     if _compiled is not None and (cut := _compiled.slice(_HEADERS, column, start, stop)) is not None:
@@ -377,8 +380,8 @@ def slice_headers(column: bytes, start: int, stop: int) -> bytes:
 
 
 def split_headers(column: bytes, records: int, groups: Groups) -> list[bytes]:
-    """For each group of indexes an encoded `HeadersColumn` of the entries there, in that order; empty where they
-    are."""
+    """For each group of indexes, an encoded `HeadersColumn` of the entries at these indexes, in that order; empty if
+    they are."""
     if not column:
         return [b""] * len(groups)
     if _compiled is not None and (split := _compiled.pick(_HEADERS, column, records, _packed(groups))) is not None:
@@ -388,7 +391,7 @@ def split_headers(column: bytes, records: int, groups: Groups) -> list[bytes]:
 
 
 def join_headers(encoded: Sequence[bytes], records: Sequence[int]) -> bytes:
-    """An encoded `HeadersColumn` of the entries of all, of so many records each; empty when they are."""
+    """An encoded `HeadersColumn` of the entries of all columns, with their numbers of records; empty if they are."""
     parts = list(encoded)
     if _compiled is not None and (joined := _compiled.join(_HEADERS, parts, list(records))) is not None:
         return joined
@@ -396,7 +399,7 @@ def join_headers(encoded: Sequence[bytes], records: Sequence[int]) -> bytes:
 
 
 def _pairs(column: bytes, records: int) -> list[list[tuple[str, bytes]]]:
-    """Names and values of each record's headers, as they are stored: a name may be repeated."""
+    """Names and values of each record's headers, as stored: a name may be repeated."""
     if not column:
         return [[] for _ in range(records)]
     message = _parse(frame_pb2.SealedHeadersColumn, column)
@@ -424,13 +427,13 @@ def _pick(items: Sequence[_T], indexes: Iterable[int]) -> list[_T]:
 
 
 def _is_sound(kind: int, column: bytes, records: int, items_max: int | None) -> bool:
-    """Whether a column is known to be sound. False says nothing."""
+    """Whether a column is known to be valid. False means unknown."""
     items = None if _compiled is None else _compiled.check(kind, column, records, True)
     return items is not None and (items_max is None or items <= items_max)
 
 
 def _count_offsets(offsets: bytes) -> int:
-    """Items between packed offsets; -1 where there is none."""
+    """Number of items between packed offsets; -1 if there are no offsets."""
     return len(offsets) // _OFFSET_BYTES - 1
 
 
@@ -447,7 +450,7 @@ def _check_text(data: bytes, offsets: array[int]) -> None:
         data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"a text is not UTF-8: {error}") from error
-    # All of it is UTF-8, so each text is if it begins with a character.
+    # The whole data is UTF-8, so each text is, too, if it begins with a character.
     if any(data[offset] & 0xC0 == 0x80 for offset in offsets if offset < len(data)):
         raise ValueError("a text is not UTF-8: it begins in the middle of a character")
 
@@ -493,7 +496,7 @@ def _cut(offsets_data: bytes, data: bytes) -> list[bytes]:
     offsets = unpack_offsets(offsets_data)
     _check_ends(offsets, len(data))
     items = [data[start:stop] for start, stop in pairwise(offsets)]
-    # Inside the data, falling offsets give slices whose lengths do not add up.
+    # Within the data, decreasing offsets give slices whose lengths do not add up.
     if sum(map(len, items)) != len(data) or max(offsets) != len(data):
         raise ValueError("offsets fall")
     return items

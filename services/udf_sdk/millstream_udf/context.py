@@ -1,4 +1,4 @@
-"""Where a call comes from, as a function sees it.
+"""The origin of a call, for functions.
 
 Above it: users' functions. It knows trace contexts only as text, and OpenTelemetry only when it is installed.
 """
@@ -30,7 +30,7 @@ def set_current(context: Context) -> None:
 
 
 class _Adapter(logging.LoggerAdapter[logging.Logger]):
-    """Adds its fields to those of the caller, where the standard one replaces them."""
+    """Adds its fields to those of the caller, which the standard adapter would replace."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         return msg, {**kwargs, "extra": {**(self.extra or {}), **(kwargs.get("extra") or {})}}

@@ -1,7 +1,7 @@
-"""Debuggers in the process of a function: waiting for one, and what `breakpoint()` does where there is none.
+"""Debuggers in the process of a function: waits for one, and defines `breakpoint()` without one.
 
-Above it: the command line and the server. Below it: debugpy, where it is installed and asked for. A function in a
-pipeline has no terminal, so pdb reads the end of its input there and ends the call.
+Above it: the command line and the server. Below it: debugpy, if it is installed and requested. A function in a
+pipeline has no terminal, so pdb would read the end of its input and end the call.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from types import FrameType
 from typing import Any, NoReturn
 
 PORT_VARIABLE = "MILLSTREAM_DEBUG_PORT"
-"""Environment variable with the port of this machine at which to wait for a debugger; not set: for none."""
+"""Environment variable with the local port on which to wait for a debugger; unset for none."""
 HOST = "127.0.0.1"
 _NOTICE = {"millstream_notice": True}
-"""Field of a line that who watches the run should see."""
+"""Field of a log line that is shown to the user who watches the run."""
 _PORT_FREE_S = 10.0
-"""What waited at the port before, in place of which this process was started, has let go of it by then."""
+"""By then, the process that waited at the port before, and which this one replaces, has released it."""
 
 _log = logging.getLogger("millstream_udf.debugging")
 
 
 def wait_for_debugger() -> None:
-    """Return when a debugger is attached, if one is to be waited for. Ends the process with code 2 where that cannot
-    be."""
+    """Wait until a debugger is attached, if one is requested. Ends the process with code 2 if that is impossible."""
     port = os.environ.get(PORT_VARIABLE)
     if not port:
         return
-    # It says of every start that Python's own modules are frozen; they are not what is debugged.
+    # At every start, it would warn that Python's own modules are frozen; these are not debugged.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     try:
         debugger: Any = importlib.import_module("debugpy")
@@ -69,7 +68,7 @@ def _end(why: str) -> NoReturn:
 
 
 def explain_breakpoints() -> None:
-    """Have `breakpoint()`, and `pdb.set_trace()` where pdb is imported, say what to do instead, and go on."""
+    """Make `breakpoint()`, and `pdb.set_trace()` if pdb is imported, log what to do instead, and continue."""
     if os.environ.get(PORT_VARIABLE) or os.environ.get("PYTHONBREAKPOINT"):
         return
     said: set[tuple[str, int]] = set()

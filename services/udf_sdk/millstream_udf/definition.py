@@ -1,4 +1,4 @@
-"""What a user's function is: decided once, when it is loaded, so that nothing is asked per record.
+"""The definition of a user's function: determined once, when it is loaded, so that nothing is decided per record.
 
 Above it: the decorators and the loader. Below it: users' functions. It does not run anything.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ATTRIBUTE = "__millstream_udf__"
-"""Where a decorator leaves its options on the function."""
+"""Attribute in which a decorator stores its options on the function."""
 
 MAP, SOURCE_TRANSFORM = udf_pb2.KIND_MAP, udf_pb2.KIND_SOURCE_TRANSFORM
 SINK, SOURCE, REDUCE = udf_pb2.KIND_SINK, udf_pb2.KIND_SOURCE, udf_pb2.KIND_REDUCE
@@ -48,11 +48,11 @@ DECORATORS = {
 
 CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
 CONCURRENCY = 1000
-"""Records of a stream that an async function works on at a time, unless it says otherwise."""
+"""Default number of records of a stream that an async function processes concurrently."""
 
 
 class Takes(enum.Enum):
-    """What the first parameter is."""
+    """The kind of the first parameter."""
 
     VALUE = "value"
     RECORD = "record"
@@ -73,7 +73,7 @@ class Flavour(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a decorator was given."""
+    """The arguments of a decorator."""
 
     kinds: tuple[udf_pb2.Kind.ValueType, ...]
     batch: bool = False
@@ -91,9 +91,9 @@ class ReduceShape:
     """How a reduce function is called."""
 
     arguments: tuple[str, ...]
-    """Which of keys, records, window and context it takes, in this order; a class: those of its constructor."""
+    """Which of keys, records, window and context it takes, in this order; for a class, those of its constructor."""
     per_group: bool = False
-    """It is a class with `add` and `result`, of which each group has an instance."""
+    """Whether it is a class with `add` and `result`, with one instance for each group."""
     add_is_async: bool = False
 
 
@@ -104,19 +104,19 @@ class Definition:
     name: str
     kinds: tuple[udf_pb2.Kind.ValueType, ...]
     target: Any
-    """What the user wrote: a function, or a class that is instantiated at start (a source: once a lane)."""
+    """The user's function, or class that is instantiated at the start (a source: once per lane)."""
     options: Options
     takes: Takes = Takes.RECORD
     wants_context: bool = False
     flavour: Flavour = Flavour.SYNC
     reduce: ReduceShape | None = None
-    """Of a reduce function. (Of a class with `result`, `flavour` is that of `result`.)"""
+    """Parameters of a reduce function. For a class with `result`, `flavour` is that of `result`."""
     decode: Decoder | None = None
-    """What the values are made into before the function gets them; None: it gets the bytes."""
+    """Decodes the values for the function; None if it gets the bytes."""
     encode: Encoder = JSON
-    """For what it gives that is neither bytes nor text."""
+    """Encodes returned objects that are neither bytes nor text."""
     gives: Any = UNKNOWN
-    """The one type of such objects, where its annotation says so."""
+    """The type of such objects, if its annotation has one."""
     keeps_positions: bool = False
     """A class with open, write and flush, a sink: its target stores how far it is. (The parameter is that of write.)"""
 
@@ -126,7 +126,7 @@ class Definition:
 
     @property
     def for_sinks(self) -> bool:
-        """It serves nothing but sinks, so it need not say that it gave no output."""
+        """Whether it can only be a sink, which need not return an output."""
         return self.kinds == (SINK,)
 
     @property
@@ -136,7 +136,7 @@ class Definition:
 
     @property
     def concurrency(self) -> int:
-        """Records (of a reduce: groups) of one stream that are worked on at a time."""
+        """Number of records (in a reduce, groups) of one stream that are processed concurrently."""
         if self.reduce is not None:
             return (self.options.concurrency or CONCURRENCY) if self.is_async else 1
         if self.keeps_positions:
@@ -147,9 +147,9 @@ class Definition:
 
 
 def with_concurrency(definition: Definition, setting: str | None) -> Definition:
-    """The definition with the pipeline's own setting of concurrency (`setting`), which goes before the decorator's.
+    """The definition with the pipeline's own concurrency (`setting`), which overrides the decorator's.
 
-    Raises `TypeError` that says what to change where the function cannot do so. A reduce has none.
+    Raises `TypeError` with what to change if the function does not support it. A reduce has no such setting.
     """
     if not setting or definition.reduce is not None:
         return definition
@@ -178,7 +178,7 @@ def with_concurrency(definition: Definition, setting: str | None) -> Definition:
 
 
 def define(target: Any, name: str) -> Definition:
-    """Look at `target` once. Raises `TypeError` that says what to change."""
+    """Inspect `target` once. Raises `TypeError` with what to change."""
     options: Options | None = getattr(target, ATTRIBUTE, None)
     decorated = options is not None
     if options is None:
@@ -208,7 +208,7 @@ def define(target: Any, name: str) -> Definition:
 
 
 def _reduces(target: Any) -> bool:
-    """Whether an undecorated function can only be a reduce function: others take the value and the context."""
+    """Whether an undecorated function can only be a reduce function: other functions take the value and the context."""
     if inspect.isclass(target):
         return all(callable(getattr(target, name, None)) for name in ("add", "result"))
     if not inspect.isfunction(target):
@@ -266,7 +266,7 @@ _TAKES = {
     (True, False): Takes.VALUES,
     (True, True): Takes.RECORDS,
 }
-"""By whether it is a batch function, and takes whole records."""
+"""The kind of parameter, by whether it is a batch function and whether it takes whole records."""
 
 
 def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool) -> Definition:
@@ -305,7 +305,7 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
 def takes_of(
     definition: Definition, parameter: inspect.Parameter, hints: Mapping[str, Any], *, many: bool
 ) -> tuple[bool | None, Decoder | None]:
-    """Whether a parameter gets whole records (None: its annotation does not say), and what their values are made into.
+    """Whether a parameter gets whole records (None if its annotation does not say), and the decoder of their values.
     Raises `TypeError`."""
     wanted, name = definition.options.decode, f"parameter {parameter.name} of {definition.name}"
     try:
@@ -334,7 +334,7 @@ def takes_of(
 
 
 def gives_of(definition: Definition, hints: Mapping[str, Any]) -> Any:
-    """The type of the objects that it gives, as it is annotated. Raises `TypeError` where that cannot be sent."""
+    """The type of the objects that it returns, from its annotation. Raises `TypeError` if it cannot be sent."""
     options = definition.options
     gives = Gives(
         nothing=definition.for_sinks,
@@ -346,11 +346,11 @@ def gives_of(definition: Definition, hints: Mapping[str, Any]) -> Any:
 
 
 COLUMNS = ("event_time", "keys", "headers")
-"""Columns of a table beside those of the value."""
+"""Columns of a table besides those of the value."""
 
 
 def check_schema(definition: Definition, columns: Sequence[str]) -> None:
-    """Raises `TypeError` unless the schema, where there is one, can stand beside `columns`."""
+    """Raises `TypeError` if the schema has a name in `columns`."""
     schema = definition.options.schema
     if schema is None:
         return
@@ -375,7 +375,7 @@ def _check_installed(definition: Definition) -> None:
 
 
 def flavour_of(function: Any) -> Flavour:
-    """How it is called."""
+    """How the function is called."""
     unwrapped = inspect.unwrap(function)
     if not inspect.isroutine(unwrapped):
         unwrapped = type(unwrapped).__call__
@@ -390,7 +390,7 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
     try:
         signature = inspect.signature(function)
     except ValueError:
-        # Functions written in C may not tell; such a one takes one argument.
+        # A function written in C may not have a signature; it then takes one argument.
         return [inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)]
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
@@ -398,7 +398,7 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
             raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
-        # A second parameter with a default is the author's own (def f(value, factor=2)), unless it is named or
+        # A second parameter with a default belongs to the author (def f(value, factor=2)), unless it is named or
         # annotated as the context.
         optional = parameter.default is not parameter.empty
         if parameters and optional and not (parameter.name == "context" or "Context" in str(parameter.annotation)):
@@ -423,7 +423,7 @@ def _check_source(target: Any, name: str) -> None:
 
 
 def mark(kind: udf_pb2.Kind.ValueType, target: Callable[..., Any], **given: Any) -> None:
-    """Leave a decorator's options on `target`."""
+    """Store a decorator's options on `target`."""
     options = Options(kinds=(kind,), **given)
     if options.batch and options.arrow:
         raise TypeError(f"{DECORATORS[kind]}: batch or arrow, not both")

@@ -1,16 +1,16 @@
 """Runs a function over the records of a call.
 
 Above it: the server and the test kit. Below it: users' functions. It does not know gRPC. Everything here runs in the
-function's own thread, on its event loop, so that a function that blocks never keeps the server from answering that it
-is well.
+function's own thread, on its event loop, so that a blocking function never keeps the server from answering health
+checks.
 
-One way in: `Lane.results`, which gives one result per record: what the function returned, or the exception it ended
-with.
-  * A function that is not async runs in line, one call after the other over all lanes; with `threads=n` the records of
-    a call are shared out to n threads.
-  * An async one has up to `concurrency` records of a lane in flight, over several calls.
-  * A batch function sees a call's records as one list.
-  * A function with a type of its own gets the values as that; it does not see those that do not fit.
+The entry point is `Lane.results`, which returns one result per record: the function's return value, or the exception
+that it raised.
+  * A function that is not async runs inline, one call at a time across all lanes; with `threads=n`, n threads share the
+    records of a call.
+  * An async function has up to `concurrency` records of a lane in flight, across several calls.
+  * A batch function gets a call's records as one list.
+  * A function with a type gets values of that type, and no values that do not fit.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from millstream_udf.failures import FAILURES, BadOutput
 from millstream_udf.inputs import Inputs
 
 _TURN_S = 0.02
-"""An async function that never waits gives the event loop back after this long."""
+"""Time after which an async function that never waits yields to the event loop."""
 
 
 class Function:
-    """A user's function, set up and ready to run. Made by `open_function`."""
+    """A user's function, set up and ready to run. Created by `open_function`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Function:
         self.workers = workers
 
     def lane(self) -> Lane:
-        """For one stream."""
+        """The function's lane for one stream."""
         return Lane(self)
 
 
@@ -73,7 +73,7 @@ async def open_function(definition: Definition, context: Context) -> AsyncIterat
 
 
 def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
-    """The instance that a process has, where it has one, and what to call."""
+    """The instance of the process, if there is one, and what to call."""
     # A source, and a sink that keeps positions, is instantiated for each lane, some reduce functions for each group.
     per_group = definition.reduce is not None and definition.reduce.per_group
     per_lane = SOURCE in definition.kinds or definition.keeps_positions
@@ -84,7 +84,7 @@ def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
 
 
 class Lane:
-    """A function as one stream uses it."""
+    """A function, for one stream."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -94,7 +94,7 @@ class Lane:
         self._batches = asyncio.Semaphore(function.definition.concurrency)
 
     async def results(self, inputs: Inputs, context: Context) -> Sequence[Any]:
-        """One entry per record. Raises what a batch function raises: then the call as a whole has failed."""
+        """One entry per record. Raises the exception of a batch function, with which the call as a whole has failed."""
         set_current(context)
         takes_values = self.definition.takes in (Takes.VALUE, Takes.VALUES)
         if (decode := self.definition.decode) is None:
@@ -133,7 +133,8 @@ class Lane:
     async def _batch(self, items: Sequence[Any], context: Context) -> Sequence[Any]:
         results = await self.whole(items, context)
         if results is None:
-            # For sinks: everything was written. For others `outputs` would take None for "filtered"; they must say so.
+            # For sinks, it means that everything was written. Others must return a list, because `outputs` would
+            # interpret None as "filtered".
             return [None] * len(items) if self.definition.for_sinks else _not_a_list(None, len(items))
         if not isinstance(results, (list, tuple)) or len(results) != len(items):
             return _not_a_list(results, len(items))
@@ -169,13 +170,13 @@ class Lane:
         try:
             await job.done.wait()
         except asyncio.CancelledError:
-            # The stream is gone, and its calls come again on the next: what has not begun need not begin.
+            # The stream is lost, and its calls are sent again on the next: calls that have not begun need not begin.
             self._pending = deque(entry for entry in self._pending if entry[0] is not job)
             raise
         return job.results
 
     async def _work(self) -> None:
-        # Workers live as long as there are records: starting one is cheaper than waking one.
+        # Workers run as long as there are records: starting a worker is cheaper than waking one.
         call = self._function.call
         turn_ends = time.monotonic() + _TURN_S
         last: _Job | None = None
@@ -218,10 +219,10 @@ class _Job:
 def apply(
     call: Callable[..., Any], items: Iterator[Any], arguments: tuple[Iterator[Any], ...], results: list[Any], count: int
 ) -> None:
-    """Append the result of each item to `results`; an exception stands in for the result of its own item only.
+    """Append the result of each item to `results`; an exception replaces the result of its own item only.
 
-    `extend` keeps what came before an exception, so the loop continues after the failing record without asking anything
-    of the others.
+    `extend` keeps the results before an exception, so the loop continues after the failing record without overhead for
+    the others.
     """
     while True:
         try:
@@ -231,14 +232,14 @@ def apply(
             continue
         if len(results) >= count:
             return
-        # `map` takes a StopIteration out of the function for its own end.
+        # `map` interprets a StopIteration from the function as its own end.
         results.append(RuntimeError("the function raised StopIteration; use next(iterator, default)"))
 
 
 def _collecting(definition: Definition, call: Callable[..., Any]) -> Callable[..., Any]:
-    """A generator function as one that returns a list, so that what it raises belongs to its record."""
+    """A generator function as one that returns a list, so that its exceptions belong to its record."""
     if definition.reduce is not None:
-        # What it yields belongs to its group anyway, and need not fit into memory.
+        # Its results belong to its group anyway, and need not fit into memory.
         return call
     if definition.flavour is Flavour.GENERATOR:
         return lambda *arguments: list(call(*arguments))
@@ -252,7 +253,7 @@ async def _collect_async(call: Callable[..., AsyncIterator[Any]], *arguments: An
 
 
 async def maybe_await(result: Any) -> None:
-    """For `setup` and `close`, which may be async."""
+    """Calls `setup` or `close`, which may be async."""
     if inspect.isawaitable(result):
         await result
 

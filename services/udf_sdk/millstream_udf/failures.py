@@ -1,7 +1,7 @@
-"""What became of records that were not simply processed: exceptions as outcomes. Pure.
+"""The outcomes of records that were not processed normally, from exceptions. Pure.
 
-Above it: `outputs` and `execution`. Below it: nothing. A failure is reported with the user's own traceback: frames of
-this package are cut away: users cannot change them.
+Above it: `outputs` and `execution`. Below it: nothing. A failure is reported with the user's own traceback, without the
+frames of this package, which users cannot change.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from millstream_udf.values import DeadLetter, Drop, Fallback, Retry
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 DETAIL_BYTES_MAX = 16 * 1024
-"""Of one traceback; the end of it is what counts."""
+"""Maximum bytes of one traceback; its end is kept, which matters most."""
 DETAILS_BYTES_MAX = 1024 * 1024
-"""Of all tracebacks in an answer. Failures beyond it are reported without theirs."""
+"""Maximum bytes of all tracebacks in an answer. Further failures are reported without one."""
 
 # Between a function and its caller: this package, and the import of the user's module.
 _NOT_THE_USERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<frozen importlib", importlib.__file__)
 
 
 FAILURES = (Exception, SystemExit)
-"""What users' functions raise. One that calls `sys.exit` has failed over what it was called with: the process is not
-its own."""
+"""Exceptions of users' functions. A call of `sys.exit` counts as a failure of the input, because the process does not
+belong to the function."""
 
 
 class BadOutput(TypeError):
-    """A function returned what cannot be sent on. Raised by this package, so it has no traceback worth showing."""
+    """A function returned a value that cannot be sent. This package raises it, so its traceback is not shown."""
 
 
 class Outcomes:
@@ -44,7 +44,7 @@ class Outcomes:
         self.items: list[udf_pb2.Outcome] = []
 
     def add(self, index: int, error: BaseException) -> None:
-        """Record `index` of the call ended with `error`."""
+        """Add that record `index` of the call ended with `error`."""
         match error:
             case Retry():
                 outcome = udf_pb2.Outcome(
@@ -53,7 +53,7 @@ class Outcomes:
             case DeadLetter():
                 outcome = udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_DEAD_LETTER, reason=error.reason)
             case Misfit():
-                # At another attempt it would not fit either.
+                # It would not fit at another attempt either.
                 outcome = udf_pb2.Outcome(
                     index=index, result=udf_pb2.Outcome.RESULT_DEAD_LETTER, reason=str(error), code=MISFIT_CODE
                 )
@@ -76,7 +76,7 @@ class Outcomes:
 
 
 def summary(error: BaseException) -> str:
-    """One line: what went wrong."""
+    """The error on one line."""
     if isinstance(error, BadOutput | Misfit):
         return str(error)
     if isinstance(error, SystemExit):

@@ -1,7 +1,7 @@
-"""Fields of protobuf messages whose content is encoded already: joined, instead of copied into a message and out of it.
+"""Fields of protobuf messages with encoded contents: joined, instead of copied into a message and out of it.
 
-protobuf's own encoder finds room for what it writes by doubling: half a megabyte of columns takes it forty times as
-long as one join of the same bytes. What is made here is what it would make, but for the order of the fields.
+protobuf's own encoder doubles its buffer as it writes: half a megabyte of columns takes forty times as long as one join
+of the same bytes. The result is the same, except for the order of the fields.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ _LENGTH_DELIMITED = 2
 
 
 def field(number: int, *parts: bytes) -> list[bytes]:
-    """The parts of a field, header first; none where it would be empty, as a field without a value is not written."""
+    """The parts of a field, header first; none if it is empty, because empty fields are not written."""
     size = sum(map(len, parts))
     if not size:
         return []

@@ -1,7 +1,7 @@
-"""What the annotations of a function say: what it takes in its first parameter, and whether what it gives can be sent.
+"""Interprets the annotations of a function: the type of its first parameter, and whether its results can be sent.
 
-Above it: `definition` and `reduce_definition`. Below it: `typed_values`. All of this happens once, when a function is
-loaded; an annotation that says nothing (`Any`, none at all) is accepted; one that cannot be true is a fault.
+Above it: `definition` and `reduce_definition`. Below it: `typed_values`. This happens once, when a function is loaded.
+An annotation without information (`Any`, or none) is accepted; an impossible one is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millstream_udf.typed_values import is_object, supported
 from millstream_udf.values import Message, Record
 
 UNKNOWN = object()
-"""The type of what is not annotated, or with a type that says nothing."""
+"""The type without an annotation, or with one that has no information."""
 _VALUES = (bytes, bytearray, memoryview, getattr(abc, "Buffer", bytes))
 _COLLECTIONS = (
     list, tuple, set, frozenset, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable, abc.Iterator,
@@ -30,16 +30,16 @@ _UNRESOLVED_VALUE = re.compile(r"(^|[\[\s|.])bytes\b")
 
 
 class Taken(NamedTuple):
-    """What the parameter for the records is annotated with."""
+    """The annotation of the parameter for the records."""
 
     whole: bool | None = None
-    """It is the record, or records; False: their values. None: the annotation does not say."""
+    """Whether it is a record, or records; False for values; None if the annotation does not say."""
     kind: Any = UNKNOWN
     """The type of the values: bytes, or one to decode them to."""
 
 
 def hints_of(function: Any) -> dict[str, Any]:
-    """The annotations of a function, those that cannot be resolved as they stand: texts."""
+    """The annotations of a function; those that cannot be resolved stay text."""
     unwrapped = inspect.unwrap(function)
     if hasattr(unwrapped, "func"):
         unwrapped = unwrapped.func  # a functools.partial
@@ -47,7 +47,7 @@ def hints_of(function: Any) -> dict[str, Any]:
         unwrapped = type(unwrapped).__call__
     try:
         return typing.get_type_hints(unwrapped, include_extras=True)
-    except Exception:  # noqa: BLE001  # whatever evaluating a user's annotation raises
+    except Exception:  # noqa: BLE001  # evaluating a user's annotation may raise anything
         raw = dict(getattr(unwrapped, "__annotations__", {}))
         scope = getattr(unwrapped, "__globals__", {})
         return {name: _resolved(hint, scope) for name, hint in raw.items()}
@@ -65,10 +65,10 @@ def _resolved(hint: Any, scope: dict[str, Any]) -> Any:
 
 
 def taken(hint: Any, *, many: bool) -> Taken:
-    """What a parameter annotated with `hint` takes; `many`: of several records at a time. `UnsupportedType` says that
-    the annotation does not say."""
+    """What a parameter annotated with `hint` takes; `many`: it takes several records at a time. Raises
+    `UnsupportedType` if the annotation does not determine it."""
     if isinstance(hint, str):
-        # It names what is there for type checkers only, perhaps; ours are known by their names.
+        # It may contain names that exist only for type checkers; ours are recognized by their names.
         if _UNRESOLVED_RECORD.search(hint) and hint.count("[") <= many:
             return Taken(whole=True)
         if _UNRESOLVED_VALUE.search(hint):
@@ -101,26 +101,26 @@ def _taken_of_union(hint: Any) -> Taken:
     parts = [taken(part, many=False) for part in typing.get_args(hint) if part is not type(None)]
     if any(part.whole for part in parts):
         return next(part for part in parts if part.whole)
-    # A value is never anything but bytes, so one that may be bytes is.
+    # A value is always bytes, so a union with bytes means bytes.
     return Taken(whole=False, kind=bytes if any(part.kind is bytes for part in parts) else hint)
 
 
 class Gives(NamedTuple):
-    """What a function may give, by its kind."""
+    """What a function may return, by its kind."""
 
     nothing: bool = False
-    """Of a sink."""
+    """Nothing, for a sink."""
     many: bool = False
     """A list with the output of each record."""
     table: bool = False
-    """It may be, or has to be, a table of Arrow or pandas."""
+    """Whether it may be, or has to be, a table of Arrow or pandas."""
     anything: bool = False
-    """It has an encoding of its own."""
+    """Whether it has its own encoding."""
 
 
 def given(hint: Any, gives: Gives, name: str) -> Any:
-    """The type of the objects that a function annotated so gives, UNKNOWN where it is not one. Raises `TypeError` where
-    what it is annotated with cannot be sent."""
+    """The type of the objects that a function with this annotation returns, UNKNOWN if there is no single one. Raises
+    `TypeError` if a value of the annotated type cannot be sent."""
     if hint is inspect.Parameter.empty or isinstance(hint, str) or hint in (Any, object) or gives.table:
         return UNKNOWN
     if gives.nothing:
@@ -172,7 +172,7 @@ def _collect(hint: Any, objects: list[Any], gives: Gives, name: str, *, deep: bo
         if isinstance(leaf, str | typing.TypeVar | typing.ForwardRef):
             continue
         if deep and kind in _COLLECTIONS:
-            # Several outputs, made at once or one after the other.
+            # Several outputs, returned together or one by one.
             for item in typing.get_args(leaf)[: 1 if kind is not tuple else None]:
                 if item is not ...:
                     _collect(item, objects, gives, name, deep=False)

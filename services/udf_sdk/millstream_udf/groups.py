@@ -1,10 +1,10 @@
-"""Groups of records on their way into a reduce function: what a part holds, and the records as the function reads them.
+"""Groups of records for a reduce function: the contents of parts, and the records as the function reads them.
 
-Above it: `reducing`. Below it: the column codecs; Arrow only where a caller or a function brings it. It does not know
-where parts come from: a gRPC stream (`reduce_stream`), a Spark task (`reducing.Reducer`) or a test.
+Above it: `reducing`. Below it: the column codecs; Arrow only if a caller or a function uses it. It does not know the
+origin of parts: a gRPC stream (`reduce_stream`), a Spark task (`reducing.Reducer`) or a test.
 
-    parts ──► Cursor ──► whole groups, one after the other
-                   └───► Feed of a group that goes on: pulls the next parts while the function reads
+    parts ──► Cursor ──► complete groups, one by one
+                   └───► Feed of a group that continues: pulls the next parts while the function reads
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 
 class Group(NamedTuple):
-    """One window, and one key of it where the vertex is keyed."""
+    """One window or, in a keyed vertex, one key of a window."""
 
     window: Window
     keys: tuple[str, ...] = ()
     context: Context | None = None
-    """Where it comes from, when not all groups of a call come from the same place."""
+    """Its origin, if the groups of a call have different origins."""
 
     def __str__(self) -> str:
         return f"{self.window} {'/'.join(self.keys)}" if self.keys else str(self.window)
 
 
 class Rows(Protocol):
-    """Records by columns, decoded as far as a function asks for them. Raises `ValueError` where that cannot be done."""
+    """Records in columns, decoded as far as a function needs them. Raises `ValueError` if they cannot be decoded."""
 
     @property
     def values(self) -> Sequence[bytes]: ...
@@ -47,11 +47,11 @@ class Rows(Protocol):
 
     @property
     def keys(self) -> Sequence[tuple[str, ...]] | None:
-        """None: each record has its group's."""
+        """Keys of the records; None if each record has its group's."""
 
     @property
     def headers(self) -> Sequence[dict[str, bytes]] | None:
-        """None: no record has headers."""
+        """Headers of the records; None if no record has any."""
 
     @property
     def batch(self) -> pa.RecordBatch:
@@ -59,19 +59,19 @@ class Rows(Protocol):
 
 
 class Part(NamedTuple):
-    """Records of groups, in the order of the groups; `ReducePart` of the protocol in another form."""
+    """Records of groups, in the order of the groups: a form of the protocol's `ReducePart`."""
 
     groups: Sequence[Group]
-    """That begin here."""
+    """Groups that begin here."""
     counts: Sequence[int]
-    """Records of each group; one number more, the first, where the part before was unfinished."""
+    """Number of records of each group; with one more number at the beginning if the previous part was unfinished."""
     rows: Rows
     unfinished: bool = False
-    """The last group goes on in the next part."""
+    """Whether the last group continues in the next part."""
 
 
 class FrameRows:
-    """Rows of an encoded frame; of none when it is empty."""
+    """Rows of an encoded frame; none if it is empty."""
 
     def __init__(self, frame: bytes) -> None:
         self._inputs = Inputs(frame)
@@ -101,7 +101,7 @@ class FrameRows:
 
 
 def decode_part(message: udf_pb2.SealedReducePart, *, continues: bool) -> Part:
-    """`continues`: the part before was unfinished. Raises `ValueError` for a part that contradicts itself."""
+    """`continues`: whether the previous part was unfinished. Raises `ValueError` for an inconsistent part."""
     groups = [Group(Window(group.start_us, group.end_us, group.early), tuple(group.keys)) for group in message.groups]
     rows = FrameRows(message.frame)
     counts = message.counts
@@ -116,18 +116,18 @@ def decode_part(message: udf_pb2.SealedReducePart, *, continues: bool) -> Part:
 
 
 class Source(Protocol):
-    """Where parts come from."""
+    """A source of parts."""
 
     async def next(self) -> Part | None:
-        """None at the end."""
+        """The next part; None at the end."""
 
     def next_blocking(self) -> Part | None:
-        """For functions that are not async: they cannot wait otherwise."""
+        """The same for functions that are not async, which have to block."""
 
 
 class Gone(BaseException):
-    """The parts ended in the middle of a group: its results are not wanted. No `Exception`, so that a function that
-    catches these does not catch it."""
+    """The parts ended in the middle of a group, whose results are not needed. Not an `Exception`, so that functions
+    that catch these do not catch it."""
 
 
 class Chunk(NamedTuple):
@@ -139,7 +139,7 @@ class Chunk(NamedTuple):
 
 
 class Cursor:
-    """Cuts what a source gives into groups."""
+    """Splits the parts of a source into groups."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -147,7 +147,7 @@ class Cursor:
         self._open: tuple[Group, Chunk] | None = None
 
     async def advance(self) -> bool:
-        """To the next part, or to what is left of the one in which an unfinished group ended. False at the end."""
+        """Move to the next part, or to the rest of the part in which an unfinished group ended. False at the end."""
         if self._whole or self._open is not None:
             return True
         part = await self._source.next()
@@ -157,19 +157,19 @@ class Cursor:
         return True
 
     def whole(self) -> list[tuple[Group, Chunk]]:
-        """Groups that are complete, once."""
+        """The complete groups of the part, once."""
         taken, self._whole = self._whole, []
         return taken
 
     def unfinished(self) -> tuple[Group, Feed] | None:
-        """The group that goes on in the next part, once, behind the whole ones."""
+        """The group that continues in the next part, once, after the complete ones."""
         if self._open is None:
             return None
         (group, chunk), self._open = self._open, None
         return group, Feed(chunk, self)
 
     def next_chunk(self, part: Part | None) -> tuple[Chunk | None, bool]:
-        """Of the unfinished group, out of the part behind it; and whether the group goes on after that."""
+        """The records of the unfinished group in the next part, and whether the group continues after that."""
         if part is None:
             raise Gone("the parts ended in the middle of a group")
         goes_on = part.unfinished and len(part.counts) == 1
@@ -194,7 +194,7 @@ class Cursor:
 
 
 class Feed:
-    """The chunks of one group, read once, as they come."""
+    """The chunks of one group, read once, as they arrive."""
 
     def __init__(self, first: Chunk, cursor: Cursor | None = None) -> None:
         """Without a cursor the group is complete."""
@@ -226,7 +226,7 @@ class Feed:
                     self._cursor = None
 
     async def skip(self) -> None:
-        """Read what the function has left, to the end of the group."""
+        """Read the records that the function has not read, to the end of the group."""
         async for _ in self:
             pass
 
@@ -238,7 +238,7 @@ class Records:
     """
 
     def __init__(self, group: Group, feed: Feed, *, values: bool, decode: Decoder | None = None) -> None:
-        """`values`: without what stands beside them. `decode`: what they are made into; None: they stay bytes."""
+        """`values`: only the values. `decode`: decodes the values; None if they stay bytes."""
         self._group = group
         self._feed = feed
         self._values = values
@@ -267,7 +267,7 @@ class Records:
 
 
 def items_of(chunk: Chunk, group: Group, *, values: bool, decode: Decoder | None = None) -> Iterable[Any]:
-    """The values or `Record`s of a chunk. Raises `Misfit` for a value that cannot be decoded: it fails its group."""
+    """The values or `Record`s of a chunk. Raises `Misfit` for a value that cannot be decoded, which fails its group."""
     rows, part = chunk.rows, slice(chunk.start, chunk.stop)
     own: Sequence[Any] = rows.values[part]
     if decode is not None:

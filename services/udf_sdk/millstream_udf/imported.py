@@ -1,7 +1,7 @@
-"""Which files of the user's a function was made of: it is restarted when one of them changes.
+"""The user's files that a function was loaded from: it is restarted when one of them changes.
 
-Above it: the command line and the server. Below it: Python's modules and the file system. What came with Python and
-what was installed are left out: those do not change while one writes a function.
+Above it: the command line and the server. Below it: Python's modules and the file system. Files of Python and of
+installed packages are omitted, because they do not change while a user writes a function.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 LIST_VARIABLE = "MILLSTREAM_IMPORTED"
-"""Environment variable with the file to write the list into, a path a line; not set where nothing reads it."""
+"""Environment variable with the file to write the list to, one path per line; unset if nothing reads it."""
 _LOOK_INTERVAL_S = 0.5
-"""A function may import more while it runs."""
+"""Interval of checks: a function may import more while it runs."""
 
 
 def keep_listed() -> None:
-    """Write the list, if one is asked for, and write it again when more has been imported."""
+    """Write the list, if it is requested, and write it again when more was imported."""
     if path := os.environ.get(LIST_VARIABLE):
         _write(path, own_files())
         # A daemon: it has nothing to finish.
@@ -29,14 +29,14 @@ def keep_listed() -> None:
 
 
 def list_failed(error: BaseException) -> None:
-    """Write the list, if one is asked for, of a function that cannot be imported: with the files that `error` names,
-    which are not modules because of it."""
+    """Write the list, if it is requested, for a function that cannot be imported, including the files in `error`, which
+    did not become modules."""
     if path := os.environ.get(LIST_VARIABLE):
         _write(path, dict.fromkeys([*own_files(), *_without_installed(_files_of(error))]))
 
 
 def own_files() -> list[str]:
-    """Absolute paths of all that has been imported, but for Python and what is installed."""
+    """Absolute paths of all imported files, without Python and installed packages."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return list(_without_installed(file for file in files if isinstance(file, str)))
 
@@ -52,7 +52,7 @@ def _keep(path: str) -> None:
 
 
 def _write(path: str, files: Iterable[str]) -> None:
-    # Whole or not at all: it is read at any time. Without it a change is not noticed; the function can do without.
+    # Atomically, because it is read at any time. Without it, a change is not noticed, but the function still works.
     with suppress(OSError):
         with open(f"{path}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
             file.writelines(f"{name}\n" for name in files)
@@ -67,7 +67,7 @@ def _without_installed(files: Iterable[str]) -> Iterator[str]:
 
 
 def _files_of(error: BaseException) -> Iterator[str]:
-    """Of the frames of an error and of its causes, and the one that a syntax error is in."""
+    """Files of the frames of an error and of its causes, and the file of a syntax error."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:

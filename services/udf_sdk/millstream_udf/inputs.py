@@ -1,4 +1,4 @@
-"""The records of one call, decoded as far as the function asks for them. Pure.
+"""The records of one call, decoded as far as the function needs them. Pure.
 
 Above it: `execution`. Below it: the column codecs.
 """
@@ -17,7 +17,7 @@ from millstream_udf.wire.frame.v1 import frame_pb2
 
 
 class Inputs:
-    """One frame. Raises `ValueError` where its bytes are not what they should be."""
+    """One frame. Raises `ValueError` if its bytes are invalid."""
 
     def __init__(self, frame: bytes, id_prefix: str = "", first_index: int = 0) -> None:
         try:
@@ -72,5 +72,5 @@ class Inputs:
         return self.records_with(self.values)
 
     def records_with(self, values: Sequence[Any]) -> list[Record[Any]]:
-        """The records with other values in place of theirs."""
+        """The records with other values."""
         return list(map(Record, values, self.event_times_us, self.keys, self.headers, self.ids))

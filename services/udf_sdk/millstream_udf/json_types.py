@@ -1,7 +1,7 @@
-"""Types as users annotate them, made of JSON values: what each type takes is decided once, when a function is loaded.
+"""Converts JSON values to annotated types: what each type accepts is determined once, when a function is loaded.
 
-Above it: `typed_values`. Below it: the standard library. It says for every type whether JSON can be it, and what is
-wrong with a value that is not, and makes the objects where no faster package does. Models of pydantic and msgspec make
+Above it: `typed_values`. Below it: the standard library. It determines whether a type can be read from JSON, explains
+values that do not fit, and creates the objects if no faster package does. Models of pydantic and msgspec create
 themselves.
 
     JSON              type
@@ -36,7 +36,7 @@ from uuid import UUID
 from millstream_udf.misfits import Misfit, expected, missing, refused, shown_bytes
 
 Convert = Callable[[Any], Any]
-"""From a JSON value to an object. Raises `Misfit`."""
+"""Converts a JSON value to an object. Raises `Misfit`."""
 
 _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable)
 _SETS = {set: set, abc.MutableSet: set, frozenset: frozenset, abc.Set: frozenset}
@@ -52,7 +52,7 @@ _DURATION = re.compile(
 
 
 class UnsupportedType(TypeError):
-    """A type that JSON values cannot be."""
+    """A type that cannot be read from JSON."""
 
 
 def name_of(kind: Any) -> str:
@@ -65,22 +65,23 @@ def name_of(kind: Any) -> str:
 
 
 def is_pydantic(kind: Any) -> bool:
-    """A model of pydantic, or a dataclass of its."""
+    """Whether it is a pydantic model or dataclass."""
     return isinstance(kind, type) and hasattr(kind, "__pydantic_validator__")
 
 
 def is_msgspec(kind: Any) -> bool:
-    """A `msgspec.Struct`, or a class of attrs, which msgspec knows."""
+    """Whether it is a `msgspec.Struct`, or an attrs class, which msgspec supports."""
     return isinstance(kind, type) and (hasattr(kind, "__struct_fields__") or hasattr(kind, "__attrs_attrs__"))
 
 
 def converter(kind: Any) -> Convert:
-    """How a JSON value becomes a `kind`. Raises `UnsupportedType` where none can, with the field that is why."""
+    """The conversion of a JSON value to a `kind`. Raises `UnsupportedType` if there is none, with the field that is the
+    reason."""
     return _Types().converter(kind)
 
 
 class _Types:
-    """The converters of one type and all that it holds; a type may hold itself."""
+    """The converters of one type and all types in it; a type may contain itself."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Convert] = {}
@@ -110,7 +111,7 @@ class _Types:
         return self._class(kind, collection, arguments)
 
     def _class(self, kind: Any, found: Any, arguments: tuple[Any, ...]) -> Convert:
-        """A class with a meaning of its own."""
+        """The converter of a class with special handling."""
         if not isinstance(found, type):
             raise UnsupportedType(f"{name_of(kind)} is not a type")
         if is_pydantic(found):
@@ -130,7 +131,7 @@ class _Types:
     def _once(self, kind: Any, make: Callable[[], Convert]) -> Convert:
         known = self._known
         if kind not in known:
-            # While its fields are looked at it may come again, in itself.
+            # A type may occur again while its own fields are inspected.
             known[kind] = lambda value: known[kind](value)  # noqa: PLW0108  # what is there then, not now
             known[kind] = make()
         return known[kind]
@@ -158,7 +159,7 @@ class _Types:
 
     def _typed_dict(self, found: Any, arguments: tuple[Any, ...]) -> Convert:
         hints = _hints(found, arguments)
-        # Where annotations are texts, Python takes a field for required that says NotRequired.
+        # If annotations are texts, Python treats a NotRequired field as required.
         required = [
             name
             for name, hint in hints.items()
@@ -227,7 +228,7 @@ class _Types:
                     return one(value)
                 except Misfit as misfit:
                     misfits.append(misfit)
-            # Only one of them takes such a value at all: what is wrong is inside.
+            # Only one of them accepts this kind of value: the error is inside it.
             if len(inner := [misfit for misfit in misfits if misfit.path]) == 1:
                 raise inner[0]
             raise expected(" or ".join(name for _, name in converters), value)
@@ -310,7 +311,7 @@ def _parsed(what: str, parse: Callable[[str], Any]) -> Convert:
 
 
 def _decimal(value: Any) -> Decimal:
-    # The digits that the value had; a float would have those of the nearest binary number.
+    # The value's own digits; a float would have those of the nearest binary number.
     if type(value) in (int, float):
         return Decimal(repr(value))
     try:
@@ -400,8 +401,8 @@ def _literal(values: tuple[Any, ...]) -> Convert:
 
 
 def _key_converter(kind: Any, convert: Convert) -> Convert:
-    """Names of an object are strings, also where they stand for numbers. Raises `UnsupportedType` where no name can be
-    such a key."""
+    """The converter of an object's names, which are strings even if they represent numbers. Raises `UnsupportedType` if
+    names cannot be such keys."""
     if not _may_be_key(kind):
         raise UnsupportedType(f"{name_of(kind)} cannot be the name of a field")
 
@@ -436,7 +437,7 @@ def _number(text: str) -> int | float | None:
 
 
 def _hashable(kind: Any) -> Any:
-    """The kind, if a set may hold it. Raises `UnsupportedType`."""
+    """The kind, if a set may contain it. Raises `UnsupportedType`."""
     found = typing.get_origin(_bare(kind)) or _bare(kind)
     if isinstance(found, type) and found.__hash__ is None:
         raise UnsupportedType(f"a set cannot contain {name_of(kind)}, which has no hash")
@@ -454,7 +455,7 @@ def _pydantic(kind: Any) -> Convert:
 
 
 def pydantic_misfit(error: ValueError) -> Misfit:
-    """The first fault that a model of pydantic's names."""
+    """The first error that a pydantic model reports."""
     faults: list[Any] = error.errors(include_url=False) if hasattr(error, "errors") else []
     if not faults:
         return Misfit(f"is refused: {error}")
@@ -488,7 +489,7 @@ _LACKS = re.compile(r"Object missing required field `(?P<name>.*)`")
 
 
 def msgspec_misfit(text: str, value: Any) -> Misfit:
-    """What msgspec says, with what stands there."""
+    """msgspec's message, with the value at its place."""
     found = _MSGSPEC_PATH.match(text)
     assert found is not None
     path: list[str | int] = []
@@ -507,7 +508,7 @@ def msgspec_misfit(text: str, value: Any) -> Misfit:
 
 
 def _bare(kind: Any) -> Any:
-    """Without what says nothing about JSON."""
+    """An annotation without parts that do not matter for JSON."""
     while True:
         origin = typing.get_origin(kind)
         if origin is typing.Annotated or getattr(origin, "_name", None) in _WRAPPERS:
@@ -523,7 +524,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _hints(found: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """Types of the fields of a class, with the arguments that a generic one was given."""
+    """Types of the fields of a class, with the arguments of a generic class."""
     try:
         hints = typing.get_type_hints(found, include_extras=True)
     except NameError as error:
@@ -552,7 +553,7 @@ def _listed(values: list[Any]) -> str:
 
 
 def loaded(data: bytes) -> Any:
-    """A JSON value. Raises `Misfit` that says where it is none."""
+    """A JSON value. Raises `Misfit` with the place of the error."""
     try:
         return json.loads(data.decode(), parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:

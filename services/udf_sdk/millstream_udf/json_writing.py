@@ -1,7 +1,8 @@
-"""Objects of users written as JSON values, in the forms that `json_types` takes.
+"""Writes users' objects as JSON values, in the forms that `json_types` accepts.
 
-Above it: `typed_values`. Below it: the standard library. Models of pydantic and msgspec write themselves. What JSON has
-no form for is refused, with its place; a number that is not finite is null, as in the rows of tables.
+Above it: `typed_values`. Below it: the standard library. Models of pydantic and msgspec write themselves. Values
+without a form in JSON are refused, with their place; a number that is not finite becomes null, as in the rows of
+tables.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from millstream_udf.misfits import path_text
 
 
 class Unwritable(TypeError):
-    """What cannot be written as JSON, and where in an object it is."""
+    """A value that cannot be written as JSON, and its place in an object."""
 
     def __init__(self, what: str, path: tuple[Any, ...] = ()) -> None:
         super().__init__(what)
@@ -35,7 +36,7 @@ class Unwritable(TypeError):
 
 
 def plain(value: Any) -> Any:
-    """An object as what `json` writes, in the forms that `converter` takes. Raises `TypeError` with the field that
+    """An object converted for `json`, in the forms that `converter` accepts. Raises `TypeError` with the field that
     cannot be written."""
     if isinstance(value, enum.Enum):
         return plain(value.value)

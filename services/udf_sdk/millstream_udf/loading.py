@@ -1,6 +1,6 @@
-"""Finds a function by what the user wrote: `module:function` or `path/file.py:function`.
+"""Finds a function by the user's specification: `module:function` or `path/file.py:function`.
 
-Above it: the command line. Below it: Python's import system. Errors say what to change; they are for people.
+Above it: the command line. Below it: Python's import system. Errors are for users and say what to change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LoadError(Exception):
 
 
 def load(spec: str, directory: str = "") -> Definition:
-    """The definition of the function that `spec` names. Modules and files are also looked for in `directory`, by
+    """The definition of the function that `spec` names. Modules and files are also searched for in `directory`, by
     default the working directory."""
     directory = os.path.abspath(directory)
     where, colon, name = spec.rpartition(":")
@@ -47,7 +47,7 @@ def _load_file(path: str, directory: str) -> ModuleType:
     found = os.path.join(directory, path)
     if not os.path.isfile(found):
         raise LoadError(f"there is no file {path} (working directory: {directory})", found=False)
-    # Its neighbours can be imported, as if it had been started as a script.
+    # Modules beside it can be imported, as if it had been started as a script.
     _search(os.path.dirname(found))
     _search(directory)
     name = os.path.splitext(os.path.basename(path))[0]
@@ -65,7 +65,7 @@ def _load_module(name: str, directory: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A module that is missing inside the user's module is the user's traceback to read.
+        # If an import inside the user's module fails, the user needs the traceback.
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise LoadError(
                 f"there is no module {name} (working directory: {directory}); for a file use path/file.py:function",

@@ -1,4 +1,4 @@
-"""What a function logs: as lines that Millstream reads level and fields from, or as plain text when tried by hand.
+"""A function's log: lines from which Millstream reads level and fields, or plain text if the function is run by hand.
 
 Above it: the server, once, before the function is imported. Below it: standard error. The form of a line is part of the
 function protocol (docs/udf-protocol.md, "Logs").
@@ -17,20 +17,20 @@ from millstream_udf import output_prefix
 from millstream_udf.context import current
 
 LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
-"""Environment variable that asks for lines in Millstream's form, and says from which level on."""
+"""Environment variable that requests lines in Millstream's form, with the minimum level."""
 MARKER = "millstream_log"
-"""Member that tells such a line from other JSON that a function prints."""
+"""Member that distinguishes such a line from other JSON that a function prints."""
 _LINE_BYTES_MAX = 60 * 1024
-"""Longer texts are cut: Millstream takes lines of up to 64 KiB."""
+"""Longer texts are truncated: Millstream accepts lines of up to 64 KiB."""
 _TEXT_BYTES_MAX = 16 * 1024
-"""Of the message, of the exception and of each field, where the whole would be longer than a line may be."""
+"""Maximum length of the message, the exception and each field, if the whole would exceed a line."""
 _OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
 _KNOWN_ELSEWHERE = ("pipeline", "vertex", "replica")
-"""The process that reads the lines adds them."""
+"""Fields that the process that reads the lines adds."""
 
 
 def configure() -> None:
-    """Have the root logger write to standard error, unless it has been configured."""
+    """Make the root logger write to standard error, unless it has been configured."""
     root = logging.getLogger()
     if root.handlers:
         return
@@ -71,14 +71,14 @@ class _LineFormatter(logging.Formatter):
         if len(text) > _LINE_BYTES_MAX:
             text = json.dumps({name: _short(value) for name, value in line.items()})
         if len(text) > _LINE_BYTES_MAX:
-            # Many long fields: what every line has is left.
+            # Many long fields: only the fields of every line are kept.
             kept = (MARKER, "time", "level", "message", "logger", "exception")
             text = json.dumps({name: _short(line[name]) for name in kept if name in line})
         return text
 
 
 def _short(value: object) -> object:
-    """Cut where it is long; as JSON has it, for what is not a plain value."""
+    """A value, truncated if it is long, and as JSON if it is not a plain value."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,7 +1,7 @@
 """Messages over a stream socket: each begins with its length, four bytes, little-endian.
 
-Above it: the server, and in a pipeline the client. Below it: the event loop. A message is received straight into memory
-of its own, and sent without being joined. It knows nothing of what is in a message.
+Above it: the server, and in a pipeline the client. Below it: the event loop. A message is received directly into its
+own memory, and sent without being joined. It does not know the contents of a message.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import cast
 
 HEADER_BYTES = 4
 _SMALL_BYTES = 64 * 1024
-"""What is read at once while it is not known how long the next message is."""
+"""Bytes read at a time while the length of the next message is unknown."""
 _WAITING_MAX = 16
-"""Received messages that wait to be taken, over which no more is read."""
+"""Maximum number of received messages that wait; beyond it, no more are read."""
 _WAITING_BYTES_MAX = 2 * 1024 * 1024
-"""And their bytes."""
+"""Maximum bytes of these messages."""
 _UNSENT_BYTES_MAX = 2 * 1024 * 1024
-"""Bytes that the socket has not taken, over which `send` waits."""
+"""Bytes that the socket has not accepted, above which `send` waits."""
 
 
 _KERNEL_BYTES = 2 * 1024 * 1024
-"""Sent bytes that the kernel may hold (it takes less where the system says so): whole messages, so that two processes
-need not take turns several times for each where the processors are busy."""
+"""Sent bytes that the kernel may hold (fewer if the system limits it): complete messages, so that two processes need
+not switch several times per message on busy processors."""
 
 
 class TooLarge(Exception):
@@ -32,23 +32,23 @@ class TooLarge(Exception):
 
 
 class MessageSocket(asyncio.BufferedProtocol):
-    """One connection. `receive` belongs to one task, and `send` to one at a time."""
+    """One connection. One task calls `receive`, and one task at a time calls `send`."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._transport: asyncio.Transport | None = None
         self._small = bytearray(_SMALL_BYTES)
         self._message: bytearray | None = None
-        """A message of which the first part has come."""
+        """A message whose first part has arrived."""
         self._filled = 0
-        """Bytes of it, or of `_small`."""
+        """Number of its bytes, or of those in `_small`."""
         self._received: deque[bytes] = deque()
         self._received_bytes = 0
         self._paused = False
         self._ended = False
-        """Nothing more comes."""
+        """Whether the other side has ended."""
         self.failed: TooLarge | None = None
-        """Why it reads nothing more, where the other side is why."""
+        """Why it stopped reading, if the other side is the cause."""
         self._aborted = False
         self._changed = asyncio.Event()
         self._writable = asyncio.Event()
@@ -56,7 +56,7 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._lost = asyncio.Event()
 
     async def receive(self) -> bytes | None:
-        """The next message; None when the other side has ended, or the connection is lost. Raises `TooLarge`."""
+        """The next message; None if the other side has ended, or the connection is lost. Raises `TooLarge`."""
         while not self._received:
             if self.failed is not None:
                 raise self.failed
@@ -73,7 +73,7 @@ class MessageSocket(asyncio.BufferedProtocol):
         return message
 
     async def send(self, *parts: bytes) -> None:
-        """Send a message of these parts. Returns when there is room for another; raises `ConnectionError` when the
+        """Send a message of these parts. Returns when there is space for another one; raises `ConnectionError` if the
         connection is lost."""
         size = sum(map(len, parts))
         if not self._is_open():
@@ -83,19 +83,19 @@ class MessageSocket(asyncio.BufferedProtocol):
         await self._writable.wait()
 
     def end(self) -> None:
-        """Send nothing more."""
+        """End the sending side."""
         if self._is_open():
             assert self._transport is not None
             self._transport.write_eof()
 
     async def close(self) -> None:
-        """Returns when all is sent, or nothing more can be."""
+        """Wait until everything is sent, or nothing more can be sent."""
         if self._transport is not None:
             self._transport.close()
             await self._lost.wait()
 
     def abort(self) -> None:
-        """Close it, whatever is not sent."""
+        """Close immediately, without sending the rest."""
         self._aborted = True
         if self._transport is not None:
             self._transport.abort()
@@ -103,7 +103,7 @@ class MessageSocket(asyncio.BufferedProtocol):
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are of a class of their own.
+        # uvloop's transports have their own class.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(_UNSENT_BYTES_MAX)
         connection = transport.get_extra_info("socket")
@@ -142,11 +142,11 @@ class MessageSocket(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._ended = True
         self._changed.set()
-        # What is not answered yet may still be sent.
+        # Outstanding answers may still be sent.
         return True
 
     def _take_small(self) -> None:
-        """Take the messages out of what was read, and begin the one that has come in part."""
+        """Extract the messages from the bytes that were read, and begin the incomplete one."""
         with memoryview(self._small) as read:
             start = 0
             while self._filled - start >= HEADER_BYTES:

@@ -1,7 +1,7 @@
-"""What is wrong with a value that a function cannot be given: where in it, and what stands there. Pure.
+"""Describes a value that does not fit a function's type: the place in it, and what is there. Pure.
 
-Above it: everything that decodes values. Below it: nothing. What is quoted of a value is short and escaped, and left
-out where the pipeline says that messages show no values.
+Above it: everything that decodes values. Below it: nothing. Quoted parts of values are short and escaped, and omitted
+if the pipeline hides values in messages.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 MISFIT_CODE = 3005
-"""Of Millstream's catalogue of errors: a record does not fit the type that its function takes."""
+"""Code in Millstream's catalogue of errors: a record does not fit the type that its function accepts."""
 VALUES_VARIABLE = "MILLSTREAM_UDF_VALUES"
-"""Environment variable: `hidden` where messages must not show what is in a record."""
+"""Environment variable: `hidden` if messages must not show contents of records."""
 EXCERPT_CHARACTERS = 80
 
 Path = tuple[str | int, ...]
@@ -30,14 +30,14 @@ class Misfit(ValueError):
         self.what = what
         self.path = path
         self.owner = owner
-        """The type that it does not fit, for people."""
+        """The type that it does not fit, for messages."""
 
     def below(self, step: str | int) -> Misfit:
-        """The same, seen from the value around it."""
+        """The same misfit, relative to the enclosing value."""
         return Misfit(self.what, (step, *self.path), self.owner)
 
     def of(self, owner: str) -> Misfit:
-        """The same, of a value that is to be an `owner`."""
+        """The same misfit, of a value that has to be an `owner`."""
         return Misfit(self.what, self.path, owner)
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Misfit(ValueError):
 
 
 def path_text(path: Path) -> str:
-    """Such as `lines[2].price`."""
+    """The text of a path, such as `lines[2].price`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -54,17 +54,17 @@ def path_text(path: Path) -> str:
 
 
 def expected(what: str, value: Any) -> Misfit:
-    """A JSON value of another kind than the type asks for."""
+    """The misfit of a JSON value of a kind other than the required one."""
     return Misfit(f"is {shown(value)}, where {what} is expected")
 
 
 def refused(why: str, value: Any) -> Misfit:
-    """As `expected`, in the words of a package that decodes values."""
+    """The same as `expected`, with the text of a decoding package."""
     return Misfit(f"is {shown(value)}: {why}")
 
 
 def missing(name: str, present: Sequence[str]) -> Misfit:
-    """A field that has no default and is not there."""
+    """The misfit of a missing field without a default."""
     there = f"; the value has {', '.join(shown(name) for name in present[:8])}" if present else ""
     return Misfit(f"is missing{there}{', ...' if len(present) > 8 else ''}").below(name)
 
@@ -81,7 +81,7 @@ def shown(value: Any) -> str:
 
 
 def shown_bytes(value: bytes, at: int = 0) -> str:
-    """Bytes around a place in them, as text where they are text; escaped."""
+    """Bytes around a place, escaped, as text if they are text."""
     if hidden():
         return f"{len(value):,} bytes (not shown)"
     if not value:
@@ -97,7 +97,7 @@ def shown_bytes(value: bytes, at: int = 0) -> str:
 
 
 def hidden() -> bool:
-    """Whether messages must not show what is in a record."""
+    """Whether messages must not show contents of records."""
     return os.environ.get(VALUES_VARIABLE) == "hidden"
 
 

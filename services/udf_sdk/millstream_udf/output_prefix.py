@@ -1,8 +1,7 @@
-"""Says of every line that a function prints which group it was printed for.
+"""Labels every line that a function prints with its group.
 
 Above it: `reducing`. Below it: `sys.stdout` and `sys.stderr`. In a Spark worker, and among many groups, a line without
-its window and key would be of no help. A label belongs to a context (`contextvars`), so groups that are worked on at
-the same time have their own.
+its window and key would be useless. A label belongs to a context (`contextvars`), so concurrent groups have their own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class _Label:
         self.source = source
         self.name = name
         self.begun: dict[_Labelled, str] = {}
-        """Beginning of a line that has not ended, by stream."""
+        """Beginning of an incomplete line, by stream."""
 
 
 class _Labelled(io.TextIOBase):
@@ -64,12 +63,12 @@ class _Labelled(io.TextIOBase):
 
     @property
     def buffer(self) -> object:
-        """Bytes that are written here have no label."""
+        """Bytes written here have no label."""
         return self._stream.buffer
 
 
 def install() -> None:
-    """From here on `sys.stdout` and `sys.stderr` know labels. Once a process; again it changes nothing."""
+    """Make `sys.stdout` and `sys.stderr` add labels from now on. Once per process; further calls have no effect."""
     if not isinstance(sys.stdout, _Labelled):
         sys.stdout = _Labelled(sys.stdout)
     if not isinstance(sys.stderr, _Labelled):
@@ -77,15 +76,15 @@ def install() -> None:
 
 
 def current() -> str:
-    """What the group that is worked on now is called; empty outside of one."""
+    """The label of the current group; empty outside of one."""
     label = _label.get()
     return "" if label is None else f"{label.name} {label.source}".strip()
 
 
 class labelled:
-    """Lines that are written meanwhile begin with `name` and `source`, which is made into text for them only.
+    """Lines that are written inside it begin with `name` and `source`, which is converted to text only if needed.
 
-    A class: each of a million small groups has one, and a generator takes four times as long.
+    It is a class because each of a million small groups has one, and a generator takes four times as long.
     """
 
     __slots__ = ("_label", "_token")

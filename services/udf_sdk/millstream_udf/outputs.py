@@ -1,7 +1,7 @@
-"""From what a function returned to the columns of an answer. Pure.
+"""Converts the results of a function to the columns of an answer. Pure.
 
-Above it: `execution`. Below it: the column codecs. `results` always has one entry per input record: what the function
-returned for it, or the exception it ended with.
+Above it: `execution`. Below it: the column codecs. `results` always has one entry per input record: the function's
+return value for it, or the exception that it raised.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def map_answer(
 ) -> udf_pb2.SealedMapAnswer:
     """`times_allowed`: this is a source transform, so messages may carry event times. `encode`: for objects among the
     results."""
-    # The usual cases are recognised by the set of types, at 20 ns a record, and then no record is looked at.
+    # The usual cases are recognized by the set of types, at 20 ns per record, without inspecting single records.
     types = set(map(type, results))
     if not types <= _OWN and any(map(encode.takes, types)):
         results = encode.many(results)
         types = set(map(type, results))
     if str in types:
-        # A text without a UTF-8 form is left to the slow way, which names its record.
+        # A text without a UTF-8 form is left to the slow path, which names its record.
         with suppress(UnicodeEncodeError):
             results = [result.encode() if type(result) is str else result for result in results]
             types = set(map(type, results))
@@ -89,7 +89,7 @@ def _mixed_answer(
             try:
                 some = _each(result, encode, times_allowed=times_allowed)
             except FAILURES as error:
-                # A record that fails half-way (a list with one bad item, a generator that raises) has no outputs.
+                # A record that fails partway (a list with one bad item, a generator that raises) has no outputs.
                 outcomes.add(index, error)
             else:
                 outputs.extend(some)
@@ -97,8 +97,7 @@ def _mixed_answer(
     try:
         answer = _columns(inputs, outputs, parents)
     except (TypeError, ValueError, AttributeError, OverflowError):
-        # Some message holds what cannot be encoded. Which one is only looked for now, so that other calls do not pay
-        # for it.
+        # A message cannot be encoded. It is searched for only now, so that other calls have no overhead.
         faults = _faults(outputs, parents)
         for index, fault in faults.items():
             outcomes.add(index, fault)
@@ -113,7 +112,7 @@ def _mixed_answer(
 
 
 def _columns(inputs: Inputs, outputs: Sequence[bytes | Message], parents: Sequence[int]) -> udf_pb2.SealedMapAnswer:
-    """Columns that some message of this answer needs; where a message does not say, its output inherits."""
+    """Columns that a message of this answer needs; if a message does not set a value, its output inherits it."""
     count = len(outputs)
     messages = [output if type(output) is Message else None for output in outputs]
     given = [message for message in messages if message is not None]
@@ -142,7 +141,7 @@ def _columns(inputs: Inputs, outputs: Sequence[bytes | Message], parents: Sequen
 
 
 class _Encoded(dict[tuple[str, ...], list[bytes]]):
-    """Texts as bytes; the same few keys and tags come again and again."""
+    """Texts as bytes, cached because the same few keys and tags repeat."""
 
     def __missing__(self, texts: tuple[str, ...]) -> list[bytes]:
         self[texts] = encoded = [text.encode() for text in texts]
@@ -150,7 +149,7 @@ class _Encoded(dict[tuple[str, ...], list[bytes]]):
 
 
 def _faults(outputs: Sequence[bytes | Message], parents: Sequence[int]) -> dict[int, BadOutput]:
-    """Of messages that cannot be encoded, by input."""
+    """Errors of messages that cannot be encoded, by input."""
     faults: dict[int, BadOutput] = {}
     for output, parent in zip(outputs, parents, strict=True):
         if type(output) is Message and (fault := fault_of(output)) is not None:
@@ -176,8 +175,8 @@ def fault_of(message: Message) -> BadOutput | None:
 
 
 def fault_of_record(record: Record) -> str | None:
-    """Why a record that a source gives cannot be encoded."""
-    # What the annotations promise is what is looked at here.
+    """Why a record of a source cannot be encoded."""
+    # Checks at run time what the annotations promise.
     value: object = record.value
     keys: object = record.keys
     for name, expected, sound in (
@@ -198,7 +197,7 @@ def fault_of_record(record: Record) -> str | None:
 
 
 def _is_time(time_us: int) -> bool:
-    """Whether the caller takes it for an event time."""
+    """Whether it is a valid event time."""
     return _YEAR_1_US <= time_us < _YEAR_10000_US
 
 
@@ -213,7 +212,7 @@ def _are_headers(headers: object) -> bool:
 
 
 def _is_text(text: object) -> bool:
-    # A lone surrogate is a str that has no UTF-8.
+    # A str with a lone surrogate has no UTF-8 form.
     return isinstance(text, str) and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -225,7 +224,7 @@ def _each(result: Any, encode: Encoder, *, times_allowed: bool) -> list[Any]:
 
 
 def each_output(result: Any, encode: Encoder = JSON) -> Iterator[bytes | Message]:
-    """The outputs in one result, one after the other as an iterator makes them."""
+    """The outputs in one result, one by one as an iterator produces them."""
     if result is None:
         return iter(())
     if isinstance(result, _SCALARS) or encode.takes(type(result)):
@@ -239,7 +238,7 @@ def each_output(result: Any, encode: Encoder = JSON) -> Iterator[bytes | Message
 
 
 def output_of(item: Any, encode: Encoder = JSON) -> bytes | Message:
-    """One item of what a function gave."""
+    """One item of a function's result."""
     match item:
         case bytes():
             return item
@@ -272,7 +271,7 @@ def _value_of(value: Any, encode: Encoder) -> bytes:
 
 
 def _with_value(message: Message, value: bytes) -> Message:
-    """A copy, as the function may go on using its own."""
+    """A copy, because the function may continue to use its own object."""
     copied = Message(value, message.keys, message.tags, message.headers)
     copied.event_time_us = message.event_time_us
     return copied

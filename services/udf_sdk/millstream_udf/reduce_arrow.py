@@ -1,7 +1,7 @@
 """Groups of records as Arrow and pandas tables, and back.
 
 Above it: `groups` and `reducing`. Below it: pyarrow, an extra of this distribution (`millstream-udf[arrow]`), imported
-only when a caller brings Arrow or a function asks for it; pandas only inside pyarrow.
+only if a caller or a function uses Arrow; pandas only inside pyarrow.
 
 In:  value: binary, event_time: timestamp[us, UTC], keys: list<string> (null: the group's), headers:
      map<string, binary> (null: none). With a schema its fields stand in place of value.
@@ -31,8 +31,8 @@ _MESSAGE_COLUMNS = ("key", "keys", "tags", "headers")
 
 
 class ArrowRows:
-    """Rows of a record batch: value and event_time, and keys and headers where there are any; other columns are not
-    looked at."""
+    """Rows of a record batch: value and event_time, and keys and headers if there are any; other columns are
+    ignored."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
@@ -102,7 +102,7 @@ def arrow_part(groups: Sequence[Group], counts: Sequence[int], batch: pa.RecordB
 
 
 def batch_of_frame(inputs: Inputs) -> pa.RecordBatch:
-    """As `Rows.batch` says. The values share the frame's memory."""
+    """See `Rows.batch`. The values share the frame's memory."""
     import pyarrow as pa
 
     count, sealed = inputs.count, inputs.sealed
@@ -116,29 +116,29 @@ def batch_of_frame(inputs: Inputs) -> pa.RecordBatch:
 
 
 class Tables:
-    """Cuts the tables of groups out of batches, with the value decoded where the function has a schema."""
+    """Slices the tables of groups from batches, with the value decoded if the function has a schema."""
 
     def __init__(self, schema: pa.Schema | None) -> None:
         self._schema = schema
         self._last: tuple[Any, pa.RecordBatch] | None = None
 
     def batch(self, chunk: Chunk) -> pa.RecordBatch:
-        """Of one chunk. Raises `Misfit` for a value that is not an object of the schema."""
+        """The table of one chunk. Raises `Misfit` for a value that is not an object of the schema."""
         rows = chunk.rows
-        # Many groups lie in the same rows: these are decoded once.
+        # Many groups share the same rows, which are decoded once.
         if self._last is None or self._last[0] is not rows:
             whole = rows.batch
             if self._schema is not None:
                 try:
                     whole = decoded(whole, self._schema)
                 except Misfit:
-                    # Some value is not an object of the schema. It is the failure of its own group only.
+                    # A value is not an object of the schema. This is the failure of its own group only.
                     return decoded(whole.slice(chunk.start, chunk.stop - chunk.start), self._schema)
             self._last = rows, whole
         return self._last[1].slice(chunk.start, chunk.stop - chunk.start)
 
     def table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
-        """Of a whole group; of none when it has no records."""
+        """The table of a whole group; empty if it has no records."""
         import pyarrow as pa
 
         if batches:

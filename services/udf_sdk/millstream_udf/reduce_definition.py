@@ -1,4 +1,4 @@
-"""What a user's reduce function is: which parameters get what. Decided once, when it is loaded.
+"""The definition of a user's reduce function: which parameters get what. Determined once, when it is loaded.
 
 Above it: `definition`. Below it: users' functions. It does not run anything.
 
@@ -9,8 +9,8 @@ Cases:
  3. The records are a `Table` with `arrow=True`, a `DataFrame` with `pandas=True`; otherwise an iterable: of values,
     when the parameter is called `values` or its annotation says bytes or another type of values, and of `Record`s when
     not.
- 4. A class with `process` is made once a process, and `process` is the function; one with `add` and `result` is made
-    once a group. Its constructor may take keys, window and context, by these names.
+ 4. A class with `process` is instantiated once per process, and `process` is the function; one with `add` and
+    `result` is instantiated once per group. Its constructor may take keys, window and context, by these names.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from millstream_udf.function_types import hints_of
 GIVEN = ("keys", "window", "context")
 """What a parameter of this name gets."""
 BY_PLACE = ("keys", "records", "window")
-"""What parameters get whose names say nothing."""
+"""What parameters with other names get."""
 
 
 def shaped(definition: Definition) -> Definition:
-    """Raises `TypeError` that says what to change."""
+    """Raises `TypeError` with what to change."""
     target, name = definition.target, definition.name
     check_schema(definition, COLUMNS)
     if not inspect.isclass(target):
@@ -126,7 +126,7 @@ def _role(parameter: inspect.Parameter) -> str | None:
 def _taking(
     definition: Definition, parameter: inspect.Parameter, hints: Mapping[str, Any], *, many: bool
 ) -> Definition:
-    """With what the parameter of the records gets; `many`: all of them."""
+    """The definition with the type of the records' parameter; `many`: it gets all records."""
     if definition.options.arrow:
         return replace(definition, takes=Takes.ARROW)
     if definition.options.pandas:
@@ -138,7 +138,7 @@ def _taking(
 
 
 def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
-    """Those that need an argument."""
+    """Parameters that need an argument."""
     parameters = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -148,7 +148,7 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
             if not optional:
                 raise TypeError(f"{name} has a keyword-only argument {parameter.name}, which is never passed")
             continue
-        # One with a default is the author's own, unless it is called what we have.
+        # A parameter with a default belongs to the author, unless it has one of our names.
         if not optional or parameter.name in GIVEN:
             parameters.append(parameter)
     return parameters

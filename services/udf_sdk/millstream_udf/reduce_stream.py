@@ -1,11 +1,11 @@
-"""A reduce stream between the server's loop, which reads and writes it, and the function's thread.
+"""Connects the server's loop, which reads and writes a reduce stream, with the function's thread.
 
 Above it: the server. Below it: `reducing`. It does not know gRPC.
 
     read ─► PartQueue, at most HELD_BYTES_MAX ─► function's thread ─► answer ─► write
 
-While a function that is not async reads a large group, its thread does nothing else, for no other stream either. So it
-is called when the group has come as a whole, or HELD_BYTES_MAX / 2 of it: it seldom waits for a client.
+While a function that is not async reads a large group, its thread does nothing else, not even for other streams. So it
+is called when the group has arrived completely, or HELD_BYTES_MAX / 2 of it, and rarely waits for a client.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from millstream_udf.values import Message
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 HELD_BYTES_MAX = 32 * 1024 * 1024
-"""Bytes of parts of one stream that are read and not reduced."""
+"""Maximum bytes of parts of one stream that are read and not reduced."""
 
 
 class PartQueue:
-    """Parts that were read. One thread puts, on its event loop; the function's takes."""
+    """Parts that were read. One thread puts them, on its event loop; the function's thread takes them."""
 
     def __init__(self, *, patient: bool) -> None:
-        """`patient`: the taker cannot wait in the middle of a group without holding others up."""
+        """`patient`: the consumer cannot wait in the middle of a group without delaying others."""
         self._patient = patient
         self._parts: deque[tuple[Part, int]] = deque()
         self._bytes = 0
@@ -47,7 +47,7 @@ class PartQueue:
         self._news: asyncio.Event | None = None
 
     async def put(self, data: bytes) -> None:
-        """Take one message of the stream in, when there is room. Raises `ValueError` for one that is none."""
+        """Add one message of the stream, when there is space. Raises `ValueError` for an invalid one."""
         try:
             request = udf_pb2.SealedReduceRequest.FromString(data)
         except DecodeError as error:
@@ -66,7 +66,7 @@ class PartQueue:
             self._tell()
 
     def end(self) -> None:
-        """Nothing will be put any more."""
+        """Mark the end of the parts."""
         with self._changed:
             self._ended = True
             self._tell()
@@ -92,12 +92,12 @@ class PartQueue:
             return self._ended
         if not self._patient or not self._parts[0][0].unfinished:
             return True
-        # The group that this part leaves open has ended in a part behind it, or there is much of it.
+        # The group that this part leaves open has ended in a later part, or much of it has arrived.
         goes_on = all(part.unfinished and not part.groups for part, _ in list(self._parts)[1:])
         return not goes_on or self._bytes >= HELD_BYTES_MAX // 2
 
     def _take(self) -> Part | None:
-        # Who takes the next has done with the one before.
+        # A consumer that takes the next part has finished the previous one.
         self._bytes -= self._taken_bytes
         self._taken_bytes = 0
         if self._filling is not None and not self._filling.is_closed():
@@ -116,13 +116,14 @@ class PartQueue:
 async def reduce_stream(
     function: ReduceFunction, parts: PartQueue, context: Context, write: Callable[[bytes], Awaitable[None]]
 ) -> None:
-    """Answer the groups of a stream, in the function's thread, until its parts end. `write` waits for room."""
+    """Answer the groups of a stream, in the function's thread, until its parts end. `write` waits for space."""
     try:
         async with aclosing(function.answers(Cursor(parts), context)) as answers:
             async for answer in answers:
                 await write(encode_answer(answer))
     except Gone:
-        # In the middle of a group: the client is gone, or this process drains. It is sent again to the next.
+        # In the middle of a group: the client is gone, or this process drains. The group is sent again to the next
+        # process.
         return
 
 

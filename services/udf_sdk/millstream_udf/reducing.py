@@ -5,11 +5,11 @@ Spark: parts of groups come from a `Source`, answers about them go to the caller
 
     parts ─► Cursor ─► function, group by group ─► answers, in the order of the groups
 
-A group that is complete in its part is reduced at once. One that goes on in the next parts is reduced while they come:
-the function reads records, and reading pulls parts. Results leave in answers of about ANSWER_BYTES, so neither a group
-nor its results need fit into memory.
+A group that is complete in its part is reduced immediately. A group that continues in the next parts is reduced while
+they arrive: the function reads records, and reading pulls parts. Results are sent in answers of about ANSWER_BYTES, so
+neither a group nor its results need to fit into memory.
 
-In a process without a server of its own (a Spark worker), `load` gives a `Reducer`, which can be pickled.
+In a process without its own server (a Spark worker), `load` returns a `Reducer`, which can be pickled.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from millstream_udf.values import DeadLetter, Drop, Fallback, Message, Retry
 
 ANSWER_BYTES = 1024 * 1024
 _RESULT_BYTES = 8
-"""What a result takes beside its value: an answer of empty ones has an end too."""
-"""An answer leaves when its results have come to this."""
+"""Bytes of a result besides its value, so that an answer with empty results is also bounded."""
+"""Bytes of results at which an answer is sent."""
 ANSWER_GROUPS = 4096
-"""Or when it reports so many groups."""
+"""Number of groups at which an answer is sent."""
 RESULT_BYTES_MAX = 7 * 1024 * 1024
-"""Of one result, with its keys and headers: a result becomes a record, and a larger one is refused."""
+"""Maximum bytes of one result, with its keys and headers: a result becomes a record, and a larger one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +51,23 @@ class Failure:
     """A group without results, and why."""
 
     index: int
-    """Into the answer's groups."""
+    """Index into the answer's groups."""
     error: str
-    """One line."""
+    """The error on one line."""
     detail: str = ""
     """The user's traceback."""
     code: int = 0
-    """Of Millstream's catalogue, where the failure has one of its own."""
+    """Code in Millstream's catalogue, if the failure has one."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What became of some groups. The results of a failed group do not count, here or in the answers before."""
+    """The outcome of some groups. The results of a failed group do not count, here or in earlier answers."""
 
     groups: list[Group] = field(default_factory=list)
-    """In order. Where the answer before was unfinished, the first is the group that it left open."""
+    """Groups in order. If the previous answer was unfinished, the first one is the group that it left open."""
     counts: list[int] = field(default_factory=list)
-    """Results of each group."""
+    """Number of results of each group."""
     results: list[bytes | Message] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     unfinished: bool = False
@@ -75,11 +75,11 @@ class Answer:
 
 
 class ReduceFunction:
-    """A reduce function that is set up. One for a process."""
+    """A reduce function that is set up, one per process."""
 
     def __init__(self, definition: Definition, call: Callable[..., Any], name: str = "") -> None:
-        """`call`: the function, or the class of which each group has an instance. `name`: in front of the lines it
-        prints, where others print too."""
+        """`call`: the function, or the class with one instance per group. `name`: a prefix for the lines that it
+        prints, if other functions print, too."""
         if definition.reduce is None:
             raise TypeError(f"{definition.name} is not a reduce function; decorate it with @udf.reduce")
         self.definition = definition
@@ -92,7 +92,7 @@ class ReduceFunction:
         self._encode = definition.encode
 
     async def answers(self, cursor: Cursor, context: Context) -> AsyncGenerator[Answer, None]:
-        """Reduce every group of `cursor`. Raises `Gone` when the parts end in the middle of one."""
+        """Reduce every group of `cursor`. Raises `Gone` if the parts end in the middle of one."""
         set_current(context)
         builder = _Builder()
         while await cursor.advance():
@@ -131,11 +131,12 @@ class ReduceFunction:
             else:
                 for full in builder.group(group, self._results(group, feed, context)):
                     yield full
-        # What comes next in the stream is the next group, whether or not the function has read to the end of this one.
+        # Continue with the next group, whether or not the function has read to the end of this one.
         await feed.skip()
 
     def _results(self, group: Group, feed: Feed, context: Context) -> Iterator[bytes | Message]:
-        """Of a function that is not async. A generator, so that whatever it raises is raised to who takes results."""
+        """Results of a function that is not async. A generator, so that its exceptions reach the consumer of the
+        results."""
         given = {"keys": group.keys, "window": group.window, "context": group.context or context}
         if self._shape.per_group:
             instance = self._call(*map(given.__getitem__, self._shape.arguments))
@@ -202,10 +203,10 @@ class _Builder:
         self.answer = Answer()
         self._size = 0
         self._begun = 0
-        """Results in the answer that are of earlier groups."""
+        """Number of results in the answer that belong to earlier groups."""
 
     def group(self, group: Group, results: Iterator[bytes | Message]) -> Iterator[Answer]:
-        """Take the results of a group in, as they are made; gives the answers that are full."""
+        """Collect the results of a group as they are produced; yields the answers that are full."""
         self.begin(group)
         try:
             for result in results:
@@ -217,7 +218,7 @@ class _Builder:
             yield self.take()
 
     def whole(self, group: Group, results: Sequence[bytes | Message] | Exception | SystemExit) -> Iterator[Answer]:
-        """As `group`, of results that are at hand."""
+        """The same as `group`, for available results."""
         if isinstance(results, FAILURES):
             self.begin(group)
             self.fail(results)
@@ -230,7 +231,7 @@ class _Builder:
         self._begun = len(self.answer.results)
 
     def add(self, result: bytes | Message) -> bool:
-        """Whether the answer is full. Raises `BadOutput` for what cannot be sent."""
+        """Add a result. Returns whether the answer is full. Raises `BadOutput` for a result that cannot be sent."""
         size = _checked_size(result) if isinstance(result, Message) else len(result)
         if size > RESULT_BYTES_MAX:
             raise BadOutput(
@@ -242,7 +243,7 @@ class _Builder:
         return self._size >= ANSWER_BYTES
 
     def fail(self, error: BaseException) -> None:
-        """The last group has none of its results."""
+        """Remove the results of the last group."""
         answer = self.answer
         del answer.results[self._begun :]
         answer.counts[-1] = 0
@@ -259,7 +260,7 @@ class _Builder:
 
 
 class Reducer:
-    """A reduce function in another process, such as Spark's. What is pickled is where to find it. Made by `load`."""
+    """A reduce function in another process, such as Spark's. Only its location is pickled. Created by `load`."""
 
     def __init__(self, target: str, directory: str, context: Context) -> None:
         self.target = target
@@ -267,7 +268,7 @@ class Reducer:
         self._context = context
 
     def answers(self, parts: Iterable[Part]) -> Iterator[Answer]:
-        """Reduce the groups of `parts`, which are asked for one after the other, as answers are.
+        """Reduce the groups of `parts`, which are consumed one by one as answers are requested.
 
         The function is imported and set up at the first part of a process. (`close` of a class is not called here: a
         Spark worker ends without notice.)
@@ -284,7 +285,7 @@ class Reducer:
 def load(target: str, directory: str = "", context: Context | None = None) -> Reducer:
     """The reduce function `module:function` or `path/file.py:function`, looked for in `directory`.
 
-    Raises `LoadError` when there is none; and what the user's own module raises when it is imported.
+    Raises `LoadError` if there is none, and what the user's module raises when it is imported.
     """
     _definition(target, directory)
     return Reducer(target, directory, context or Context())
@@ -297,7 +298,7 @@ class _Process:
 
 
 class _Iterated:
-    """Parts out of an iterator, for a loop that has nothing else to do meanwhile."""
+    """Parts from an iterator, for a loop that has nothing else to do meanwhile."""
 
     def __init__(self, parts: Iterator[Part]) -> None:
         self._parts = parts
@@ -348,7 +349,7 @@ def _checked_size(message: Message) -> int:
         raise BadOutput("a result cannot set its event time, which is the end of its window")
     texts = sum(map(len, message.keys or ())) + sum(map(len, message.tags))
     headers = sum(len(name) + len(value) for name, value in (message.headers or {}).items())
-    # A text has up to four bytes for a character.
+    # A text has up to four bytes per character.
     return len(message.value) + 4 * texts + headers
 
 

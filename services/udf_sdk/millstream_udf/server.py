@@ -1,12 +1,12 @@
 """Serves a function to a pipeline over gRPC.
 
-Above it: the command line and `serve`. Below it: gRPC, and the function in its thread. It moves messages: it does not
-look into frames.
+Above it: the command line and `serve`. Below it: gRPC, and the function in its thread. It moves messages and does not
+decode frames.
 
     stream ──► read ──► [held: at most calls_max calls, HELD_BYTES_MAX bytes] ──► function's thread ──► write
 
-At SIGTERM it stops reading, answers what it holds, ends its streams and exits 0; what it did not read is sent again to
-the next process.
+At SIGTERM it stops reading, answers the calls that it holds, ends its streams and exits with 0. Unread calls are sent
+again to the next process.
 """
 
 from __future__ import annotations
@@ -55,21 +55,22 @@ from millstream_udf.version import PROTOCOL_VERSION, SDK_VERSION
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
-"""Environment variable with the path of the unix socket to serve at."""
-"""Environment variable with the records of a stream that an async function is to work on at a time."""
+"""Environment variable with the path of the unix socket to serve on."""
+"""Environment variable with the number of records of a stream that an async function processes concurrently."""
 CALLS_MAX = 16
-"""Calls held at a time, for functions that work on one record after the other: there is always a next one."""
+"""Calls held at a time for functions that process records sequentially, so that the next one is always there."""
 CALLS_MAX_ASYNC = 1024
-"""For functions that work on many records at a time: calls may be as small as one record."""
+"""Calls held at a time for functions that process many records concurrently: calls may be as small as one record."""
 HELD_BYTES_MAX = MESSAGE_BYTES_MAX
-"""Bytes of calls held at a time, over which no more are read."""
+"""Bytes of calls held at a time; beyond it, no more are read."""
 
 SWITCH_INTERVAL_S = 0.0005
-"""After which a computing reduce function lets the server read on; with Python's own 5 ms it waits for its input."""
+"""Interval at which a computing reduce function lets the server read; with Python's default of 5 ms, the function would
+wait for its input."""
 
 _Servicer: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 _Answer: TypeAlias = Callable[[bytes], Coroutine[Any, Any, Sequence[bytes]]]
-"""Makes the parts of the answer to a call."""
+"""Creates the parts of the answer to a call."""
 _FOR_EVER_S = 365 * 86400.0
 _SERVICE = "millstream.udf.v1.Udf"
 _OPTIONS = [
@@ -96,7 +97,7 @@ class Server:
         self._draining = False
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Of the service, for messages as bytes."""
+        """Handlers of the service, for messages as bytes."""
         stream = grpc.stream_stream_rpc_method_handler
         return grpc.method_handlers_generic_handler(
             _SERVICE,
@@ -110,14 +111,14 @@ class Server:
         )
 
     def drain(self) -> None:
-        """Stop reading. Streams end when what they hold is answered."""
+        """Stop reading. Streams end when the calls that they hold are answered."""
         self._draining = True
         for reader in self._readers:
             reader.stop()
 
     @property
     def calls_max(self) -> int:
-        """Calls a stream may have without an answer."""
+        """Maximum number of unanswered calls of a stream."""
         return min(max(CALLS_MAX, self._definition.concurrency), CALLS_MAX_ASYNC)
 
     async def _describe(self, request: bytes, context: _Servicer) -> bytes:
@@ -193,7 +194,7 @@ class Server:
                     else:
                         await self._thread.run(lane.committed(request.committed))
             except Exception as error:  # noqa: BLE001 - users' functions raise anything
-                # In open or committed, which have no answer of their own: the stream ends with it, and is opened again.
+                # In open or committed, which have no answer: the stream ends with it, and is opened again.
                 traceback.print_exception(error)
                 await context.abort(grpc.StatusCode.ABORTED, summary(error))
             finally:
@@ -210,7 +211,7 @@ class Server:
             try:
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(context.write(data), loop))
             except grpc.aio.BaseError:
-                # What has no answer is sent again on the next stream.
+                # Unanswered calls are sent again on the next stream.
                 raise Gone("the stream has ended") from None
 
         function = ReduceFunction(self._definition, self._thread.function.call)
@@ -227,7 +228,7 @@ class Server:
     async def _hello(
         self, context: _Servicer, request: type[Message], kinds: tuple[udf_pb2.Kind.ValueType, ...]
     ) -> udf_pb2.Hello:
-        """Hello. Aborts the stream, with what to do, when the two sides do not fit."""
+        """Read Hello. Aborts the stream, with advice, if the two sides do not match."""
         first: Any = await context.read()
         hello = getattr(request.FromString(first), "hello", None) if isinstance(first, bytes) else None
         if hello is None or not hello.protocol_version:
@@ -263,7 +264,7 @@ class Server:
     async def _serve_calls(
         self, context: _Servicer, hello: udf_pb2.Hello, response: Callable[..., Message], answer: _Answer
     ) -> None:
-        """Welcome the client, and answer its calls: over a socket where it offers to, or over the stream itself."""
+        """Welcome the client, and answer its calls over a socket if it offers one, or over the stream itself."""
         if self._sockets is None or not hello.calls_socket:
             await self._welcome(context, response)
             await self._converse(_GrpcStream(context), answer)
@@ -283,7 +284,7 @@ class Server:
             await socket.close()
 
     async def _converse(self, stream: _Stream, answer: _Answer) -> None:
-        """Read calls, have each answered, write the answers as they come."""
+        """Read calls, have each answered, and write the answers as they become ready."""
         held = _Held(self.calls_max)
         writing = asyncio.Lock()
 
@@ -294,7 +295,7 @@ class Server:
                 async with writing:
                     await stream.write(reply)
             except (grpc.aio.BaseError, ConnectionError):
-                # The stream is gone; its reader ends too. What has no answer is sent again on the next.
+                # The stream is lost, so its reader ends, too. Unanswered calls are sent again on the next one.
                 return
             finally:
                 held.release(size)
@@ -316,7 +317,7 @@ class Server:
 
 
 async def _read_parts(reader: _Reader, parts: PartQueue) -> str:
-    """To the end of the stream. What the client did wrong, if it did."""
+    """Read to the end of the stream. Returns the client's protocol error, if there is one."""
     try:
         while (data := await reader.read()) is not None:
             await parts.put(data)
@@ -328,13 +329,13 @@ async def _read_parts(reader: _Reader, parts: PartQueue) -> str:
 
 
 class _Stream(Protocol):
-    """What carries the messages of one stream."""
+    """The transport of the messages of one stream."""
 
     async def read(self) -> bytes | None:
         """The next message; None at the end."""
 
     async def write(self, parts: Sequence[bytes]) -> None:
-        """Send the message of these parts. Raises `BaseError` or `ConnectionError` when the stream is gone."""
+        """Send the message of these parts. Raises `BaseError` or `ConnectionError` if the stream is lost."""
 
 
 class _GrpcStream:
@@ -383,7 +384,7 @@ class _Reader:
         """The next message; None at the end."""
         if self._stopped:
             return None
-        # A task of its own, so that stopping it cannot be mistaken for the cancellation of the stream.
+        # A separate task, so that stopping it cannot be confused with the cancellation of the stream.
         self._pending = self._tasks.create_task(self._stream.read())
         try:
             return await self._pending
@@ -400,7 +401,7 @@ class _Reader:
 
 
 class _Held:
-    """Bounds the calls and bytes of a stream that are held without an answer."""
+    """Bounds the number and bytes of unanswered calls of a stream."""
 
     def __init__(self, calls_max: int) -> None:
         self._calls_left = calls_max
@@ -408,7 +409,7 @@ class _Held:
         self._freed = asyncio.Event()
 
     async def acquire(self, size: int) -> None:
-        """Waits for room; a message larger than all room is let in alone."""
+        """Waits for space; a message larger than the whole space is admitted alone."""
         while self._calls_left == 0 or (self._bytes and self._bytes + size > HELD_BYTES_MAX):
             self._freed.clear()
             await self._freed.wait()
@@ -422,7 +423,7 @@ class _Held:
 
 
 async def serve_until_told(definition: Definition, socket: str) -> int:
-    """Serve at a unix socket until SIGTERM or SIGINT. The exit code."""
+    """Serve on a unix socket until SIGTERM or SIGINT. Returns the exit code."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -432,8 +433,8 @@ async def serve_until_told(definition: Definition, socket: str) -> int:
         asyncio.TaskGroup() as tasks,
         AsyncExitStack() as listening,
     ):
-        # The modules and what `setup` made stay for as long as the process: looking through them for garbage again and
-        # again would hold calls up for tens of milliseconds, and find nothing.
+        # The modules and the objects from `setup` live as long as the process: repeated garbage collection of them
+        # would delay calls by tens of milliseconds and find nothing.
         gc.collect()
         gc.freeze()
         sockets = await listening.enter_async_context(open_calls_sockets(socket, MESSAGE_BYTES_MAX, tasks))
@@ -447,17 +448,17 @@ async def serve_until_told(definition: Definition, socket: str) -> int:
         await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if ended.done():
-            # The function ended the process (sys.exit): what it was working on has no answer and is sent again.
+            # The function ended the process (sys.exit): its current calls have no answer and are sent again.
             await transport.stop(None)
             return _exit_code(ended.exception())
         server.drain()
-        # No time limit here: how long an answer is worth waiting for is for the one who sent the signal to decide.
+        # No time limit here: the sender of the signal decides how long to wait for the answers.
         await transport.stop(_FOR_EVER_S)
     return 0
 
 
 def serve(target: Any) -> None:
-    """Serve a function from a script of its own: `if __name__ == "__main__": udf.serve(function)`. Ends the process."""
+    """Serve a function from its own script: `if __name__ == "__main__": udf.serve(function)`. Ends the process."""
     name = getattr(target, "__name__", type(target).__name__)
     try:
         definition = define(target, name)
@@ -470,7 +471,7 @@ def serve(target: Any) -> None:
 
 
 def run(definition: Definition) -> None:
-    """Serve `definition` at the socket that the environment names. Ends the process."""
+    """Serve `definition` on the socket that the environment names. Ends the process."""
     if checking.asked():
         checking.check(definition)
     socket = os.environ.get(SOCKET_VARIABLE)
@@ -486,15 +487,15 @@ def run(definition: Definition) -> None:
     except TypeError as error:
         print(f"millstream_udf: {error}", file=sys.stderr)
         sys.exit(2)
-    # What a function prints is read line by line, and must not be lost when the process is killed.
+    # A function's output is read line by line, and must not be lost when the process is killed.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-    # Before lines get labels: these have the group as a field.
+    # Before lines get labels: log lines have the group as a field.
     logs.configure()
     if REDUCE in definition.kinds:
         output_prefix.install()
-        # A reduce function computes for long at a time, and this process's other thread has parts to read meanwhile.
+        # A reduce function computes for a long time, and this process's other thread has to read parts meanwhile.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
     freed_memory.keep()
     imported.keep_listed()
@@ -503,14 +504,14 @@ def run(definition: Definition) -> None:
     spanning = spans.exported(context.pipeline, context.vertex, context.replica)
     with spanning, asyncio.Runner(loop_factory=loop_factory()) as runner:
         code = runner.run(serve_until_told(definition, socket))
-    # Threads of the user's that are still running must not hold up a process that has answered everything.
+    # The user's running threads must not delay the end of a process that has answered everything.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _context() -> Context:
-    """What is known of every call."""
+    """The context of every call."""
     return Context(
         pipeline=os.environ.get("MILLSTREAM_PIPELINE", ""),
         vertex=os.environ.get("MILLSTREAM_VERTEX", ""),

@@ -1,4 +1,4 @@
-"""A source of the user's own, as one lane uses it.
+"""A source written by the user, for one lane.
 
 Above it: the server and the test kit. Below it: a user's class. It does not know gRPC.
 """
@@ -20,7 +20,7 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 
 
 class SourceLane:
-    """One instance of the user's class, opened at a position. All methods are called one after the other."""
+    """One instance of the user's class, opened at a position. All methods are called sequentially."""
 
     def __init__(self, source: Any, context: Context, encode: Encoder = JSON) -> None:
         """`encode`: for values that are neither bytes nor text."""
@@ -29,11 +29,11 @@ class SourceLane:
         self._encode = encode
 
     async def open(self, request: udf_pb2.SourceOpen) -> None:
-        """Raises what the user's `open` raises: the stream then fails."""
+        """Raises what the user's `open` raises; the stream then fails."""
         await self._call("open", request.position, request.partition, request.partitions)
 
     async def read(self, request: udf_pb2.SourceRead) -> udf_pb2.SourceBatch:
-        """Never raises an `Exception`: a read that fails says so in `error`."""
+        """Never raises an `Exception`: the result of a failed read has an `error`."""
         set_current(self._context)
         try:
             batch = await self._source.read(self._context, request.records_max, request.timeout_us / 1_000_000)
@@ -52,7 +52,7 @@ class SourceLane:
             return udf_pb2.SourceBatch(error=f"{summary(error)}\n{detail}" if detail else summary(error))
 
     async def committed(self, request: udf_pb2.SourceCommitted) -> None:
-        """Raises what the user's `committed` raises: the stream then fails, and is opened again."""
+        """Raises what the user's `committed` raises; the stream then fails, and is opened again."""
         await self._call("committed", request.position)
 
     async def close(self) -> None:
@@ -66,18 +66,19 @@ class SourceLane:
 
 
 def frame_of(records: Sequence[Record[Any]], encode: Encoder = JSON) -> bytes:
-    """An encoded frame of at least one record. Raises `BadOutput` that says which record cannot be sent, and why."""
+    """An encoded frame of at least one record. Raises `BadOutput` with the record that cannot be sent, and the
+    reason."""
     for number, record in enumerate(records):
         if not isinstance(record, Record):
             raise BadOutput(f"a Batch contains Records, not {type(record).__name__}")
         keys: object = record.keys
         if isinstance(keys, str):
-            # Its letters would be taken for the parts of a key.
+            # Its characters would be interpreted as the parts of a key.
             raise BadOutput(f"record {number} of the batch: {fault_of_record(record)}")
     try:
         return _encoded(records, encode)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        # Which one it is is only looked for now, so that other calls do not pay for it.
+        # The record is searched for only now, so that other calls have no overhead.
         raise _bad(records) or error from None
 
 
@@ -98,7 +99,7 @@ def _encoded(records: Sequence[Record[Any]], encode: Encoder) -> bytes:
 
 
 def _bytes_of(value: Any, encode: Encoder) -> Any:
-    """Text and objects are taken as from a map."""
+    """Text and objects are accepted as from a map."""
     if isinstance(value, str):
         return value.encode()
     return encode.one(value) if encode.takes(type(value)) else value

@@ -1,7 +1,7 @@
-"""Where the spans of a function go: to the collector that the environment names.
+"""Exports the spans of a function to the collector that the environment names.
 
-Above it: the server. Below it: OpenTelemetry, which a function's environment may have or not: without its SDK or its
-exporter over gRPC, or where the environment names no collector, there is nothing to send and nothing is set up.
+Above it: the server. Below it: OpenTelemetry, which may be missing in a function's environment: without its SDK or its
+gRPC exporter, or without a collector in the environment, nothing is set up.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from contextlib import contextmanager
 from typing import Any
 
 _FLUSH_S = 5.0
-"""How long an ending process waits for the collector to take the last spans."""
+"""How long an ending process waits for the collector to accept the last spans."""
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
 def exported(pipeline: str, vertex: str, replica: int) -> Iterator[None]:
-    """Send the spans that the function makes, and those left at the end. A provider that the function's author has set
-    stays, and is the author's business."""
+    """Send the function's spans, and the remaining ones at the end. A provider that the function's author has set is
+    not changed."""
     provider = _provider(pipeline, vertex, replica) if _is_wanted() else None
     try:
         yield
     finally:
         if provider is not None:
-            # In a thread: a collector that hangs does not hold up the end.
+            # In a thread, so that a hanging collector does not delay the end.
             ending = threading.Thread(target=provider.shutdown, name="spans", daemon=True)
             ending.start()
             ending.join(_FLUSH_S)
@@ -43,7 +43,7 @@ def _is_wanted() -> bool:
 
 
 def _provider(pipeline: str, vertex: str, replica: int) -> Any:
-    """The one set up here; None without OpenTelemetry, and where there is one already."""
+    """The provider that is set up here; None without OpenTelemetry, or if there is one already."""
     try:
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -65,7 +65,7 @@ def _provider(pipeline: str, vertex: str, replica: int) -> Any:
     }
     if "OTEL_SERVICE_NAME" not in os.environ:
         own["service.name"] = f"{pipeline}-{vertex}"
-    # What is traced is decided at the source of a frame: a call without a context is of none that is.
+    # Sampling is decided at the source of a frame: a call without a context belongs to a frame that is not sampled.
     provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF), resource=Resource.create(own), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)

@@ -9,8 +9,8 @@
 that keeps positions between its calls, and `OpenSink` makes these calls one at a time.
 
 Values and records are packed into a frame, go through the same code as in a running sidecar, and the answer is unpacked
-again. Nothing is started: no broker, no gRPC, no other process. A function with types of its own is given objects,
-which are encoded as JSON, and `Results.objects` reads its outputs back.
+again. Nothing is started: no broker, no gRPC, no other process. For a function with types, inputs may be objects, which
+are encoded as JSON, and `Results.objects` decodes its outputs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _RESULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of an input that was not simply processed."""
+    """The outcome of an input that was not processed normally."""
 
     index: int
     """Index of the input."""
@@ -66,9 +66,9 @@ class Outcome:
     """One of: error, retry, dead letter, drop, fallback."""
     reason: str = ""
     detail: str = ""
-    """Of an error: the traceback."""
+    """The traceback of an error."""
     delay_s: float = 0.0
-    """Of a retry: the delay in seconds."""
+    """The delay of a retry, in seconds."""
     code: str = ""
     """The error code, if the outcome has one: MS-3005 for a value that does not fit."""
 
@@ -81,7 +81,8 @@ class Results:
     parents: Sequence[int] = ()
     """Index of the input of each output."""
     outcomes: Sequence[Outcome] = ()
-    """The outcomes of inputs that were not simply processed. An input with neither output nor outcome was filtered."""
+    """The outcomes of inputs that were not processed normally. An input with neither output nor outcome was
+    filtered."""
     inputs: int = field(default=0)
     """The number of inputs."""
     gives: Any = UNKNOWN
@@ -126,9 +127,10 @@ def run(
     watermark_us: int = -(2**63),
 ) -> Results:
     """Run `function` on `inputs` as one call: values as bytes or str, objects, which are written as JSON, or a `Record`
-    with either. Raises `RuntimeError` where the call as a whole fails.
+    with either. Raises `RuntimeError` if the call as a whole fails.
 
-    `kind` is "map", "source transform" or "sink", for functions that could be several; by default the first that it is.
+    `kind` is "map", "source transform" or "sink", for functions that could be several of these; by default the first
+    one that matches.
     """
     return asyncio.run(arun(function, inputs, kind=kind, attempt=attempt, watermark_us=watermark_us))
 
@@ -141,7 +143,7 @@ async def arun(
     attempt: int = 0,
     watermark_us: int = -(2**63),
 ) -> Results:
-    """As `run`, for async tests."""
+    """The same as `run`, for async tests."""
     records = [record_of(item) for item in inputs]
     if not records:
         return Results()
@@ -174,7 +176,7 @@ def read_source(
     records_max: int = 100,
     reads: int = 1,
 ) -> list[Batch]:
-    """Open a source at `position` and read `reads` times, or until it ends. Each batch is committed at once."""
+    """Open a source at `position` and read `reads` times, or until it ends. Each batch is committed immediately."""
 
     async def read() -> list[Batch]:
         encode = define(source, source.__name__).encode

@@ -15,7 +15,7 @@ from millstream_udf.values import Record
 
 
 def record_of(item: Any, event_time_us: int = 0) -> Record[Any]:
-    """An input: a record as it is, or one with such a value."""
+    """An input: a record unchanged, or a record with this value."""
     match item:
         case Record():
             return item
@@ -31,7 +31,7 @@ def record_of(item: Any, event_time_us: int = 0) -> Record[Any]:
 
 
 def objects_of(values: Sequence[bytes], kind: Any) -> list[Any]:
-    """Outputs, decoded; UNKNOWN: whatever JSON they are. Raises `ValueError` for one that does not fit."""
+    """Decoded outputs; UNKNOWN for any JSON. Raises `ValueError` for one that does not fit."""
     decode = decoder(Any if kind is UNKNOWN else kind)
     objects: list[Any] = []
     for number, value in enumerate(values):

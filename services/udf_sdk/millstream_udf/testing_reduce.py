@@ -24,20 +24,20 @@ from millstream_udf.values import Message, Record, Window
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 MINUTE = Window(0, 60_000_000)
-"""The window of `run_reduce`, unless it is given another."""
+"""The default window of `run_reduce`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What a function made of one window, or of one key in it."""
+    """The results of a function for one window, or for one key of a window."""
 
     window: Window
     keys: tuple[str, ...]
     messages: Sequence[Message] = ()
-    """Results in order, with what they inherit filled in: keys, and the event time, which is the end of the window."""
+    """Results in order, with inherited members filled in: keys, and the event time, which is the end of the window."""
 
     gives: Any = UNKNOWN
-    """The type of the results, where the function's annotation says so."""
+    """The type of the results, if the function is annotated with one."""
 
     @property
     def values(self) -> list[bytes]:
@@ -45,7 +45,7 @@ class Reduced:
         return [message.value for message in self.messages]
 
     def objects(self, kind: Any = None) -> list[Any]:
-        """The results as `kind`; by default as what the function is annotated to return, or else as any JSON.
+        """The results, decoded to `kind`. Default: the type that the function is annotated to return, else any JSON.
 
         Raises `ValueError` for a result that does not fit.
         """
@@ -60,10 +60,10 @@ def run_reduce(
     window: Window = MINUTE,
     frame_records: int = 1000,
 ) -> Reduced:
-    """Run `function` on one group, of inputs as for `testing.run`. Raises `RuntimeError`, with the traceback, where the
+    """Run `function` on one group, with inputs as for `testing.run`. Raises `RuntimeError`, with the traceback, if the
     group fails.
 
-    The records come in frames of `frame_records`, as those of a large group do.
+    The records arrive in frames of `frame_records`, like those of a large group.
     """
     records = [record_of(item, window.start_us) for item in inputs]
     group = Group(window, tuple(keys))
@@ -80,9 +80,9 @@ def run_windows(
     keyed: bool = True,
     frame_records: int = 1000,
 ) -> list[Reduced]:
-    """Run `function` on every fixed window of `length` (microseconds as an int), and on each of its keys when `keyed`.
+    """Run `function` on every fixed window of `length` (microseconds as an int), and on each of its keys if `keyed`.
 
-    In the order of windows and keys. Raises as `run_reduce`.
+    The results are in the order of windows and keys. Raises as `run_reduce` does.
     """
     length_us = length // timedelta(microseconds=1) if isinstance(length, timedelta) else length
     groups: dict[Group, list[Record[Any]]] = {}
@@ -113,11 +113,11 @@ async def _answers(
 
 
 def _parts(group: Group, records: Sequence[Record[Any]], frame_records: int) -> Iterable[Part]:
-    """As they would come over a stream: many frames, read back from their bytes."""
+    """Parts as they would arrive over a stream: many frames, decoded from their bytes."""
     window = group.window
     begun = udf_pb2.Group(start_us=window.start_us, end_us=window.end_us, early=window.early, keys=group.keys)
     if all(record.keys in ((), group.keys) for record in records):
-        # As in a keyed vertex: the keys are the group's, and no frame repeats them.
+        # As in a keyed vertex: the keys belong to the group, and no frame repeats them.
         records = [Record(record.value, record.event_time_us, (), record.headers) for record in records]
     left = iter(records)
     for first in range(0, max(1, len(records)), frame_records):
@@ -132,7 +132,7 @@ def _parts(group: Group, records: Sequence[Record[Any]], frame_records: int) -> 
 
 
 class _Listed:
-    """Parts that are at hand."""
+    """A source of available parts."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = iter(parts)

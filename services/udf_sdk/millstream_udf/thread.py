@@ -1,7 +1,7 @@
 """The thread in which a function runs.
 
-Above it: the server. Below it: `execution` and the user's function. The server's own loop, in the main thread, does
-nothing but move messages and answer that it is well, however long a function computes or blocks.
+Above it: the server. Below it: `execution` and the user's function. The server's own loop, in the main thread, only
+moves messages and answers health checks, however long a function computes or blocks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _T = TypeVar("_T")
 
 
 class FunctionThread:
-    """A function in its own thread, on its own event loop. Made by `open_thread`."""
+    """A function in its own thread, on its own event loop. Created by `open_thread`."""
 
     def __init__(self, definition: Definition, context: Context) -> None:
         self._definition = definition
         self._context = context
         self._started: Future[tuple[Function, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self.ended: Future[None] = Future()
-        """Done when the thread is: with the `SystemExit` that a function raised, if that is why."""
+        """Done when the thread has ended, with the `SystemExit` of a function if that is the cause."""
 
     @property
     def function(self) -> Function:
@@ -40,11 +40,11 @@ class FunctionThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
     async def wait_started(self) -> None:
-        """Returns when `setup` has; raises what it raises."""
+        """Returns when `setup` has returned; raises what it raises."""
         await asyncio.wrap_future(self._started)
 
     async def stop(self) -> None:
-        """Returns when `close` has."""
+        """Returns when `close` has returned."""
         _, loop, stopping = self._started.result()
         if not self.ended.done():
             loop.call_soon_threadsafe(stopping.set)
@@ -55,8 +55,8 @@ class FunctionThread:
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - told to who waits
-            # Set for the tasks that wait: the start, or the end.
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting tasks
+            # Set for the tasks that wait for the start or the end.
             if not self._started.done():
                 self._started.set_exception(error)
             self.ended.set_exception(error)
@@ -71,7 +71,8 @@ class FunctionThread:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed: with hundreds of records in flight the loop itself is what is left to save."""
+    """uvloop's loop if it is installed: with hundreds of records in flight, the loop itself is the main remaining
+    cost."""
     try:
         import uvloop
     except ImportError:
@@ -83,7 +84,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def open_thread(definition: Definition, context: Context) -> AsyncIterator[FunctionThread]:
     """Start the thread and wait for the function's `setup`; at the end wait for its `close`."""
     thread = FunctionThread(definition, context)
-    # A daemon: a function that never returns must not keep a process that was asked to end.
+    # A daemon, because a function that never returns must not delay the end of the process.
     threading.Thread(target=thread.main, name="function", daemon=True).start()
     await thread.wait_started()
     try:

@@ -1,8 +1,8 @@
-"""How the values of records become what a function takes, and what it gives becomes values.
+"""Converts the values of records to the types of a function's inputs, and its outputs to values.
 
-Above it: `definition`, which has one `Decoder` and one `Encoder` for a function, and what runs it. Below it:
-`json_types` and `json_writing`, which decide what fits and say what does not; msgspec where it is installed, and
-pydantic in its own models, do the same faster. Both are imported only when a function has types.
+Above it: `definition`, which has one `Decoder` and one `Encoder` for a function, and the code that runs it. Below it:
+`json_types` and `json_writing`, which decide what fits and explain what does not. msgspec, if it is installed, and
+pydantic for its own models do the same faster. Both are imported only when a function has types.
 
     decode=            a value is                encode=
     str                text, UTF-8               text
@@ -38,10 +38,10 @@ Encode = Callable[[Any], bytes]
 
 
 class Decoder:
-    """Makes objects of values. Made by `decoder`."""
+    """Decodes values to objects. Created by `decoder`."""
 
     def __init__(self, kind: Any, fast: Decode | None, explain: Decode) -> None:
-        """`fast`: makes the same of values that fit, and raises anything for others. `explain`: says of these why."""
+        """`fast`: the same result for values that fit, and any exception for others. `explain`: explains the latter."""
         self.kind = kind
         self.name = name_of(kind)
         self._fast = fast or explain
@@ -51,14 +51,14 @@ class Decoder:
         """Raises `Misfit`."""
         try:
             return self._fast(value)
-        except Exception as error:  # noqa: BLE001  # the packages below raise what they like, a user's function too
+        except Exception as error:  # noqa: BLE001  # the packages below and a user's function may raise anything
             raise self._misfit(value, error) from None
 
     def many(self, values: Sequence[bytes]) -> tuple[list[Any], dict[int, Misfit]]:
-        """An object for each value, None where there is none, and why there is none, by index."""
+        """An object for each value, None if there is none, and the reasons by index."""
         try:
             return list(map(self._fast, values)), {}
-        except Exception:  # noqa: BLE001  # as above; which one it was is looked for now
+        except Exception:  # noqa: BLE001  # as above; the value is searched for now
             return self._each(values)
 
     def _each(self, values: Sequence[bytes]) -> tuple[list[Any], dict[int, Misfit]]:
@@ -77,13 +77,14 @@ class Decoder:
             self._explain(value)
         except Misfit as misfit:
             return misfit.of(self.name)
-        except Exception as other:  # noqa: BLE001  # of a user's function: its message is all there is
+        except Exception as other:  # noqa: BLE001  # from a user's function: there is only its message
             error = other
         return Misfit(f"is refused: {type(error).__name__}: {error}"[:1000]).of(self.name)
 
 
 def decoder(kind: Any) -> Decoder:
-    """For `decode=kind`: a type, or a function that takes bytes. Raises `TypeError` where values cannot be that."""
+    """The decoder for `decode=kind`: a type, or a function that takes bytes. Raises `TypeError` if values cannot be
+    decoded to it."""
     if kind is str:
         return Decoder(str, None, _text)
     if _is_function(kind):
@@ -96,7 +97,7 @@ def decoder(kind: Any) -> Decoder:
 
 
 def _is_function(kind: Any) -> bool:
-    """Also an instance of a user's class that can be called; those of `typing` can be as well, and are types."""
+    """Whether it is a function, or a callable instance of a user's class; callable objects of `typing` are types."""
     return inspect.isroutine(kind) or (
         callable(kind)
         and not isinstance(kind, type)
@@ -127,7 +128,8 @@ def _pydantic(kind: Any) -> Decode:
 
 
 def _msgspec(kind: Any) -> Decode | None:
-    """None where it is not installed, or does not know such a type: a union of two dataclasses, say."""
+    """msgspec's decoder; None if it is not installed, or does not support the type, such as a union of two
+    dataclasses."""
     try:
         import msgspec
     except ImportError:
@@ -144,14 +146,14 @@ def _msgspec(kind: Any) -> Decode | None:
 
 
 class Encoder:
-    """Makes values of objects. Made by `encoder`."""
+    """Encodes objects to values. Created by `encoder`."""
 
     def __init__(self, own: Encode | None) -> None:
-        """`own`: the user's function, for all that is not bytes or text."""
+        """`own`: the user's function, for objects that are neither bytes nor text."""
         self._own = own
 
     def one(self, value: Any) -> bytes:
-        """Raises `BadOutput` for what has no encoding, and what the user's own function raises."""
+        """Raises `BadOutput` for an object without an encoding, and what the user's own function raises."""
         if self._own is None:
             if not is_object(type(value)):
                 raise BadOutput(_no_object(value))
@@ -162,13 +164,13 @@ class Encoder:
         return encoded
 
     def many(self, results: Sequence[Any]) -> list[Any]:
-        """Results with bytes in place of the objects among them, or what is wrong with these."""
+        """Results with bytes instead of objects, or with the errors of these."""
         kinds = set(map(type, results))
         if self._own is None and len(kinds) == 1 and is_object(kind := kinds.pop()):
             write = _writer(kind)
             try:
                 return list(map(write, results))
-            except Exception:  # noqa: BLE001  # which one it was is looked for now
+            except Exception:  # noqa: BLE001  # the object is searched for now
                 return [self._replaced(result) for result in results]
         return [self._replaced(result) if self.takes(type(result)) else result for result in results]
 
@@ -187,12 +189,12 @@ _NEVER_OBJECTS = (
     *(bytes, bytearray, memoryview, str, type(None), BaseException, Message, Record),
     *(list, tuple, set, frozenset, abc.Iterator, abc.AsyncIterator),
 )
-"""Of what a function gives: what stands for itself, and what holds several outputs."""
+"""Types of results that are not encoded, and of collections of outputs."""
 JSON = Encoder(None)
 
 
 def encoder(own: Encode | None) -> Encoder:
-    """For `encode=own`; JSON without it. Raises `TypeError`."""
+    """The encoder for `encode=own`; JSON without it. Raises `TypeError`."""
     if own is None:
         return JSON
     if not callable(own):
@@ -221,7 +223,7 @@ def _written(value: Any) -> bytes:
     kind: Any = type(value)
     try:
         return _writer(kind)(value)
-    except Exception:  # noqa: BLE001  # our own writer says what is wrong, and where
+    except Exception:  # noqa: BLE001  # our own writer explains the error and its place
         try:
             return _plain_json(value)
         except (TypeError, ValueError, RecursionError) as error:
@@ -230,7 +232,7 @@ def _written(value: Any) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _writer(kind: Any) -> Encode:
-    """The fastest way to write objects of this class."""
+    """The fastest function to write objects of this class."""
     if is_pydantic(kind):
         serializer: Any = kind.__pydantic_serializer__
         return lambda value: serializer.to_json(value, by_alias=True)
@@ -253,7 +255,7 @@ def _plain_json(value: Any) -> bytes:
 
 
 def supported(kind: Any) -> None:
-    """Raises `UnsupportedType` where objects annotated so cannot be written as JSON."""
+    """Raises `UnsupportedType` if objects of the annotated type cannot be written as JSON."""
     converter(kind)
 
 

@@ -12,7 +12,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 if TYPE_CHECKING:
-    # Of the type checker's own; nothing is imported when it runs.
+    # For type checkers only; nothing is imported at run time.
     from typing_extensions import TypeVar
 
     from millstream_udf.context import Context
@@ -25,7 +25,7 @@ else:
     V = bytes
 
     class _OfValues:
-        """A generic class by name only: instances of those of `typing` take a third longer to make."""
+        """A generic class in name only: creating instances of generics from `typing` takes a third longer."""
 
         __slots__ = ()
         __class_getitem__ = classmethod(GenericAlias)
@@ -57,14 +57,14 @@ class Record(_OfValues[V]):
     value: V
     """The value: bytes, unless the function takes another type."""
     event_time_us: int
-    """When it happened: microseconds since the epoch, UTC."""
+    """The event time: microseconds since the epoch, UTC."""
     keys: tuple[str, ...]
     """Parts of the key; empty if the record has none."""
     headers: Mapping[str, bytes]
     """Metadata that travels with the record."""
     id: str | None
-    """The same at every attempt: the id that the source gave, if it gave one and no function has made another record of
-    it; otherwise the record's place in the buffer. In a source transform, None if the source gave none."""
+    """The same at every attempt: the id that the source gave, if it gave one and the record is not the output of a
+    function; otherwise the record's place in the buffer. In a source transform, None if the source gave none."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Message:
     __slots__ = ("event_time_us", "headers", "keys", "tags", "value")
 
     value: bytes
-    """An object in place of bytes is encoded when the message is sent, as JSON or by the function's `encode`."""
+    """An object instead of bytes is encoded when the message is sent, as JSON or with the function's `encode`."""
     keys: tuple[str, ...] | None
     tags: tuple[str, ...]
     headers: Mapping[str, bytes] | None
@@ -154,12 +154,12 @@ class Window(NamedTuple):
 
     @property
     def start(self) -> datetime:
-        """In UTC; a time that a `datetime` cannot say is the nearest that it can."""
+        """The start in UTC; a time outside the range of `datetime` becomes the nearest one in it."""
         return _datetime(self.start_us)
 
     @property
     def end(self) -> datetime:
-        """As `start`."""
+        """The end in UTC, with the same limits as `start`."""
         return _datetime(self.end_us)
 
     def __str__(self) -> str:
@@ -175,9 +175,8 @@ class Batch:
     def __init__(
         self, records: Iterable[Record[Any]] = (), *, position: bytes, ended: bool = False, pending: int | None = None
     ) -> None:
-        """`position`: where the source is after these records, in an encoding of its own; after a restart, reading
-        continues there. `ended`: nothing will ever follow. `pending`: the number of records known to wait after
-        these."""
+        """`position`: the source's position after these records, in its own encoding; after a restart, reading
+        continues there. `ended`: this is the last batch. `pending`: the number of records known to wait after these."""
         self.records = list(records)
         self.position = position
         self.ended = ended
@@ -185,8 +184,8 @@ class Batch:
 
 
 class Retry(Exception):
-    """Raise it to get this record again after `delay` (seconds or a `timedelta`). It uses none of the attempts that
-    the vertex's `retryStrategy` allows; its `maxRetries` says how often it may be asked. `context.attempt` counts
+    """Raise it to get this record again after `delay` (seconds or a `timedelta`). It does not count as an attempt of
+    the vertex's `retryStrategy`, whose `maxRetries` limits how often a function may ask. `context.attempt` counts
     it."""
 
     def __init__(self, delay: float | timedelta = 1.0, reason: str = "") -> None:

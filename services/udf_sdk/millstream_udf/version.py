@@ -1,6 +1,6 @@
-"""Versions that a server tells about itself."""
+"""Versions that a server reports."""
 
 PROTOCOL_VERSION = 1
-"""Of `proto/millstream/udf/v1/udf.proto`."""
+"""Version of the protocol in `proto/millstream/udf/v1/udf.proto`."""
 SDK_VERSION = "0.1.0"
-"""Of this distribution."""
+"""Version of this distribution."""

@@ -94,7 +94,7 @@ def subscription(spec: PubsubSource, owner: SourceOwner) -> LeasedSubscription:
 
 
 async def look(spec: PubsubSource, base_dir: Path) -> None:
-    """Whether the subscription is there: `validate --online`. Raises errors of ours."""
+    """Whether the subscription is there: `validate --online`. Raises Millstream errors."""
     link = await open_subscriber(spec, base_dir, "validate --online")
     try:
         await _check(spec, link)

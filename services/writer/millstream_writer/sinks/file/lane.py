@@ -152,7 +152,7 @@ class FileSinkLane:
 
     def _write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         # 1. Data that could not be stored last time is stored first: memory stays bounded by one write, and no record
-        # of this write is accepted while the disk is full.
+        #    of this write is accepted while the disk is full.
         self._store()
         # 2. Take all records into memory. Nothing can fail here for lack of disk space.
         failures = []

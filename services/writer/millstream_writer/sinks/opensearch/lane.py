@@ -217,13 +217,13 @@ def _error_of(body: bytes) -> Mapping[str, Any] | None:
 
 @asynccontextmanager
 async def open_opensearch_sink(settings: OpenSearchSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """A session for one lane. A server that is away is waited for by the first write."""
+    """A session for one lane. If the server is away, the first write waits for it."""
     async with linked(settings, owner.base_dir, f"{owner.where}: the opensearch sink", HTTP) as link:
         yield OpenSearchSinkLane(settings, owner, link)
 
 
 async def look(settings: OpenSearchSink, base_dir: Path) -> None:
-    """Raises errors of ours where the cluster is not reached, or refuses."""
+    """Raises Millstream errors where the cluster is not reached, or refuses."""
     async with linked(settings, base_dir, "validate --online: the opensearch sink", HTTP) as link:
         with translated(link):
             async with link.session.get(f"{link.url.rstrip('/')}/", allow_redirects=False) as response:

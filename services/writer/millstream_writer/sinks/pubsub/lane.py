@@ -79,14 +79,14 @@ class PubsubSinkLane(UnkeptLane):
 
 @asynccontextmanager
 async def open_pubsub_sink(settings: PubsubSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target. A service that is away is waited for by the first write."""
+    """The lane's target. If the service is away, the first write waits for it."""
     async with linked_publisher(settings, owner.base_dir, owner.where) as link:
         await first_try(_check(settings, link), _log)
         yield PubsubSinkLane(settings, owner, link)
 
 
 async def look(settings: PubsubSink, base_dir: Path) -> None:
-    """Whether the topic is there: `validate --online`. Raises errors of ours."""
+    """Whether the topic is there: `validate --online`. Raises Millstream errors."""
     async with linked_publisher(settings, base_dir, "validate --online") as link:
         await _check(settings, link)
 
