@@ -285,12 +285,17 @@ async def test_the_page_shows_what_runs(rabbit: RabbitServer, monkeypatch: pytes
         YAML(typ="safe", pure=True).load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     ]
     monkeypatch.setenv("RABBITMQ_PASSWORD", "guest")
-    (source,) = [vertex["source"] for (vertex,) in blocks if "source" in vertex]
+    source, streamed = [vertex["source"] for (vertex,) in blocks if "source" in vertex]
     (sink,) = [vertex["sink"] for (vertex,) in blocks if "sink" in vertex]
     Source.model_validate(source)
+    Source.model_validate(streamed)
     FallbackSink.model_validate(sink)
     queue = rabbit.queue()
     rabbit.send(queue, numbers(0, 3), ids="m")
     here = {**rabbit.settings, "queue": queue, "user": "guest", "virtualHost": "/"}
     async with open_lane({**source, "rabbitmq": {**source["rabbitmq"], **here}}) as lane:
+        assert len(await read_until(lane, lambda records: len(records) == 3)) == 3
+    stream = rabbit.queue("stream")
+    rabbit.send(stream, numbers(0, 3), ids="m")
+    async with open_lane({**streamed, "rabbitmq": {**streamed["rabbitmq"], **here, "queue": stream}}) as lane:
         assert len(await read_until(lane, lambda records: len(records) == 3)) == 3

@@ -20,6 +20,7 @@ from typing import Any
 
 from aiormq.abc import DeliveredMessage
 
+from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.errors import UserError
 from millstream.rabbitmq.link import FAILURES, RabbitLink, linked, open_link
@@ -30,6 +31,8 @@ from millstream_reader.sources.rabbitmq.connector import RabbitSource
 KIND = "rabbitmq"
 ROUTING_KEY = "RabbitMQ-Routing-Key"
 CONTENT_TYPE = "Content-Type"
+OFFSET = "x-stream-offset"
+"""Header of the messages of a stream."""
 _FIRST = 16
 """Prefetch of the first consumer."""
 
@@ -127,6 +130,11 @@ class RabbitSubscription:
         return str(answer.consumer_tag)
 
     def _arrived(self, delivered: DeliveredMessage, inbox: Inbox) -> None:
+        if OFFSET in (delivered.header.properties.headers or {}):
+            # Acknowledgements leave no trace in it: after a restart, only new messages would come.
+            what = f"{self._where}: {self._spec.queue} is a stream; add `stream: true`"
+            inbox.lose(UserError(codes.TARGET_UNFIT, what))
+            return
         message = message_of(delivered, self._owner.clock.now_us())
         self._largest = max(self._largest, message.size)
         self._seen += 1
