@@ -50,7 +50,7 @@ class PositionTable:
                 what = f"{self._table} has epoch {lane.epoch} of lane {lane.name} or a higher one"
                 raise Fenced(what, position=_position(found))
             # If another owner inserts it at the same moment, one of the two fails here, and is opened again.
-            self._run("INSERT INTO {table} (lane, epoch) VALUES ({0}, {1})", (lane.name, lane.epoch))
+            self._run("INSERT INTO {table} (lane, epoch, flushes) VALUES ({0}, {1}, 0)", (lane.name, lane.epoch))
         # Before the position is read: no older owner can move it any more.
         self._connection.commit()
         found = self._run("SELECT position FROM {table} WHERE lane = {0}", (lane.name,), fetch=True)
@@ -65,16 +65,17 @@ class PositionTable:
             raise RuntimeError("PositionTable.store was called before PositionTable.open")
         _check_transactions(self._connection)
         values = (position.decode(), self._lane.name, self._lane.epoch)
-        if self._run("UPDATE {table} SET position = {0} WHERE lane = {1} AND epoch = {2}", values):
-            return
-        # Some modules count only rows that change; the row is locked anyway, so what it has now stays.
-        found = self._run("SELECT epoch FROM {table} WHERE lane = {0}", (self._lane.name,), fetch=True)
-        if found is None or found[0] != self._lane.epoch:
+        # Some modules count only rows that change, so one column always does. A look at the epoch instead may show that
+        # of an older snapshot.
+        update = "UPDATE {table} SET position = {0}, flushes = flushes + 1 WHERE lane = {1} AND epoch = {2}"
+        if not self._run(update, values):
             self._connection.rollback()
             raise Fenced(f"{self._table} has another epoch of lane {self._lane.name}")
 
     def _create(self) -> None:
-        columns = "lane VARCHAR(250) NOT NULL PRIMARY KEY, epoch BIGINT NOT NULL, position TEXT"
+        columns = (
+            "lane VARCHAR(250) NOT NULL PRIMARY KEY, epoch BIGINT NOT NULL, position TEXT, flushes BIGINT NOT NULL"
+        )
         try:
             self._run("SELECT 1 FROM {table} WHERE lane = {0}", ("",), fetch=True)
         except Exception:  # noqa: BLE001  # each module has errors of its own; if there is another cause, the next fails
