@@ -10,6 +10,8 @@ class Orders:
 
     def open(self, lane: udf.SinkLane) -> bytes | None:
         self.database = sqlite3.connect("orders.db")
+        # SQLite's default may lose the last commits in a power failure.
+        self.database.execute("PRAGMA synchronous = EXTRA")
         self.database.execute("create table if not exists orders (customer text, item text)")
         self.positions = udf.PositionTable(self.database)
         return self.positions.open(lane)
