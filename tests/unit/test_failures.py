@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 MANIFEST: dict[str, dict[str, dict[str, str]]] = tomllib.loads((ROOT / "tests" / "failures.toml").read_text())
 ALONE = {"generator", "http source", "log", "blackhole", "udsource", "udsink"}
 """Kinds that reach no server by themselves."""
-TABLES = {"postgres", "sql", "delta", "iceberg"}
+TABLES = {"postgres", "sql", "delta", "iceberg", "bigquery"}
 
 
 def wanted() -> dict[tuple[str, str], set[str]]:
