@@ -52,7 +52,6 @@ def sinks(port: int) -> dict[str, Any]:
     return {
         "file": {"path": "s3://bucket/out", "store": store},
         "http": {"url": f"http://{at}/"},
-        "bigquery": {"project": "shop", "dataset": "d", "table": "t", "endpoint": f"http://{at}", "timeout": "1s"},
         "kafka": same["kafka"],
         "jetstream": {"url": f"nats://{at}", "subject": "s", "timeout": "1s"},
         "nats": same["nats"],
