@@ -286,7 +286,7 @@ async def test_no_failure_has_the_url_of_a_target_that_does_not_speak_http(
     [
         ({"headers": {"A": {"env": "NO_SUCH_TOKEN"}}}, "http sink: the header 'A': .* NO_SUCH_TOKEN is not set"),
         ({"url": {"file": "nowhere"}}, "http sink: url: there is no file .*nowhere"),
-        ({"url": {"file": "no-url"}}, "is not a URL"),
+        ({"url": {"file": "no-url"}}, "is not a usable URL"),
         ({"headers": {"A": {"file": "two-lines"}}}, "http sink: the header 'A' cannot be sent"),
     ],
 )

@@ -52,7 +52,7 @@ async def test_records_that_sqs_cannot_have_fail_alone(sqs: SqsServer) -> None:
 async def test_what_does_not_fit_is_said(sqs: SqsServer, absent: bool) -> None:
     queue = f"{sqs.url}/123456789012/no-such" if absent else sqs.queue()
     settings = sqs.settings(queue) if absent else {**sqs.settings(queue), "secretKey": "wr0ng"}
-    code, said = (codes.TARGET_UNFIT, "there is no queue") if absent else (codes.TARGET_REFUSES, "refuses it")
+    code, said = (codes.TARGET_UNFIT, "there is no queue") if absent else (codes.TARGET_REFUSES, "refuses the request")
     with raises(code, said) as stopped:
         async with open_sink(FallbackSink.model_validate({"sqs": settings}), sink_owner(1)):
             pass

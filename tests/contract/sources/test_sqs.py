@@ -172,7 +172,7 @@ async def test_a_service_that_stands_still_is_waited_for(sqs: SqsServer) -> None
     ("change", "code", "said"),
     [
         ({"queueUrl": "/123456789012/no-such"}, codes.TARGET_UNFIT, "there is no queue"),
-        ({"secretKey": "wr0ng"}, codes.TARGET_REFUSES, "refuses it"),
+        ({"secretKey": "wr0ng"}, codes.TARGET_REFUSES, "refuses the request"),
         ({"endpoint": "http://127.0.0.1:1"}, codes.TARGET_AWAY, "cannot be used now"),
     ],
 )

@@ -406,11 +406,11 @@ PATHS = {"sse": "/events", "websocket": "/socket", "httpPoll": "/items"}
     [
         ("/closed", {"auth": {"token": {"env": "WRONG"}}}, codes.TARGET_REFUSES, "status 401"),
         ("/nothing", {}, codes.TARGET_UNFIT, "status 404"),
-        ("/moved", {}, codes.TARGET_UNFIT, "leads to http://elsewhere:80"),
+        ("/moved", {}, codes.TARGET_UNFIT, "redirects to http://elsewhere:80"),
         ("/busy", {}, codes.TARGET_AWAY, "status 503"),
         ("/", {"url": "://127.0.0.1:1/"}, codes.TARGET_AWAY, "cannot be reached"),
         ("/", {"headers": {"X": {"env": "TWO_LINES"}}}, codes.WEB_SETTINGS, "the header 'X' cannot be sent"),
-        ("/", {"url": {"env": "WRONG"}}, codes.WEB_SETTINGS, "is not a URL"),
+        ("/", {"url": {"env": "WRONG"}}, codes.WEB_SETTINGS, "is not a usable URL"),
     ],
 )
 async def test_what_does_not_fit_is_said_without_secrets(
@@ -492,8 +492,8 @@ async def test_over_tls_and_with_a_token(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"sse": {"url": "http://user:wr0ng@host/"}}, "not a URL"),
-        ({"sse": {"url": "ws://host/"}}, "not a URL"),
+        ({"sse": {"url": "http://user:wr0ng@host/"}}, "not a usable URL"),
+        ({"sse": {"url": "ws://host/"}}, "not a usable URL"),
         ({"sse": {"url": "http://host/", "tls": {}}}, "no effect"),
         ({"sse": {"url": "http://host/", "replay": False, "lastEventId": "1"}}, "no effect"),
         ({"sse": {"url": "http://host/", "auth": {"token": "wr0ng"}}}, "may only refer to"),
@@ -504,7 +504,7 @@ async def test_over_tls_and_with_a_token(kind: str, tmp_path: Path) -> None:
         ({"httpPoll": {"url": "http://host/"}, "guarantee": "exactlyOnce"}, "`cursor` makes it exactly once"),
         ({"httpPoll": {"url": "http://host/", "cursor": {}}}, "exactly one|none of"),
         ({"httpPoll": {"url": "http://host/", "cursor": {"recordField": "id"}}}, "no parameter carries"),
-        ({"httpPoll": {"url": "http://host/", "cursor": {"link": True, "parameter": "p"}}}, "no parameter carries"),
+        ({"httpPoll": {"url": "http://host/", "cursor": {"link": True, "parameter": "p"}}}, "needs no parameter"),
         ({"httpPoll": {"url": "http://h/", "cursor": {"link": True}, "pages": {"link": True}}}, "from page to page"),
         ({"httpPoll": {"url": "http://host/", "body": "lines", "records": "a"}}, "needs a JSON answer"),
     ],
