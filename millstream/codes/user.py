@@ -311,7 +311,7 @@ OTHER_VERSION = Code(
 
 LOG_OF_ANOTHER = Code(
     2305,
-    "The directory holds the log of something else",
+    "The directory contains a different log",
     happened=(
         "The windows of a reduce lane are logged in their own directory, and this one has the log of another lane "
         "or of another run, or a file is in the way."

@@ -37,7 +37,7 @@ def test_a_run_over_redis_ends_with_each_record_once_and_stays_where_it_is(tmp_p
     rows = [json.loads(line) for path in (tmp_path / "out").glob("*.jsonl") for line in path.read_text().splitlines()]
     assert len(rows) == 3000
     again = millstream("run", "p.yaml", cwd=tmp_path)
-    assert "earlier runs had processed everything" in again.stdout
+    assert "nothing was left to process" in again.stdout
     assert millstream("repair", "p.yaml", cwd=tmp_path).stdout.startswith("no damage found")
     assert "has no records" in millstream("peek", "in-same", cwd=tmp_path).stdout
     back = millstream("run", "p.yaml", "--ledger", "jetstream", cwd=tmp_path)

@@ -80,7 +80,7 @@ async def test_what_spark_refuses_is_a_problem_in_its_place_and_what_is_slow_a_n
     assert "`count`" in found[0][2], "it says what may have been meant"
     assert "dely" in found[1][2]
     assert "DOUBLEE" in found[2][2]
-    assert found[3][2] == "the Avro schema is not of a record"
+    assert found[3][2] == "the Avro schema does not describe a record"
     assert all(problem["expected"] for problem in answer["problems"])
     (note,) = answer["notes"]
     assert (note["line"], note["path"]) == (62, "spec.vertices[9].udf.sql.query")

@@ -94,7 +94,7 @@ async def test_spark_refuses_each_trick_where_it_stands_and_no_harmless_query(tm
             refused = await client.check(program(f"SELECT {CALL} AS x FROM window"))
             allowed = await client.check(program(f"SELECT {CALL} AS x FROM window", unsafe=True))
     assert not wrong
-    assert "set `unsafe: true` beside it" in refused.faults[0]
+    assert "set `unsafe: true` next to it" in refused.faults[0]
     assert not allowed.faults
 
 

@@ -1,5 +1,5 @@
 """Everything about windows: their lane, their assignment, the persistent bounded queue and its log, their engine.
 
-A reduce lane keeps the records of every open window durable until the watermark closes the window, then
-hands exactly those records over for aggregation.
+A reduce lane stores the records of every open window durably until the watermark closes the window, then hands exactly
+those records over for aggregation.
 """

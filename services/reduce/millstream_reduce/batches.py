@@ -1,7 +1,7 @@
 """Frames as Arrow record batches, and the columns that windows look at. Pure.
 
 Above it: the queue. Below it: Arrow and numpy. A frame's columns have the layout of Arrow's arrays, so one frame's
-values become an array without being copied; of several frames each column is copied once, to join them.
+values become an array without being copied; to join several frames, each column is copied once.
 
     value: binary, event_time: timestamp[us, UTC], keys: list<string>, headers: map<string, binary>
 
@@ -36,7 +36,7 @@ _Offsets = npt.NDArray[np.int32]
 
 @lru_cache
 def schema(has_keys: bool, has_headers: bool) -> pa.Schema:
-    """Of an `Append` entry's body."""
+    """The schema of an `Append` entry's body."""
     fields: list[pa.Field[Any]] = [pa.field("value", pa.binary()), pa.field("event_time", _TIME)]
     if has_keys:
         fields.append(pa.field("keys", _KEYS))
@@ -46,7 +46,7 @@ def schema(has_keys: bool, has_headers: bool) -> pa.Schema:
 
 
 def batch_of_frames(frames: Sequence[Frame]) -> pa.RecordBatch:
-    """The records of all frames, in order; at least one frame. Raises `DamageError` for columns that are none."""
+    """The records of all frames, in order; at least one frame. Raises `DamageError` for invalid columns."""
     has_keys = any(frame.keys_column for frame in frames)
     has_headers = any(frame.headers_column for frame in frames)
     try:
@@ -72,7 +72,7 @@ def taken(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
 
 
 def encoded(batch: pa.RecordBatch) -> memoryview:
-    """An encapsulated Arrow IPC message: the body of an entry."""
+    """An encapsulated Arrow IPC message, which is the body of an entry."""
     return memoryview(batch.serialize())
 
 
@@ -91,7 +91,7 @@ def event_times(batch: pa.RecordBatch) -> Times:
 
 
 def key_codes(batch: pa.RecordBatch) -> Keys:
-    """The key of each row, parts joined; rows without key parts have the empty key."""
+    """The key of each row, with its parts joined; rows without key parts have the empty key."""
     if batch.num_columns < 3 or batch.schema.names[2] != "keys":
         return Keys(np.zeros(batch.num_rows, np.int32), [b""])
     lists: Any = batch.column(2)
@@ -143,7 +143,7 @@ def _binary(message: frame_pb2.SealedBytesColumn, count: int | None = None) -> p
 
 
 def _offsets(encoded_offsets: bytes, end: int) -> _Offsets:
-    """Offsets as Arrow wants them. Arrow trusts them, so they are checked here."""
+    """Offsets as Arrow needs them. Arrow does not check them, so they are checked here."""
     if len(encoded_offsets) % 4 or not encoded_offsets:
         raise ValueError(f"a column of offsets has {len(encoded_offsets)} bytes")
     offsets = np.frombuffer(encoded_offsets, np.dtype("<i4")).astype(np.int32, copy=False)
@@ -238,7 +238,7 @@ def _headers_column(maps: Any) -> bytes:
 
 
 def _without_nulls(lists: Any) -> tuple[Any, _Offsets]:
-    """Lists or maps, those that are null empty, and where each begins and the last ends in all their items."""
+    """Lists or maps with empty ones instead of null, and the offsets of their items."""
     if lists.null_count:
         filled = [[]] * len(lists) if lists.null_count == len(lists) else [parts or [] for parts in lists.to_pylist()]
         lists = pa.array(filled, lists.type)

@@ -1,4 +1,4 @@
-"""What the pipeline file says of a reduce, in the words of windows and of the engine that computes them. Pure.
+"""Translates the pipeline file's settings of a reduce for the windows and the engine. Pure.
 
 Above it: the assembly. Below it: the spec's models. It opens nothing.
 """
@@ -49,12 +49,14 @@ def window_config(group_by: GroupBy) -> WindowConfig:
 
 
 def log_bytes_max(vertex: Vertex) -> int | None:
-    """What one lane of the vertex may store in its log: its share of the storage of its replica. None: no bound."""
+    """The most bytes that one lane of the vertex may store in its log: its share of the storage of its replica. None:
+    no bound."""
     return vertex.group_by.log_bytes_max(vertex.partitions, vertex.replicas) if vertex.group_by is not None else None
 
 
 def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: str | None) -> engine_pb2.Program:
-    """How the lane's windows are computed. `sidecar_address`: of the UDF that the vertex has started itself, if any."""
+    """How the lane's windows are computed. `sidecar_address`: that of the UDF that the vertex itself has started, if
+    any."""
     udf = resolved.graph.vertex(lane.vertex).udf
     if udf is None or udf.group_by is None:
         raise MillstreamError(codes.IMPOSSIBLE, f"vertex {lane.vertex} is not a reduce")

@@ -4,14 +4,13 @@
                         │                         ▲
                      the log ─── segments, read ──┘
 
-Above it: the lanes of reduces, which decide when windows are computed and commit what comes of it. Below it: an engine.
-`millstream_reduce.spark` is the one of pipelines; `millstream_worker` opens its client for the lanes of a process.
+Above it: the lanes of reduces, which decide when windows are computed and commit the results. Below it: an engine.
+Pipelines use `millstream_reduce.spark`; `millstream_worker` opens its client for the lanes of a process.
 `millstream_reduce.memory` is for tests. Nothing above the boundary imports Spark's (`make lint` checks it).
 
 A computation has no effect: the engine writes nothing, and its input is frozen. So any caller may repeat a run at any
 time, even while the first one is in progress, and each answer may be different: only the fenced commit decides whose
-results count. An engine that dies leaves nothing that would have to be cleaned up or known. Results without a complete
-answer do not exist.
+results count. An engine that dies leaves nothing to clean up. Results without a complete answer do not exist.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ class Engine(Protocol):
     """Computes closed windows. Any number of calls may be in progress at once."""
 
     async def check(self, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
-        """Whether a program can run, found out without a window. Waits until the engine can be reached."""
+        """Check whether a program can run, without computing a window. Waits until the engine can be reached."""
 
     async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
         """Compute the windows of a request: each is a list of row ranges in the segments of `request.directory`.
 
-        Rows have `RESULT_SCHEMA`; windows, and the groups of a window, come in any order. A window that its program
-        failed on is in `summary.failures` with its index, and has no rows; the others are not affected.
+        Rows have `RESULT_SCHEMA`; windows, and the groups of a window, are in any order. A window for which its program
+        failed is in `summary.failures` with its index, and has no rows; the others are not affected.
 
-        Waits for an engine that is away or has died, however long, and asks it again. Raises what would be the same the
-        next time: `DamageError` (a segment that is gone or does not have its checksum), `UserError` (a program that
-        cannot run), `UdfError`, `InfrastructureError`. Cancelling gives the request up; the engine may go on for a
-        while.
+        Waits for an engine that is not reachable or has died, however long, and asks again. Raises errors that a
+        repetition would not change: `DamageError` (a segment is missing or has a wrong checksum), `UserError` (a
+        program that cannot run), `UdfError`, `InfrastructureError`. Cancelling abandons the request; the engine may
+        continue for a while.
         """
 
 
 OpenEngine = Callable[[str], AbstractAsyncContextManager[Engine]]
-"""Opens the way to the engine at an address, which need not be there yet."""
+"""Opens the connection to the engine at an address, where it need not be running yet."""

@@ -1,10 +1,9 @@
-"""An engine in the process itself: the meaning of the boundary without Spark, with faults on request.
+"""An engine in the process itself: implements the boundary without Spark, with faults on request.
 
-    windows ─► their rows, read from the log by reference, every checksum looked at ─► groups ─► a function ─► results
+    windows ─► their rows, read from the log by reference, checksums verified ─► groups ─► a function ─► results
 
 For tests and simulations; both engines pass one contract suite, `tests/contract/reduce/test_engines.py`. Programs are
-not looked at: the function given to it is the program. Above it: whatever asks an `Engine`. Below it: the entries of
-the log.
+ignored: the function passed in is the program. Above it: the users of an `Engine`. Below it: the entries of the log.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ class Row(NamedTuple):
 
 
 Compute = Callable[[tuple[str, ...], Sequence[Row]], Sequence[bytes]]
-"""Values of the results of one group: its keys, empty unless the program is keyed, and its rows in the order of the
-log. What it raises fails the window."""
+"""Values of the results of one group: its keys, which are empty unless the program is keyed, and its rows in the order
+of the log. An exception fails the window."""
 
 
 @dataclass(slots=True)
 class EngineFaults:
-    """What goes wrong next. Each happens once."""
+    """What goes wrong next. Each fault occurs once."""
 
     deaths: int = 0
     """Runs after which the engine dies before it has answered, and is asked again."""
     refusals: list[str] = field(default_factory=list)
-    """Why the next program that is checked cannot run."""
+    """Reasons why the next programs that are checked cannot run."""
     failing: set[int] = field(default_factory=set)
     """Windows of the next run that fail, by index."""
 
@@ -57,7 +56,7 @@ class MemoryEngine:
     def __init__(
         self, compute: Compute, *, faults: EngineFaults | None = None, rng: random.Random | None = None
     ) -> None:
-        """`rng`: the groups of a window come in another order each time, as from a shuffle."""
+        """`rng`: shuffles the groups of a window, as a real shuffle would."""
         self._compute = compute
         self.faults = faults or EngineFaults()
         self._rng = rng
@@ -113,7 +112,7 @@ def rows_of(directory: Path, window: WindowContents, size: int) -> Sequence[Row]
         held += bodies[piece.location][piece.first_row : piece.first_row + piece.rows]
     if len(held) != size:
         raise MillstreamError(
-            codes.IMPOSSIBLE, f"a window of {size} rows was handed over with {len(held)} of them in {directory}"
+            codes.IMPOSSIBLE, f"a window of {size} rows was handed over, but {directory} has {len(held)} of them"
         )
     return held
 
@@ -123,7 +122,7 @@ def _rows_at(directory: Path, location: Location) -> list[Row]:
     try:
         entry = read_entry(memoryview(path.read_bytes()), location.offset)
     except FileNotFoundError as error:
-        raise DamageError(codes.SEGMENT_MISSING, f"segment {path} is gone") from error
+        raise DamageError(codes.SEGMENT_MISSING, f"segment {path} is missing") from error
     except EntryError as fault:
         raise DamageError(codes.SEGMENT_DAMAGED, f"{path}, {fault}") from fault
     append = entry.message().append

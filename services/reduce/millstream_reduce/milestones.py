@@ -1,4 +1,4 @@
-"""Which moments of a lane's input must be known to rebuild its log from that input. Pure.
+"""The moments of a lane's input that must be known to rebuild its log from that input. Pure.
 
 Which window a record is in follows from its time, from the records that came before it, and from the windows that were
 closed by then. The last is not in the input. It matters where a record is older than the closed windows: there it
@@ -27,13 +27,13 @@ BETWEEN_BYTES = 16 * MIB
 
 
 class Milestones:
-    """Decides when a lane's queue notes one."""
+    """Decides when a lane's queue records one."""
 
     def __init__(self) -> None:
         self._closed_us = START_OF_TIME_US
-        """As the last milestone says."""
+        """As in the last milestone."""
         self._bytes = 0
-        """Of input since then."""
+        """Bytes of input since then."""
 
     def before(
         self,
@@ -44,8 +44,8 @@ class Milestones:
         depends: bool,
         joined: Sequence[wal_pb2.Joined] = (),
     ) -> wal_pb2.Milestone | None:
-        """Where the lane stands before an append of so many stored bytes; None where that does not matter. `depends`:
-        on what is closed, which windows these records are in. `joined`: those that joined sessions."""
+        """The lane's position before an append of this many stored bytes; None if it does not matter. `depends`:
+        whether the windows of these records depend on what is closed. `joined`: records that joined sessions."""
         self._bytes += size
         moves = closed_us > self._closed_us and (depends or self._bytes >= BETWEEN_BYTES)
         if not moves and not joined:
@@ -55,7 +55,7 @@ class Milestones:
         return milestone
 
     def early(self, positions: Mapping[str, int], closed_us: int, rows_min: int) -> wal_pb2.Milestone:
-        """Where early results are made, of windows with so many new rows."""
+        """The position at which early results are computed, of windows with this many new rows."""
         milestone = self._note(positions, closed_us)
         milestone.early, milestone.early_rows = True, rows_min
         return milestone
@@ -67,7 +67,7 @@ class Milestones:
 
 
 class Joined:
-    """Which records had joined sessions that were open, as the milestones of a lane say."""
+    """Which records had joined open sessions, according to the milestones of a lane."""
 
     def __init__(self, milestones: Iterable[wal_pb2.Milestone]) -> None:
         self._rows = {(one.edge, one.sequence): list(one.rows) for milestone in milestones for one in milestone.joined}
@@ -83,5 +83,5 @@ class Joined:
 
 
 def is_at_or_before(milestone: wal_pb2.Milestone, positions: Mapping[str, int]) -> bool:
-    """Every input has been read at least as far."""
+    """Whether every input has been read at least that far."""
     return all(positions.get(position.edge, 0) >= position.sequence for position in milestone.inputs)

@@ -1,7 +1,7 @@
-"""Where the records in a queue's log come from: their traces, and when they entered the pipeline. Pure.
+"""The origin of the records in a queue's log: their traces, and when they entered the pipeline. Pure.
 
-Above it: the queue's contents. It keeps notes by entry of the log, few for each segment, and forgets them with the
-segment: what a trace or a latency says may be coarse, and never costs much.
+Above it: the queue's contents. It keeps notes by entry of the log, few for each segment, and drops them with the
+segment: traces and latencies may be coarse, so that they cost little.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from millstream_reduce.values import Location, Piece, WindowContents
 from millstream_reduce.window_table import WindowTable
 
 ENTRIES_MAX = 128
-"""Entries of a segment of which it is noted when their records entered; of more, these are some."""
+"""The most entries of a segment for which the entry time of records is noted; of more entries, a sample is noted."""
 WINDOWS_MAX = 256
-"""Windows of a hand-over that are looked at."""
+"""The most windows of a hand-over that are considered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Of the records in a hand-over."""
+    """Origin of the records in a hand-over."""
 
     ingest_time_us: int
     """When the newest record of a window entered the pipeline, wall clock; of the window for which that is longest ago.
     Where only entries before it are noted, theirs."""
     traceparents: tuple[str, ...]
-    """Sampled contexts of records in it, different ones, at most `SPAN_LINKS_MAX`."""
+    """Different sampled contexts of records in it, at most `SPAN_LINKS_MAX`."""
 
     @property
     def first_traceparent(self) -> str:
-        """The trace that goes on with the results; empty without one."""
+        """The trace that continues with the results; empty if there is none."""
         return self.traceparents[0] if self.traceparents else ""
 
     def within(self, traceparent: str) -> Origin:
@@ -45,9 +45,9 @@ class Origin:
 class _Segment:
     entries: int = 0
     stride: int = 1
-    """Every so many entries, the time of one is noted."""
+    """The time of every n-th entry is noted."""
     offsets: list[int] = field(default_factory=list)
-    """Of those, rising."""
+    """Their offsets, rising."""
     ingest_times_us: list[int] = field(default_factory=list)
     traceparents: dict[int, str] = field(default_factory=dict)
     """By offset, the newest ones."""
@@ -78,12 +78,12 @@ class Origins:
                 del segment.traceparents[next(iter(segment.traceparents))]
 
     def keep(self, segments: Iterable[int]) -> None:
-        """Forget all segments but these."""
+        """Drop the notes of all segments except these."""
         kept = set(segments)
         self._segments = {number: notes for number, notes in self._segments.items() if number in kept}
 
     def of(self, hand_over: wal_pb2.HandOver, now_us: int) -> Origin:
-        """Of its records. `now_us`: when they entered, where nothing is known of that."""
+        """Origin of its records. `now_us`: used as their entry time if it is unknown."""
         windows = WindowTable.of_hand_over(hand_over)
         windows = windows[:: -(-len(windows) // WINDOWS_MAX) or 1]
         times = [time_us for window in windows if (time_us := self._newest_us(window.pieces)) is not None]

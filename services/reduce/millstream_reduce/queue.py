@@ -4,15 +4,15 @@
                 │
              windows ─► close, early ─► hand-over in the log ─► sync ─► computed ─► committed ─► segments are deleted
 
-`append`, `close` and `early` return at once: what they did is in memory, in the order of the log. It is durable when a
+`append`, `close` and `early` return at once: their effect is in memory, in the order of the log. It is durable when a
 `sync` that began after them returns; only then may the lane publish it. After a restart the log is read back, and
-`unacknowledged` and `pending` say what the lane's mark does not know yet.
+`unacknowledged` and `pending` return what the lane's mark does not know yet.
 
-Above it: the lane, which passes its mark to the queue after each commit. Below it: `log` and the windowing. It does
-not know what windows are computed for, nor who reads the buffers.
+Above it: the lane, which passes its mark to the queue after each commit. Below it: `log` and the windowing. It does not
+know what the windows are computed for, or which code reads the buffers.
 
-Bounds: bytes that are not durable yet, and bytes of the log. `room` waits for both. A hand-over is always taken in,
-since only hand-overs make room again.
+Bounds: bytes that are not durable yet, and bytes of the log. `room` waits for both. A hand-over is always accepted,
+because only hand-overs free space again.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _log = logging.getLogger(__name__)
 
 _RESERVE_MORE_BYTES = 16 * MIB
 _LEFT_BYTES_MAX = 4096
-"""Unneeded bytes that may be left behind, rather than to begin a segment for it."""
+"""Unneeded bytes that may be left, rather than beginning a segment because of them."""
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
-"""A write that found no room is tried again after the first, then double, up to the last."""
+"""A write that found no space is tried again after the first, then double, up to the last pause."""
 
 
 class Queue:
-    """An open queue. Used by one event loop; made by `open_queue`."""
+    """An open queue. Used by one event loop; created by `open_queue`."""
 
     def __init__(
         self, log: Log, contents: QueueContents, results: ResultFiles, limits: QueueLimits, *, keep_late: bool
@@ -80,7 +80,7 @@ class Queue:
     # In
 
     def append(self, frames: Sequence[QueuedFrame], watermark_us: int) -> Appended:
-        """Take frames in, at least one, in order; those of one edge must follow what was taken of it before.
+        """Append frames, at least one, in order; those of one edge must follow what was appended of it before.
 
         Raises `DamageError` for a frame whose columns cannot be read.
         """
@@ -142,7 +142,7 @@ class Queue:
         return self._hand_over(self._closed_windows(watermark_us))
 
     def early(self, rows_min: int = 1) -> list[wal_pb2.HandOver]:
-        """Freeze what open windows hold so far, of those with so many new rows since their last early results."""
+        """Freeze what open windows contain so far, for those with this many new rows since their last early results."""
         return self._hand_over(self._early_windows(rows_min), early_rows=rows_min)
 
     def rows_to_early(self, rows_min: int) -> int:
@@ -155,7 +155,7 @@ class Queue:
         self._joined = Joined(milestones)
 
     def retrace(self, milestone: wal_pb2.Milestone) -> None:
-        """Do again what was done at this milestone, up to which everything has been read again. What came of it is
+        """Repeat what was done at this milestone, up to which everything has been read again. Its results are
         committed, so nothing is handed over."""
         self._discard(self._closed_windows(milestone.closed_us))
         if milestone.early:
@@ -164,7 +164,7 @@ class Queue:
             self._begin_segment()
 
     def retraced(self) -> None:
-        """Everything that the mark knows of has been done again: the header of a new segment says so."""
+        """Everything that the mark knows has been repeated: record that in the header of a new segment."""
         self._contents.is_behind = False
         self._joined = Joined(())
         self._begin_segment()
@@ -206,7 +206,7 @@ class Queue:
             await self._log.reserve()
             if self._log.is_short:
                 await pauses.wait()
-        # Only what follows can tell which of the windows were closed, while the input is read again.
+        # Only what follows determines which of the windows were closed, while the input is read again.
         while self._log.total_bytes >= self._limits.log_bytes_max and not self.is_behind:
             if self._log.removable_bytes(pressed=True):
                 self._begin_segment(pressed=True)
@@ -220,11 +220,11 @@ class Queue:
     # Out
 
     def pending(self) -> list[wal_pb2.HandOver]:
-        """Hand-overs that are not committed, in order. Those that were there at the opening are durable."""
+        """Hand-overs that are not committed, in order. Those that existed at the opening are durable."""
         return [item.hand_over for item in self._contents.pending.values()]
 
     def unacknowledged(self) -> list[Appended]:
-        """What the log holds beyond the lane's mark, in order."""
+        """What the log contains beyond the lane's mark, in order."""
         return [item.appended for item in self._contents.unacknowledged]
 
     def records_told(self) -> int:
@@ -236,7 +236,7 @@ class Queue:
         return dict(self._contents.sequences)
 
     def witnesses(self, edge: str) -> list[Witness]:
-        """The last frame of each lane upstream that was read into the log."""
+        """The last frame of each upstream lane that was read into the log."""
         return from_messages(self._contents.read.get(edge, ()))
 
     def releasable(self) -> Mapping[str, int]:
@@ -248,7 +248,7 @@ class Queue:
         return {edge: min(sequence, done.get(edge, 0)) for edge, sequence in positions.items()}
 
     async def committed(self, progress: mark_pb2.ReduceProgress) -> None:
-        """The lane's mark says `progress` now: what is no longer needed is freed."""
+        """The lane's mark now says `progress`: free what is no longer needed."""
         copy = mark_pb2.ReduceProgress()
         copy.CopyFrom(progress)
         if not self._contents.committed(copy):
@@ -262,10 +262,10 @@ class Queue:
         self._freed.set()
 
     async def leave(self) -> None:
-        """Deletes what is not needed, before the queue is closed; a queue without contents leaves one short segment."""
+        """Delete what is not needed before the queue is closed; a queue without contents leaves one short segment."""
         if self._log.removable_bytes() > _LEFT_BYTES_MAX:
             self._begin_segment()
-            # A full disk, or a new owner, may keep it from that: the next one does it then.
+            # A full disk, or a new owner, may prevent it: the next owner then does it.
             with contextlib.suppress(RetryLaterError, FencedError):
                 await self._log.sync()
 
@@ -277,7 +277,7 @@ class Queue:
                 return await self._log.in_thread(lambda: self._results.write(number, data))
             except StorageFullError as error:
                 if pauses.none_yet:
-                    _log.warning("%s; trying again until there is room", error)
+                    _log.warning("%s; trying again until there is space", error)
                 await pauses.wait()
 
     async def read_result(self, number: int) -> bytes | None:
@@ -294,25 +294,25 @@ class Queue:
 
     @property
     def closed_us(self) -> int:
-        """Windows that ended up to here, lateness included, are closed for whatever is appended next."""
+        """Windows that ended up to this time, including lateness, are closed for whatever is appended next."""
         return self._windowing.closed_us
 
     @property
     def open_windows(self) -> int:
-        """Windows that hold records and are not closed."""
+        """Number of windows that contain records and are not closed."""
         return self._windowing.open_windows()
 
     @property
     def directory(self) -> Path:
-        """Where the segments lie that hand-overs name."""
+        """The directory of the segments that hand-overs name."""
         return self._log.directory
 
     def oldest_end_us(self) -> int | None:
-        """End of the first open window; None without any. Hand-overs are not among them."""
+        """End of the first open window; None if there is none. Hand-overs are not included."""
         return self._windowing.oldest_end_us()
 
     def origin_of(self, hand_over: wal_pb2.HandOver, now_us: int) -> Origin:
-        """Where the records in a hand-over come from; where nothing is known, from now."""
+        """Where the records in a hand-over come from; if nothing is known, from now."""
         return self._contents.origins.of(hand_over, now_us)
 
     def statistics(self) -> QueueStatistics:
@@ -364,7 +364,7 @@ class Queue:
         return wal_pb2.HandOver(closed_us=self._windowing.closed_us, table=group.message())
 
     def _groups(self, windows: WindowTable) -> Iterator[WindowTable]:
-        """As many windows at a time as fit the limits, at least one."""
+        """As many windows at a time as the limits allow, at least one."""
         limits = self._limits
         row_bytes = np.array([self._contents.row_bytes(segment) for segment in windows.entries[:, 0].tolist()])
         of_pieces = windows.piece_rows * row_bytes[windows.piece_entries] if len(row_bytes) else np.zeros(0)
@@ -394,9 +394,9 @@ class Queue:
             _log.warning("%s: %s", self._log.identity, self._full_text())
 
     def _full_text(self) -> str:
-        """What holds the queue up."""
+        """The reason why the queue accepts nothing."""
         if self._log.is_short:
-            return f"the disk of {self._log.directory} is full: nothing is admitted until there is room"
+            return f"the disk of {self._log.directory} is full: nothing is admitted until there is space"
         used, room = self._log.total_bytes, self._limits.log_bytes_max
         text = f"the log in {self._log.directory} is full ({used:,} of {room:,} bytes)"
         if pending := self._contents.pending:
@@ -404,12 +404,12 @@ class Queue:
             return f"{text}: {windows} windows that were handed over are not committed yet"
         oldest = self._windowing.oldest_end_us()
         if oldest is None:
-            return f"{text}: records that the lane has not committed yet hold it"
+            return f"{text}: it contains records that the lane has not committed yet"
         return (
             f"{text}, and nothing can be handed over: {self._windowing.open_windows()} open windows hold "
             f"{self._windowing.open_rows():,} records. The first ends at {time_text(oldest)}, and the watermark has "
-            f"closed windows up to {time_text(self.closed_us)}. Give the log more room (groupBy.storage), or shorter "
-            f"windows; another input that is idle or behind may hold the watermark back"
+            f"closed windows up to {time_text(self.closed_us)}. Give the log more space (groupBy.storage), or shorten "
+            "the windows; another input that is idle or lags may hold the watermark back"
         )
 
 

@@ -1,7 +1,7 @@
-"""What a queue's log is kept for: open windows, hand-overs, and what the mark does not say yet. No I/O.
+"""The contents of a queue's log: open windows, hand-overs, and what the mark does not say yet. No I/O.
 
 Above it: the queue, which appends, and the log, which reads back. Below it: the windowing. Both ways lead to the same
-state: what `read back` builds up is what appending had built up, as far as the log reaches.
+state: reading back builds what appending had built, as far as the log goes.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from millstream_reduce.windowing import Windowing
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What became of the records of one `append`."""
+    """The outcome for the records of one `append`."""
 
     inputs: Sequence[wal_pb2.InputPosition]
-    """How far each edge has been read afterwards, and the records and stored bytes taken from it."""
+    """How far each edge has been read after it, and the records and stored bytes taken from it."""
     admitted: int
     """Records that are in a window now."""
     late: int
     """Records all of whose windows were closed."""
     outside: int
-    """Records that no window is for."""
+    """Records for which there is no window."""
     late_admitted: int
     """Admitted records that were older than the watermark."""
     late_frames: Sequence[Frame]
-    """The late records, where the queue keeps them."""
+    """The late records, if the queue keeps them."""
     closed_us: int
-    """Windows that ended up to here, lateness included, were closed for these records."""
+    """Windows that ended up to this time, including lateness, were closed for these records."""
     traceparent: str
-    """Of the first sampled frame; empty without one."""
+    """Trace context of the first sampled frame; empty if there is none."""
     ingest_time_us: int
     """When the oldest of the records entered the pipeline, wall clock."""
     hand_over: int
     """Number of the last hand-over before these records."""
     milestone: wal_pb2.Milestone | None
-    """Where the lane stood before these records, where that must be known to rebuild a lost log."""
+    """The lane's position before these records, if it is needed to rebuild a lost log."""
 
     @property
     def records(self) -> int:
@@ -58,7 +58,7 @@ class Appended:
 
     @property
     def bytes(self) -> int:
-        """As they were stored in the ledgers."""
+        """Their stored size in the ledgers."""
         return sum(position.bytes for position in self.inputs)
 
 
@@ -91,19 +91,19 @@ class QueueContents:
 
     windowing: Windowing
     progress: mark_pb2.ReduceProgress
-    """Of the lane's mark, as of the opening."""
+    """Progress of the lane's mark at the opening."""
     where: str
     input_is_kept: bool
-    """What the log has lost can be read again."""
+    """Whether what the log has lost can be read again."""
     is_behind: bool = False
-    """The log has lost what the lane's mark says is in it."""
+    """Whether the log has lost what the lane's mark says is in it."""
     sequences: dict[str, int] = field(default_factory=dict)
     """How far each edge has been read."""
     read: dict[str, list[mark_pb2.Witness]] = field(default_factory=dict)
-    """By edge: the last frame that was read of each lane upstream."""
+    """By edge: the last frame that was read of each upstream lane."""
     last_hand_over: int = 0
     _logged_hand_over: int = 0
-    """As far as the log itself knew when it was read back."""
+    """The last hand-over that the log itself had when it was read back."""
     pending: dict[int, _Pending] = field(default_factory=dict)
     """Hand-overs that are not committed, by number, rising."""
     unacknowledged: deque[_Unacknowledged] = field(default_factory=deque)
@@ -111,7 +111,7 @@ class QueueContents:
     origins: Origins = field(default_factory=Origins)
     """Where the records in the log come from."""
     sizes: dict[int, _Size] = field(default_factory=dict)
-    """Rows in each segment and what they take; of segments that hold entries of this queue's time."""
+    """Rows in each segment and their size, for segments with entries of this queue's lifetime."""
     starts: dict[int, Mapping[str, int]] = field(default_factory=dict)
     """How far each edge had been read when a segment began."""
     _pristine: bytes | None = None
@@ -157,7 +157,7 @@ class QueueContents:
             self._note_hand_over(hand_over, location.segment)
             return
         append = entry.append
-        # Rows are taken in under the watermark under which they were admitted.
+        # Rows are placed under the watermark under which they were admitted.
         self._move_closed(append.closed_us)
         if append.rows:
             batch = batches.decoded(body, append.has_keys, append.has_headers)
@@ -166,7 +166,7 @@ class QueueContents:
         self.note_append(appended_of(append), append, location)
 
     def recovered(self, end: LogEnd) -> None:
-        """Raises `DamageError` when the log has lost what the lane's mark says is in it."""
+        """Raises `DamageError` if the log has lost what the lane's mark says is in it."""
         done = {position.edge: position.sequence for position in self.progress.inputs}
         missing = [
             f"edge {edge} up to stream sequence {sequence} (the log has it up to {self.sequences.get(edge, 0)})"
@@ -187,7 +187,7 @@ class QueueContents:
                 f"{REPAIR}",
             )
         if missing and (not self.input_is_kept or self.progress.closing):
-            # In the middle of windows of one moment, the input does not tell which of them are committed.
+            # In the middle of windows of one moment, the input does not say which of them are committed.
             state = f"ends with segment {end.newest}" if end.newest else "is empty"
             raise DamageError(
                 codes.LOG_BEHIND_LEDGER,
@@ -198,7 +198,7 @@ class QueueContents:
         self.last_hand_over = max(self.last_hand_over, self.progress.hand_over)
         self.is_behind = bool(missing)
         if not missing:
-            # In the middle of being rebuilt, it may hold what is left of windows that are committed.
+            # While it is being rebuilt, it may contain the rest of windows that are committed.
             self.windowing.replayed()
             self._move_closed(self.progress.closed_us)
 
@@ -222,7 +222,7 @@ class QueueContents:
                 for edge, sequence in sorted(self.sequences.items())
             ],
             closed_us=self.windowing.closed_us,
-            # A log that is being rebuilt may have read everything again, and not dropped all that comes of it.
+            # A log that is being rebuilt may have read everything again, and not yet dropped all the results.
             last_hand_over=self._logged_hand_over if self.is_behind else self.last_hand_over,
         )
 
@@ -248,12 +248,12 @@ class QueueContents:
         size.bytes += location.length
 
     def new_hand_over(self, hand_over: wal_pb2.HandOver, segment: int) -> None:
-        """Number it on; it will be in this segment."""
+        """Number it; it will be in this segment."""
         hand_over.number = self.last_hand_over + 1
         self._note_hand_over(hand_over, segment)
 
     def committed(self, progress: mark_pb2.ReduceProgress) -> bool:
-        """The mark has come so far. Whether a hand-over is done with by it."""
+        """The mark has advanced this far. Returns whether that completes a hand-over."""
         self.progress = progress
         while self.unacknowledged and not _is_beyond(self.unacknowledged[0].appended, progress):
             self.unacknowledged.popleft()
@@ -263,7 +263,7 @@ class QueueContents:
         return bool(done)
 
     def forget_segments(self, existing: Iterable[int]) -> None:
-        """Keep notes of these segments only."""
+        """Keep the notes of these segments only."""
         kept = set(existing)
         self.origins.keep(kept)
         for notes in (self.sizes, self.starts):
@@ -282,7 +282,7 @@ class QueueContents:
             pending.hand_over.closed_us = min(pending.hand_over.closed_us, closed_us)
 
     def row_bytes(self, segment: int) -> float:
-        """What a row of a segment takes, on average; of all segments where that is not known."""
+        """The average size of a row of a segment; of all segments if that is unknown."""
         size = self.sizes.get(segment)
         if size is None or not size.rows:
             rows = sum(item.rows for item in self.sizes.values())
@@ -307,7 +307,7 @@ class QueueContents:
 
 
 def appended_of(append: wal_pb2.Append) -> Appended:
-    """What an entry of the log says of its `append`."""
+    """The `append` that an entry of the log describes."""
     return Appended(
         inputs=tuple(append.inputs),
         admitted=append.rows,
@@ -324,6 +324,6 @@ def appended_of(append: wal_pb2.Append) -> Appended:
 
 
 def _is_beyond(appended: Appended, progress: mark_pb2.ReduceProgress) -> bool:
-    """The mark does not say that these records are durable."""
+    """Whether the mark does not say that these records are durable."""
     done = {position.edge: position.sequence for position in progress.inputs}
     return any(position.sequence > done.get(position.edge, 0) for position in appended.inputs)

@@ -1,4 +1,4 @@
-"""The bounds of a reduce lane's queue, and what it says of itself. Plain values."""
+"""The bounds of a reduce lane's queue, and its statistics. Plain values."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ class QueueLimits:
 
     def __post_init__(self) -> None:
         if self.log_bytes_max < 4 * self.segment_bytes:
-            # Segments go whole: with fewer of them, one open window could fill the log.
-            raise ValueError(f"a log of {self.log_bytes_max} bytes holds fewer than 4 segments of {self.segment_bytes}")
+            # Segments are removed as a whole: with fewer of them, one open window could fill the log.
+            raise ValueError(
+                f"a log of {self.log_bytes_max} bytes has space for fewer than 4 segments of {self.segment_bytes}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,13 @@ class QueueStatistics:
     open_rows: int
     """Records that open windows need."""
     pending_hand_overs: int
-    """Handed over, not committed."""
+    """Hand-overs that are not committed."""
     pending_windows: int
     pending_rows: int
     last_hand_over: int
     unacknowledged_records: int
-    """In the log, not in the lane's mark."""
+    """Records in the log that are not in the lane's mark."""
     log: LogStatistics
     log_bytes_max: int
     full: str
-    """What holds the queue up; empty while it has room."""
+    """The reason why the queue accepts nothing; empty while it has space."""

@@ -1,4 +1,4 @@
-"""Frames on their way into a queue: where they end in their buffers, and which of their records are late. Pure."""
+"""Frames on their way into a queue: their positions in their buffers, and which of their records are late. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class QueuedFrame(NamedTuple):
     sequence: int
     """Stream sequence in the edge's buffer."""
     size: int
-    """Bytes it takes in the buffer."""
+    """Bytes that it takes in the buffer."""
     frame: Frame
     witness: Witness | None = None
-    """What it is called in the buffer."""
+    """Its name in the buffer."""
 
 
 def positions_of(frames: Sequence[QueuedFrame]) -> list[wal_pb2.InputPosition]:
@@ -44,7 +44,7 @@ def positions_of(frames: Sequence[QueuedFrame]) -> list[wal_pb2.InputPosition]:
 
 
 def rows_of_frames(frames: Sequence[QueuedFrame]) -> Iterator[tuple[QueuedFrame, int, int]]:
-    """Each frame, and where its records begin and end among those of all."""
+    """Each frame, with the range of its records among those of all frames."""
     begin = 0
     for item in frames:
         end = begin + item.frame.records
@@ -53,7 +53,7 @@ def rows_of_frames(frames: Sequence[QueuedFrame]) -> Iterator[tuple[QueuedFrame,
 
 
 def late_frames_of(frames: Sequence[QueuedFrame], placed: Sorted) -> list[Frame]:
-    """The late records of each frame as a frame of its own."""
+    """The late records of each frame as a new frame."""
     late: list[Frame] = []
     for item, begin, end in rows_of_frames(frames):
         low, high = np.searchsorted(placed.late, (begin, end))

@@ -3,11 +3,11 @@
     <log>/0000000000000012.3.result    one entry in the log's format: number 12 of the hand-over, body = the results, as
                                        the owner of epoch 3 computed them
 
-A commit in parts that was begun must be finished with the very same results, so they are durable before its first part.
-They are those of the newest owner that kept any: one before it has committed nothing of them, and one that was paused
-and goes on after it was replaced writes to a file of its own.
+A commit in parts must be completed with exactly the same results as it was begun, so they are durable before its first
+part. They are those of the newest owner that stored any: an earlier owner has committed nothing of them, and a paused
+owner that resumes after it was replaced writes to its own file.
 
-Above it: the queue. Below it: `Files`. What the results look like is not known here.
+Above it: the queue. Below it: `Files`. It does not know what the results look like.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class ResultFiles:
         self._vertex = identity.vertex
         self._epoch = identity.epoch
         self._kept: set[tuple[int, int]] = set()
-        """Hand-overs of which results are kept, each with the epoch of who kept them."""
+        """Hand-overs with stored results, each with the epoch of the owner that stored them."""
 
     def load(self) -> None:
-        """See what former owners have kept."""
+        """Find what earlier owners have stored."""
         self._kept = set(self._found())
 
     @property
     def oldest(self) -> int | None:
-        """The first hand-over of which results are kept; None without any."""
+        """The first hand-over with stored results; None if there is none."""
         return min((number for number, _ in self._kept), default=None)
 
     def write(self, number: int, data: bytes) -> None:
@@ -79,7 +79,7 @@ class ResultFiles:
                 self._files.close(descriptor)
 
     def read(self, number: int) -> bytes | None:
-        """What was kept of a hand-over; None without anything. Raises `DamageError`."""
+        """The stored results of a hand-over; None if there are none. Raises `DamageError`."""
         epoch = max((epoch for found, epoch in self._found() if found == number), default=None)
         if epoch is None:
             return None
@@ -88,7 +88,7 @@ class ResultFiles:
         try:
             entry = read_entry(memoryview(data), 0)
             if entry.sequence != number:
-                raise EntryError(0, f"it holds the results of hand-over {entry.sequence}")
+                raise EntryError(0, f"it contains the results of hand-over {entry.sequence}")
         except EntryError as fault:
             raise DamageError(
                 codes.RESULTS_LOST,
@@ -101,12 +101,12 @@ class ResultFiles:
         """Remove the stored results of hand-overs up to this number."""
         for number, epoch in sorted(kept for kept in self._kept if kept[0] <= through):
             with contextlib.suppress(OSError), step("result.remove", self._vertex):
-                # One that cannot be removed now is found again at the next opening.
+                # A file that cannot be removed now is found again at the next opening.
                 self._files.remove(self._path(number, epoch))
             self._kept.discard((number, epoch))
 
     def _found(self) -> list[tuple[int, int]]:
-        """Hand-overs of which there are files, with the epoch of each file."""
+        """Hand-overs with stored results, and the epoch of each file."""
         names = (path.name.removesuffix(_SUFFIX).split(".") for path in self._directory.glob(f"*{_SUFFIX}"))
         return [(int(name[0]), int(name[1])) for name in names if len(name) == 2 and all(map(str.isdecimal, name))]
 

@@ -1,8 +1,8 @@
-"""Sets the windows of a lane back whose watermark was driven away: they are open again for what is to come.
+"""Sets back the windows of a lane whose watermark was moved too far ahead: they are open again for new records.
 
 A window that may have had records of its own time stays closed, so that it has one result.
 
-Above it: `millstream watermark`. Below it: the lane's log, whose owner it is for the moment.
+Above it: `millstream watermark`. Below it: the lane's log, which it owns temporarily.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from millstream_reduce.windows import WindowConfig, encoding, make_windowing
 
 
 def closed_by(time_us: int, config: WindowConfig) -> tuple[int, int]:
-    """Up to where windows stay closed, so that none is opened again that a record up to this time may be in: the time
-    by which they end, and the same with the lateness."""
+    """Up to which time windows stay closed, so that no window is reopened that a record up to this time may be in: the
+    time by which they end, and the same including the lateness."""
     if config.kind in ("fixed", "sliding"):
         slide_us = config.slide_us or config.length_us
         end_us = time_us // slide_us * slide_us + config.length_us
@@ -50,7 +50,9 @@ async def set_log_back(
     sizes = LogSizes(LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX + 16 * MIB)
     async with open_log(directory, identity, contents, files=files or SystemFiles(), sizes=sizes) as log:
         if contents.windowing.closed_us >= END_OF_TIME_US:
-            raise UserError(codes.NOT_SET_BACK, f"{identity}: its input has ended, and with it event time")
+            raise UserError(
+                codes.NOT_SET_BACK, f"{identity}: its input has ended, so its event time cannot be set back"
+            )
         floor_us = closed_us - config.lateness_us
         last = (floor_us - config.length_us) // (config.slide_us or config.length_us or 1)
         open_windows = encoding.set_back(contents.windowing.checkpoint(), closed_us, floor_us, last)

@@ -1,6 +1,6 @@
-"""Plain values of the reduce: windows, and which rows of the log they hold. No I/O.
+"""Plain values of the reduce: windows, and which rows of the log they contain. No I/O.
 
-The log's own format stands in `proto/millstream/reduce/v1/wal.proto`.
+The format of the log is described in `proto/millstream/reduce/v1/wal.proto`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 
 
 class Location(NamedTuple):
-    """Where an entry lies in the log."""
+    """The place of an entry in the log."""
 
     segment: int
     offset: int
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Window:
-    """A stretch of event time, [start, end), microseconds; of one key for session and global windows."""
+    """A range of event time, [start, end), in microseconds; of one key for session and global windows."""
 
     start_us: int
     end_us: int
@@ -50,7 +50,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowContents:
-    """A window and the exact rows it holds: fixed once it is made."""
+    """A window and the exact rows it contains: fixed once it is created."""
 
     window: Window
     pieces: tuple[Piece, ...]
@@ -64,7 +64,7 @@ class WindowContents:
 
     @classmethod
     def from_message(cls, message: wal_pb2.Window) -> WindowContents:
-        """Of logs of format 1."""
+        """A window of a log of format 1."""
         key = message.key if message.HasField("key") else None
         window = Window(message.start_us, message.end_us, key, message.early)
         return cls(window, tuple(pieces_of(message.pieces)), message.released)

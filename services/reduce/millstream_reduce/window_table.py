@@ -1,10 +1,10 @@
-"""Windows and the exact rows they hold, by columns: the form in which they are handed over. No I/O.
+"""Windows and the exact rows they contain, by columns: the form in which they are handed over. No I/O.
 
     windows ─► WindowTable ─► log, engine ─► WindowTable ─► manifest, account, frames of results
 
-Ten thousand sessions of a row or two are as many messages otherwise, and making and reading these costs more than what
-is computed over them. A table is never changed. As a sequence it gives its windows one by one, for people and for
-windowings that take them one by one.
+Otherwise, ten thousand sessions of a row or two would be as many messages, and writing and reading these would cost
+more than computing the results. A table is never changed. As a sequence it yields its windows one by one, for people
+and for windowings that need that.
 
 The bytes are those of `WindowTable` in `proto/millstream/reduce/v1/wal.proto`.
 """
@@ -103,7 +103,7 @@ class WindowTable(Sequence[WindowContents]):
 
     @property
     def keys(self) -> Sequence[Key] | None:
-        """None where no window has one."""
+        """None if no window has one."""
         if self._keys is None and self._key_lengths is not None:
             lengths, joined = self._key_lengths, self._joined_keys
             ends = np.cumsum(np.maximum(lengths, 0)).tolist()
@@ -115,7 +115,7 @@ class WindowTable(Sequence[WindowContents]):
 
     @property
     def pieces(self) -> Rows:
-        """How many each window has."""
+        """The number of pieces of each window."""
         return np.diff(self.bounds)
 
     def take(self, indexes: npt.ArrayLike) -> WindowTable:
@@ -228,7 +228,7 @@ class WindowTable(Sequence[WindowContents]):
 
     @classmethod
     def joined(cls, tables: Sequence[WindowTable]) -> WindowTable:
-        """The windows of all, one table behind the other. An entry may be named several times."""
+        """The windows of all tables, in order. An entry may be named several times."""
         if len(tables) == 1:
             return tables[0]
         before = np.cumsum([0, *(len(table.entries) for table in tables)]).tolist()

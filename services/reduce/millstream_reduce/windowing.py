@@ -1,9 +1,9 @@
-"""What a reduce lane asks of its windows: the boundary of `millstream_reduce.windows`. Pure: no clock, no files.
+"""What a reduce lane requires of its windows: the boundary of `millstream_reduce.windows`. Pure: no clock, no files.
 
 A windowing keeps, in memory, which rows of the log belong to which open window. It is driven by the lane's queue:
 
-    sort(times, keys) ─► the queue writes the admitted rows, in that order ─► add(the same rows, where they lie)
-    close(watermark)  ─► the queue makes a hand-over of the contents durable ─► computed, committed
+    sort(times, keys) ─► the queue writes the admitted rows, in that order ─► add(the same rows, with their place)
+    close(watermark)  ─► the queue stores a hand-over of the contents durably ─► computed, committed
     after a restart   ─► restore(checkpoint), then `closed` and `add` again, in the order of the log
 
 Rows are sorted into groups (panes of time, pieces of sessions, keys), so that what one window needs of one entry is a
@@ -57,22 +57,22 @@ class Windowing(Protocol):
 
     @property
     def needs_keys(self) -> bool:
-        """Windows belong to keys; otherwise `keys` may be None everywhere."""
+        """Whether windows belong to keys; otherwise `keys` may be None everywhere."""
 
     @property
     def closed_us(self) -> int:
-        """Windows that end at or before this, allowed lateness included, are closed permanently; never falls."""
+        """Windows that end at or before this, including allowed lateness, are closed permanently; never falls."""
 
     def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Sorted:
         """Decide about rows, one after the other, without taking them in. `joined`: where an input is read again, what
         was decided the first time; it depends on the order of several inputs, which is another one now."""
 
     def depends_on_closing(self, times: Times) -> bool:
-        """Whether these rows could come into other windows, or bring others there, if none had been closed before
+        """Whether these rows could be in other windows, or move others there, if no windows had been closed before
         them."""
 
     def add(self, times: Times, keys: Keys | None, location: Location) -> None:
-        """Take rows in that lie at `location` in the order that `sort` gave."""
+        """Add rows that are at `location`, in the order that `sort` returned."""
 
     def close(self, watermark_us: int, windows_max: int | None = None) -> Sequence[WindowContents]:
         """Move `closed_us` on to the watermark; the windows that are closed by it, in the order of their ends, are
@@ -88,8 +88,8 @@ class Windowing(Protocol):
         says when."""
 
     def rows_to_early(self, rows_min: int) -> int:
-        """How many rows more, at least, until a window has so many new ones. After `early` has given all there were;
-        at least 1 then."""
+        """How many more rows are needed, at least, until a window has this many new ones. At least 1 after `early` has
+        returned all windows."""
 
     def closed(self, contents: Sequence[WindowContents], closed_us: int) -> None:
         """After a restart: these windows were handed over at this point of the log, early results among them. Also
@@ -98,15 +98,15 @@ class Windowing(Protocol):
         missed."""
 
     def replayed(self) -> None:
-        """The log has been read back to its end. Raises `DamageError` when it holds rows that no window was for."""
+        """The log has been read back to its end. Raises `DamageError` if it contains rows for which there was no
+        window."""
 
     def oldest_end_us(self) -> int | None:
-        """End of the window that ends first among those that are open, or closed and not handed over; None when there
-        is none. A global window counts only when a result of it is due: until then its end moves with the
-        watermark."""
+        """End of the window that ends first among those that are open, or closed and not handed over; None if there is
+        none. A global window counts only if a result of it is due: until then its end moves with the watermark."""
 
     def live_segments(self) -> set[int]:
-        """Segments in which rows of open windows lie, and of those that are closed and not handed over."""
+        """Segments with rows of open windows, and of those that are closed and not handed over."""
 
     def checkpoint(self) -> bytes:
         """The open windows, for `restore` of the same windowing."""

@@ -1,9 +1,9 @@
-"""Keeps pyarrow from importing pandas, in processes that have no use for it.
+"""Keeps pyarrow from importing pandas in processes that do not need it.
 
-pyarrow looks for pandas when it makes its first array, so that it knows pandas' objects when it is given some. The
-import takes half a second of processor time, which a start with several processes pays several times.
+pyarrow looks for pandas when it creates its first array, so that it recognizes pandas objects. The import takes half a
+second of processor time, which a start with several processes pays several times.
 
-Above it: processes that run no code of users'. Below it: pyarrow.
+Above it: processes that run no users' code. Below it: pyarrow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Hidden(MetaPathFinder):
 
 
 def forgo_pandas() -> None:
-    """From now on pyarrow knows no objects of pandas'. Does nothing where pandas has been imported already."""
+    """From now on pyarrow does not recognize pandas objects. Does nothing if pandas has already been imported."""
     if "pandas" in sys.modules:
         return
     hidden = _Hidden()

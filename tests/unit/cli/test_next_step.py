@@ -1,4 +1,4 @@
-"""The line behind a run: where the results are, what to change, and how to take the change in."""
+"""The lines after a run: where the results are, what to change, and how to apply the change."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ spec:
 @pytest.mark.parametrize(
     ("udf", "said"),
     [
-        ("python: 'f.py:f'", "change f.py and `millstream run {path} --fresh` (with --watch: while it runs)"),
+        ("python: 'f.py:f'", "change f.py and `millstream run {path} --fresh` (or use --watch)"),
         # A window keeps the function that it began with, so --watch does not take it in.
         (
             "python: 'f.py:f', groupBy: {window: {fixed: {length: 1m}}}",
             "change f.py and `millstream run {path} --fresh`",
         ),
-        ("command: [./words]", "build words again and `millstream run {path} --fresh` (with --watch: while it runs)"),
+        ("command: [./words]", "build words again and `millstream run {path} --fresh` (or use --watch)"),
         ("command: [cat]", ""),
         ("builtin: {name: cat}", ""),
     ],
@@ -43,8 +43,8 @@ def test_what_to_change(udf: str, said: str, tmp_path: Path, monkeypatch: pytest
     Path("f.py").write_text("def f(keys, records, window): ...\n" if "groupBy" in udf else "def f(value): ...\n")
     Path("words").write_text("#!/bin/sh\n")
     Path("words").chmod(0o755)
-    wanted = f"next: {said.format(path='p.yaml')}\n" if said else ""
-    assert next_step(load(path), ended=True) == wanted
+    wanted = f"next: {said.format(path='p.yaml')}" if said else ""
+    assert " ".join(" ".join(next_step(load(path), ended=True)).split()) == wanted
 
 
 def test_where_the_results_are_and_that_a_new_run_moves_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +54,8 @@ def test_where_the_results_are_and_that_a_new_run_moves_them(tmp_path: Path, mon
     Path("out").mkdir()
     (tmp_path / "out" / "1.jsonl").write_text("")
     loaded = load(Path("p.yaml"))
-    assert next_step(loaded, ended=True) == (
-        "next: look into out; change f.py and `millstream run p.yaml --fresh --move-outputs` "
-        "(with --watch: while it runs)\n"
-    )
-    assert "--fresh" not in next_step(loaded, ended=False)
+    assert next_step(loaded, ended=True, width=80) == [
+        "next: look into out; change f.py and",
+        "      `millstream run p.yaml --fresh --move-outputs` (or use --watch)",
+    ]
+    assert "--fresh" not in "".join(next_step(loaded, ended=False))

@@ -12,15 +12,16 @@ from millstream_reduce.lane.progress import LaneProgress
 from millstream_reduce.queue import Queue
 
 HAND_OVERS_AWAITED_MAX = 2
-"""Hand-overs computed at a time. While so many run, windows that close wait, and then go together."""
+"""The most hand-overs computed at a time. While that many run, closed windows wait, and are then handed over
+together."""
 
 
 class EarlyResults:
-    """When early results are made, and of which windows: by the clock, or by count."""
+    """Decides when early results are computed, and of which windows: by the clock, or by count."""
 
     def __init__(self, queue: Queue, now_s: float, *, every_s: float | None = None, count: int | None = None) -> None:
-        """`every_s`: of every window that has new records, so often by the clock. `count`: of each window that has so
-        many since its last one."""
+        """`every_s`: of every window with new records, at this interval by the clock. `count`: of each window that has
+        received this many since its last early result."""
         self._queue = queue
         self._every_s = every_s
         self._count = count
@@ -28,15 +29,15 @@ class EarlyResults:
         # A window may have new records, or enough of them, from before a restart.
         self._has_new = queue.open_windows > 0
         self._rows_to_look = 0
-        """So many records more before a window can have enough."""
+        """How many more records are needed before any window can have enough."""
 
     def admitted(self, rows: int) -> None:
-        """So many records are in windows now."""
+        """This many records have been added to windows."""
         self._has_new |= rows > 0
         self._rows_to_look -= rows
 
     def counted(self) -> list[wal_pb2.HandOver]:
-        """Of the windows that have enough records."""
+        """Hand-overs of the windows that have enough records."""
         if self._count is None or self._rows_to_look > 0:
             return []
         hand_overs = self._queue.early(self._count)
@@ -44,14 +45,14 @@ class EarlyResults:
         return hand_overs
 
     def elapsed(self, now_s: float) -> list[wal_pb2.HandOver]:
-        """Of the windows that have any, when it is time."""
+        """Hand-overs of the windows that have new records, when it is time."""
         if self.pause_s(now_s) != 0:
             return []
         self._last_s, self._has_new = now_s, False
         return self._queue.early()
 
     def pause_s(self, now_s: float) -> float | None:
-        """How long until it is time; None while nothing new has come."""
+        """Seconds until it is time; None until a new record has arrived."""
         if self._every_s is None or not self._has_new:
             return None
         return max(0.0, self._last_s + self._every_s - now_s)
@@ -74,12 +75,12 @@ class Closing:
         self._waiting_since_s: float | None = None
 
     def admitted(self, rows: int) -> None:
-        """So many records are in windows now."""
+        """This many records have been added to windows."""
         if self._early is not None:
             self._early.admitted(rows)
 
     def pause_s(self) -> float | None:
-        """How long nothing need be looked at when nothing happens; None: until something does."""
+        """How long nothing has to be checked if nothing happens; None: until something happens."""
         if self._early is None:
             return None
         pause_s = self._early.pause_s(self._now_s())
@@ -92,7 +93,7 @@ class Closing:
         def due(watermark_us: int) -> bool:
             if not self._is_closed(oldest_us, watermark_us):
                 return False
-            # Windows that cannot be handed over yet are looked at once: that is since when they wait.
+            # Windows that cannot be handed over yet are checked at once: that is when their waiting begins.
             return self._may_hand_over or self._waiting_since_s is None
 
         return due
@@ -103,7 +104,7 @@ class Closing:
             if self._waiting_since_s is None and self._is_closed(self._queue.oldest_end_us(), watermark_us):
                 self._waiting_since_s = self._now_s()
             return []
-        # Records that come in one frame with the end of their window are counted before it closes.
+        # Records in the same frame as the end of their window are counted before the window closes.
         early = self._early.counted() if self._early is not None else []
         closed = self._queue.close(watermark_us)
         closed_at_s, self._waiting_since_s = self._waiting_since_s or self._now_s(), None
@@ -114,10 +115,11 @@ class Closing:
         return [*early, *closed]
 
     def keep_promise(self) -> list[wal_pb2.HandOver]:
-        """What was promised downstream holds also where the log does not know of it: nothing older may come.
+        """The watermark published downstream also holds where the log does not know about it: no older result may
+        follow.
 
-        Windows that were open held the watermark back. But of those that closed together, in several hand-overs, the
-        log may have the first only: the others are handed over now.
+        Windows that were open held the watermark back. But of windows that closed together in several hand-overs, the
+        log may have only the first: the others are handed over now.
         """
         promised_us = self._progress.core.watermark_us
         if not START_OF_TIME_US < promised_us < END_OF_TIME_US:

@@ -1,7 +1,7 @@
-"""The inputs of a reduce lane: several buffers, read side by side, with one watermark.
+"""The inputs of a reduce lane: several buffers, read concurrently, with one watermark.
 
-Above it: the reduce lane. Below it: one buffer reader for each edge. Frames of one buffer stay in order; there is
-none between buffers.
+Above it: the reduce lane. Below it: one buffer reader for each edge. Frames of one buffer stay in order; frames of
+different buffers have no order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millstream_vertex.input import LaneInput
 from millstream_vertex.trimming import Trimmer
 
 AHEAD_BYTES = 16 * 1024 * 1024
-"""Bytes read from all buffers and not taken yet, beyond which no further frame is read."""
+"""Bytes read from all buffers and not taken yet at which no further frame is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,26 @@ class ReduceInput:
         self.lane_input = lane_input
         self.upstream = upstream
         self.sequence = reader.sequence
-        """Of the last frame that was taken."""
+        """Sequence of the last frame that was taken."""
         self.read_sequence = reader.sequence
-        """Of the last frame that was read."""
+        """Sequence of the last frame that was read."""
         self.waiting_sequence: int | None = None
-        """Of the frame behind it, which there is no room for, or which lies behind the gate."""
+        """Sequence of the next frame, for which there is no space, or which is after the gate."""
         self._trimmer = trimmer
 
     @property
     def watermark_us(self) -> int:
-        """Nothing older follows what was taken, late records excepted."""
+        """No older record follows those that were taken, except late ones."""
         return self.lane_input.watermark_at(self.sequence)
 
     def committed(self, sequence: int, *, trim_through: int) -> None:
-        """The lane's mark has come to `sequence`; what is at or before `trim_through` will not be read again."""
+        """The lane's mark has reached `sequence`; frames up to `trim_through` will not be read again."""
         self._trimmer.consumed(self.buffer, trim_through)
         self.lane_input.forget(sequence)
 
 
 class ReduceInputs:
-    """All buffers of a lane. Made by `open_reduce_inputs`."""
+    """All buffers of a lane. Created by `open_reduce_inputs`."""
 
     def __init__(self, inputs: Sequence[ReduceInput]) -> None:
         self.inputs = tuple(inputs)
@@ -69,26 +69,26 @@ class ReduceInputs:
         self._room = asyncio.Event()
         self._gate: Mapping[str, int] | None = None
         self.stopped = False
-        """Nothing new is taken in."""
+        """Whether reading has stopped."""
         self._news = asyncio.Event()
         self._reading = len(self.inputs)
 
     @property
     def ended(self) -> bool:
-        """Nothing will ever follow what was taken."""
+        """Whether nothing will ever follow what was taken."""
         return not self._taken and self._reading == 0 and all(item.reader.ended for item in self.inputs)
 
     @property
     def drained(self) -> bool:
-        """Nothing will be taken any more: ended, or told to stop."""
+        """Whether nothing will be taken any more: all inputs have ended, or reading has stopped."""
         return not self._taken and self._reading == 0
 
     def watermark_us(self) -> int:
-        """Of all inputs together, behind the frames that were taken."""
+        """The watermark of all inputs together, after the frames that were taken."""
         return min(item.watermark_us for item in self.inputs)
 
     def stop(self) -> None:
-        """Take no new frames in; those already read are dropped, the next start reads them again."""
+        """Stop reading. Frames that have been read are dropped; the next start reads them again."""
         self.stopped = True
         for item in self.inputs:
             item.reader.stop()
@@ -97,20 +97,20 @@ class ReduceInputs:
         self._news.set()
 
     def hold_at(self, gate: Mapping[str, int] | None) -> None:
-        """Let nothing be taken behind these sequences, by edge, until they are others. None: no bounds. Frames that
-        were read before the first call are not held."""
+        """Take nothing after these sequences, by edge, until they change. None: no bounds. Frames that were read before
+        the first call are not held."""
         self._gate = gate
         self._room.set()
 
     def pass_over(self, positions: Mapping[str, int]) -> None:
-        """Everything up to these sequences, by edge, has been taken, as far as it was still stored."""
+        """Everything up to these sequences, by edge, counts as taken, as far as it was still stored."""
         for item in self.inputs:
             item.sequence = max(item.sequence, positions.get(item.buffer.edge, 0))
             item.reader.pass_over(item.sequence)
 
     @property
     def at_gate(self) -> bool:
-        """Everything up to the gate has been taken."""
+        """Whether everything up to the gate has been taken."""
         return not self._taken and all(
             item.reader.ended or self._is_behind_gate(item, item.waiting_sequence or item.sequence + 1)
             for item in self.inputs
@@ -120,11 +120,11 @@ class ReduceInputs:
         return self._gate is not None and sequence > self._gate.get(item.buffer.edge, 0)
 
     def wake(self) -> None:
-        """Have `wait` return."""
+        """Make `wait` return."""
         self._news.set()
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Until there are frames to take, a watermark has moved, an input has ended, or the time is over."""
+        """Wait until there are frames to take, a watermark has moved, an input has ended, or the time is over."""
         if not self._taken:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -134,8 +134,8 @@ class ReduceInputs:
         self._news.clear()
 
     async def gather(self, seconds: float, bytes_max: int, due: Callable[[int], bool]) -> None:
-        """Let more frames come: so long, or until so many stored bytes wait to be taken, or until something is `due`
-        at the watermark that holds once they are; that is asked again after every `wake`."""
+        """Let more frames arrive, for this time, or until this many stored bytes wait to be taken, or until something
+        is `due` at the watermark after those frames; that is checked again after every `wake`."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + seconds
         while self._bytes < bytes_max and not self.stopped and (rest_s := until_s - loop.time()) > 0:
@@ -149,7 +149,7 @@ class ReduceInputs:
                 return
 
     def take(self, bytes_max: int) -> list[Taken]:
-        """What has been read, up to so many stored bytes and at least one frame; empty when there is nothing."""
+        """Take what has been read: at most this many stored bytes but at least one frame; empty if there is none."""
         frames: list[Taken] = []
         size = 0
         while self._taken and (not frames or size + self._taken[0].read.size <= bytes_max):

@@ -1,7 +1,7 @@
 """The intake of a reduce lane: from frames that were read to records that are durable in the log.
 
 Above it: the reduce lane. Below it: the inputs, the queue, and the progress, to which it reports what is durable. It
-knows nothing of how windows are computed.
+does not know how windows are computed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from millstream_reduce.queue import Appended, Queue, QueuedFrame
 from millstream_writer.committer import Unit
 
 TAKE_BYTES = 4 * MIB
-"""Stored bytes that go into one entry of the log, about."""
+"""About how many stored bytes go into one entry of the log."""
 GATHER_S = 0.05
-"""Between two entries of the log, unless there is much or windows close: a small one costs as much as a large one."""
+"""Time between two entries of the log, unless there is much to write or windows close: a small entry costs as much as a
+large one."""
 ROOM_WAIT_S = 0.1
 """While the log is full: how often the lane checks whether the watermark closes a window."""
 
@@ -35,12 +36,12 @@ IsDue = Callable[[int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """What has gone into the log together and is not known to be durable yet."""
+    """What has been written to the log together and is not known to be durable yet."""
 
     appended: Appended | None
     hand_overs: Sequence[wal_pb2.HandOver]
     closed_us: int
-    """Windows that ended up to here are closed for whatever is appended next."""
+    """Windows that ended up to this time are closed for whatever is appended next."""
 
 
 class Intake:
@@ -55,7 +56,7 @@ class Intake:
     def __init__(
         self, inputs: ReduceInputs, queue: Queue, progress: LaneProgress, milestones: StoredMilestones | None
     ) -> None:
-        """`milestones`: where the input stays in its buffers until its windows are committed."""
+        """`milestones`: given if the input stays in its buffers until its windows are committed."""
         self.inputs = inputs
         self._queue = queue
         self._progress = progress
@@ -63,19 +64,20 @@ class Intake:
         self._logged: deque[Logged] = deque()
         self._sync_wanted = asyncio.Event()
         self._looked_s = 0.0
-        """When the inputs were looked at last, by the monotonic clock."""
+        """When the inputs were last checked, by the monotonic clock."""
 
     @property
     def is_empty(self) -> bool:
-        """Everything that is in the log is durable."""
+        """Whether everything in the log is durable."""
         return not self._logged
 
     def has_stopped(self) -> bool:
-        """Nothing new is taken in."""
+        """Whether reading has stopped."""
         return self.inputs.stopped
 
     def watermark_us(self) -> int:
-        """Of all inputs together, behind the frames that were taken; the end of time when nothing will follow them."""
+        """The watermark of all inputs together, after the frames that were taken; the end of time if nothing will
+        follow them."""
         return END_OF_TIME_US if self.inputs.ended else self.inputs.watermark_us()
 
     async def take_in(self, pause_s: float | None, when_due: Callable[[], IsDue]) -> Appended | None:
@@ -116,7 +118,7 @@ class Intake:
         self.inputs.hold_at(None)
 
     async def _append(self) -> Appended | None:
-        # Windows are closed also while the queue is full: that may be what makes room.
+        # Windows are closed even while the queue is full, because that may free space.
         has_room = await self._queue.room(ROOM_WAIT_S)
         if self.has_stopped() or not has_room:
             return None
@@ -131,13 +133,13 @@ class Intake:
         return self._queue.append(frames, watermark_us)
 
     def make_durable(self, appended: Appended | None, hand_overs: Sequence[wal_pb2.HandOver]) -> None:
-        """Have what is in the log now made durable, and then take effect."""
+        """Make what is in the log now durable, so that it can take effect."""
         self._logged.append(Logged(appended, hand_overs, self._queue.closed_us))
         self._sync_wanted.set()
 
     async def sync_all(self, begin: Callable[[wal_pb2.HandOver], None]) -> None:
-        """Make what is logged durable, all of it at a time; only then it has consequences. `begin`: have a hand-over
-        computed. Runs until it is cancelled."""
+        """Make everything that is logged durable, one batch at a time; only then does it take effect. `begin`: starts
+        the computation of a hand-over. Runs until it is cancelled."""
         while True:
             await self._sync_wanted.wait()
             self._sync_wanted.clear()
@@ -159,17 +161,17 @@ class Intake:
             await self.inputs.wait(None)
 
     def committed(self, units: Sequence[Unit]) -> None:
-        """Units have landed, and the lane's mark counts them."""
+        """Units have been committed, and the lane's mark counts them."""
         if self._milestones is not None:
             done = [unit.milestone for unit in units if isinstance(unit, ReduceUnit)]
             self._milestones.committed(filter(None, done), self._progress.core.committer.sequences)
         self.release()
 
     def release(self) -> None:
-        """Let what is committed be trimmed, or, where the input is kept, what no open window needs."""
+        """Allow what is committed to be trimmed, or, if the input is kept, what no open window needs."""
         inputs = self._progress.core.committer.mark.reduce.inputs
         done = {position.edge: position.sequence for position in inputs}
-        # The newest frame that was read stays: the next to read here checks whether it is still that one.
+        # The newest frame that was read stays: the next reader checks whether it is still the same one.
         before_newest = {position.edge: newest(position.read) - 1 for position in inputs}
         kept: Mapping[str, int] = done
         if self._milestones is not None:

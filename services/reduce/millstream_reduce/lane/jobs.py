@@ -1,4 +1,4 @@
-"""The computing of hand-overs for a reduce lane: runs of the engine, and what becomes of windows that fail.
+"""Computes hand-overs for a reduce lane: runs of the engine, and the handling of windows that fail.
 
 Above it: the reduce lane. Below it: an engine. It knows rows of results and the retry policy; it does
 not know where the windows came from.
@@ -31,19 +31,19 @@ from millstream_reduce.window_table import WindowTable
 
 @dataclass(slots=True)
 class Computed:
-    """What became of the windows of one hand-over."""
+    """The results for the windows of one hand-over."""
 
     rows: pa.Table
     failures: list[engine_pb2.WindowFailure] = field(default_factory=list)
-    """Windows that no attempt could compute, for the dead-letter edge or the count of what is dropped."""
+    """Windows that no attempt could compute, for the dead-letter edge or the count of dropped records."""
     retries: int = 0
     errors: int = 0
     job_s: float = 0.0
     job_tags: list[str] = field(default_factory=list)
-    """What the engine calls its jobs."""
+    """The engine's names for its jobs."""
 
     def encode(self) -> bytes:
-        """For the result file, from which a commit in parts goes on after a restart."""
+        """For the result file, from which a commit in parts continues after a restart."""
         failures = json.dumps([failure.SerializeToString().hex() for failure in self.failures])
         table = self.rows.replace_schema_metadata({b"failures": failures.encode()})
         sink = pa.BufferOutputStream()
@@ -81,7 +81,8 @@ class HandOverJobs:
         replica: int,
         rng: random.Random,
     ) -> None:
-        """`where` names pipeline, vertex and lane in messages; `lane` and `replica` are for functions' context."""
+        """`where` names pipeline, vertex and lane in messages; `lane` and `replica` are for the context of
+        functions."""
         self._engine = engine
         self._program = program
         self._policy = policy
@@ -92,7 +93,7 @@ class HandOverJobs:
         self._rng = rng
 
     async def check(self) -> None:
-        """Raises `UserError` when the program cannot run at all, long before the first window closes."""
+        """Raises `UserError` if the program cannot run at all, long before the first window closes."""
         answer = await self._engine.check(self._program)
         if answer.faults:
             raise UserError(codes.QUERY, "\n".join([f"{self._where}: the windows cannot be computed", *answer.faults]))
@@ -144,15 +145,15 @@ class HandOverJobs:
         if self._policy.on_failure in (OnFailure.STOP, OnFailure.RETRY):
             first = given_up[0]
             window = describe(windows[first.window], first)
-            # Of a traceback the user's own places; the reason says already what was raised.
+            # Of a traceback, the user's own frames; the reason already says what was raised.
             short = "\n".join(places(first.detail)) or first.detail
             raise UdfError(
                 codes.WINDOW_FAILED,
                 f"{self._where}: window {window['start']} to {window['end']}"
                 + (f", key {window['key']!r}" if "key" in window else "")
                 + f": {first.reason}\n{short}".rstrip()
-                + "\nNothing was lost: put the function right and start again, or let `retryStrategy.onFailure` "
-                "drop such windows or send them to a dead-letter edge.",
+                + "\nNothing was lost: fix the function and start again, or set `retryStrategy.onFailure` to drop such "
+                "windows or to send them to a dead-letter edge.",
                 detail=first.detail if short != first.detail else "",
             )
         return given_up
@@ -172,7 +173,7 @@ def describe(contents: WindowContents, failure: engine_pb2.WindowFailure) -> dic
 
 
 def time_text(time_us: int) -> str:
-    """RFC 3339 in UTC with microseconds; the number itself where a calendar has no such time."""
+    """RFC 3339 in UTC with microseconds; the number itself if no calendar has such a time."""
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
     except OverflowError:
@@ -185,7 +186,7 @@ def _key_parts(key: bytes) -> list[str]:
 
 
 def _with_windows(table: pa.Table, indexes: Sequence[int]) -> pa.Table:
-    """The rows with the windows numbered as in the hand-over, not as in the request."""
+    """The rows with the windows numbered as in the hand-over, instead of as in the request."""
     column = table.column("window").combine_chunks()
     renumbered = pa.array(indexes, pa.int32()).take(column)
     return table.set_column(table.schema.get_field_index("window"), "window", renumbered)

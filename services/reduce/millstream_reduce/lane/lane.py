@@ -1,12 +1,13 @@
-"""A lane of a reduce vertex: reads all its buffers into the queue, has closed windows computed, commits the results.
+"""A lane of a reduce vertex: reads all its buffers into the queue, lets closed windows be computed, commits the
+results.
 
     buffers ─► INTAKE: log + windows ─► fsync ─► commit: input positions, late records
                         │ watermark
                         ▼
                CLOSING: hand-over ─► fsync ─► RESULTS: job ─► commit: results + number of the hand-over ─► log is freed
 
-No position and no hand-over is passed on before it is durable in the log; only the fenced commit lets input and
-segments go. The lane wires its three parts and decides nothing else; what they report meets in its progress.
+No position and no hand-over is passed on before it is durable in the log; only the fenced commit releases input and
+segments. The lane connects its three parts and decides nothing else; what they report is combined in its progress.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ReduceLane:
         retracing: Retracing | None,
         early: EarlyResults | None,
     ) -> None:
-        """`retracing`: where the log is rebuilt from the input."""
+        """`retracing`: given if the log is rebuilt from the input."""
         self.core = core
         self._queue = queue
         self._retracing = retracing
@@ -56,7 +57,7 @@ class ReduceLane:
         self._results = Results(jobs, queue, maker, self._progress, inputs.wake)
 
     def stop(self) -> None:
-        """Take nothing new in and begin no hand-over; what is durable in the log goes on at the next start."""
+        """Stop reading, and begin no hand-over; what is durable in the log is continued after the next start."""
         self._intake.inputs.stop()
 
     def statistics(self) -> LaneStatistics:
@@ -111,7 +112,7 @@ class ReduceLane:
 
     @property
     def _busy(self) -> bool:
-        """Something is open, in the log only, or being computed."""
+        """Whether something is open, only in the log, or being computed."""
         return bool(not self._intake.is_empty or self._progress.uncommitted or self._queue.open_windows)
 
     def _begin(self, hand_over: wal_pb2.HandOver, work: asyncio.TaskGroup) -> None:
@@ -125,7 +126,7 @@ class ReduceLane:
         self._intake.inputs.wake()
 
     async def _recover(self, work: asyncio.TaskGroup) -> None:
-        """Go on with what the log holds beyond the mark."""
+        """Continue with what the log contains beyond the mark."""
         if self._input_is_kept and self._retracing is None:
             check_whole(str(self.core.lane), self._queue, self.core.committer.mark)
         pending = self._queue.pending()

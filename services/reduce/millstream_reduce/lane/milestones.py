@@ -1,9 +1,9 @@
-"""A reduce lane's milestones in its ledger, and the way along them to where the mark stands.
+"""A reduce lane's milestones in its ledger, and the way along them to the position of the mark.
 
     committed with what depends on them ─► buffer "window" of the lane ─► read at the opening ─► trimmed with the input
 
 Used by lanes that keep their input until its windows are committed. Above it: the reduce lane. Below it: the ledger of
-the lane's own vertex. It knows nothing of windows.
+the lane's own vertex. It does not know about windows.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from millstream_vertex.trimming import Trimmer
 
 
 class StoredMilestones:
-    """Those that are committed and may still be needed. Made by `open_milestones`."""
+    """The milestones that are committed and may still be needed. Created by `open_milestones`."""
 
     def __init__(self, buffer: BufferId, trimmer: Trimmer, stored: Iterable[tuple[int, wal_pb2.Milestone]]) -> None:
-        """`stored`: with the stream sequence of its frame, or of a later one."""
+        """`stored`: with the stream sequence of each one's frame, or of a later one."""
         self._buffer = buffer
         self._stored = deque(stored)
         self._trimmer = trimmer
 
     def frame(self, milestone: wal_pb2.Milestone, now_us: int) -> tuple[BufferId, Frame]:
-        """What is committed of it."""
+        """The frame that is committed for it."""
         return self._buffer, build_frame([milestone.SerializeToString()], array("q", [now_us]), ingest_time_us=now_us)
 
     def committed(self, milestones: Iterable[wal_pb2.Milestone], sequences: Mapping[BufferId, int]) -> None:
-        """They have landed together; `sequences`: of the last frame in each buffer."""
+        """They were committed together; `sequences`: of the last frame in each buffer."""
         self._stored.extend((sequences[self._buffer], milestone) for milestone in milestones)
 
     def release(self, kept: Mapping[str, int]) -> None:
-        """The input up to these sequences will not be read again. Of the milestones up to there, the last one says
-        what was closed by then."""
+        """The input up to these sequences will not be read again. Of the milestones up to there, the last one says what
+        was closed by then."""
         while len(self._stored) > 1 and is_at_or_before(self._stored[1][1], kept):
             sequence, _ = self._stored.popleft()
             if sequence < self._stored[0][0]:
                 self._trimmer.consumed(self._buffer, sequence)
 
     def all(self) -> list[wal_pb2.Milestone]:
-        """In their order."""
+        """All of them, in order."""
         return [milestone for _, milestone in self._stored]
 
     def way(self, progress: mark_pb2.ReduceProgress, positions: Mapping[str, int]) -> list[wal_pb2.Milestone]:
-        """The milestones from a log that has come to `positions` to where the mark stands, which is the last."""
+        """The milestones from a log that has reached `positions` to the position of the mark, which is the last one."""
         mark = [wal_pb2.InputPosition(edge=done.edge, sequence=done.sequence) for done in progress.inputs]
         return [
             *(milestone for _, milestone in self._stored if not _is_passed(milestone, positions)),
@@ -68,7 +68,8 @@ class StoredMilestones:
 async def open_milestones(
     ledger: Ledger, lane: LaneId, trimmer: Trimmer, given_up: Sequence[GivenUp] = ()
 ) -> StoredMilestones:
-    """Those of a lane, after it was taken over. `trimmer`: of the same ledger. `given_up`: of them, by a repair."""
+    """The milestones of a lane, after it was taken over. `trimmer`: of the same ledger. `given_up`: those that a repair
+    has given up."""
     buffer = BufferId(lane.input, lane.partition)
     stored: list[tuple[int, wal_pb2.Milestone]] = []
     # The last one is never trimmed.
@@ -91,7 +92,7 @@ async def open_milestones(
 
 
 class Retracing:
-    """A log that is rebuilt, on its way to where the mark stands."""
+    """A log that is being rebuilt, on its way to the position of the mark."""
 
     def __init__(self, way: Sequence[wal_pb2.Milestone], stored: Mapping[str, int]) -> None:
         """`way`: at least one. `stored`: the last sequence in the buffer of each edge, at the opening."""
@@ -100,7 +101,7 @@ class Retracing:
 
     @property
     def gate(self) -> Mapping[str, int]:
-        """Up to where each edge is read before the next milestone; what is gone already is not waited for."""
+        """How far each edge is read before the next milestone. Input that is gone already is not waited for."""
         return {
             position.edge: min(position.sequence, self._stored.get(position.edge, 0))
             for position in self._way[0].inputs
@@ -112,12 +113,12 @@ class Retracing:
 
     @property
     def has_ended(self) -> bool:
-        """The mark is reached."""
+        """Whether the mark is reached."""
         return not self._way
 
 
 def _is_passed(milestone: wal_pb2.Milestone, positions: Mapping[str, int]) -> bool:
-    """A log that has come to exactly there may lack what was done there; to do it once more changes nothing."""
+    """A log that has reached exactly that position may lack what was done there; repeating it changes nothing."""
     at = {position.edge: position.sequence for position in milestone.inputs}
     return is_at_or_before(milestone, positions) and any(
         sequence > at.get(edge, 0) for edge, sequence in positions.items()

@@ -1,6 +1,7 @@
 """Opens a lane of a reduce vertex: its log, its readers, its way to the engine.
 
-Used by the assembly for reduce vertices only, as what it imports is large. Decides nothing while records flow.
+Imported by the assembly only for reduce vertices, because its own imports are large. Decides nothing while records
+flow.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReduceOpening:
-    """What the assembly has at hand for a reduce lane."""
+    """What the assembly provides for a reduce lane."""
 
     resolved: Resolved
     core: LaneCore
     router: Router
     policy: RetryPolicy
     function: Callable[[StreamName], str | None]
-    """Address of the reduce function beside this process; None where the vertex has none."""
+    """Address of the reduce function next to this process; None if the vertex has none."""
     replica: int
     windows_dir: Path | None
     engine: str | None
@@ -61,18 +62,18 @@ class ReduceOpening:
     ledger: Callable[[str], Awaitable[Ledger]]
     """The ledger of a vertex."""
     trimmer: Callable[[str], Awaitable[Trimmer]]
-    """That of the ledger of a vertex."""
+    """The trimmer of the ledger of a vertex."""
     listen: Callable[[str, LaneInput], Awaitable[None]]
-    """Have the updates of that vertex's OT store handed to an input."""
+    """Passes the updates of that vertex's OT store to an input."""
     open_engine: OpenEngine
     files: Files
     """The file operations of the log."""
     queue_limits: Callable[[int | None, int], QueueLimits]
-    """Bounds of the queue: as the spec bounds its log, if it does, and of a segment; bytes."""
+    """Bounds of the queue in bytes: the log's bound in the spec, if any, and that of a segment."""
     rng: random.Random
 
     async def open(self, stack: AsyncExitStack) -> ReduceLane:
-        """The lane, with everything it needs open on `stack`. Raises `DamageError` when its log is damaged."""
+        """The lane, with everything that it needs open on `stack`. Raises `DamageError` if its log is damaged."""
         lane, graph = self.core.lane, self.resolved.graph
         where = f"{self.resolved.pipeline.name}/{lane}"
         vertex = graph.vertex(lane.vertex)
@@ -116,7 +117,7 @@ class ReduceOpening:
             milestones = await open_milestones(ledger, lane, await self.trimmer(lane.vertex), given_up)
         retracing = None
         if milestones is not None and queue.is_behind:
-            log.warning("%s: its log in %s is gone or old; rebuilding it from the input", where, directory)
+            log.warning("%s: its log in %s is missing or too old; rebuilding it from the input", where, directory)
             stored = {item.buffer.edge: await item.upstream.last_sequence(item.buffer) for item in inputs}
             queue.recall(milestones.all())
             retracing = Retracing(milestones.way(progress_of(mark), positions), stored)
@@ -147,13 +148,13 @@ class ReduceOpening:
     async def _open_input(
         self, buffer: BufferId, sequence: int, logged: Sequence[Witness], stack: AsyncExitStack
     ) -> ReduceInput:
-        """`sequence`, `logged`: how far the buffer was read into the log, and the last frame of each lane there."""
+        """`sequence`, `logged`: how far the buffer was read into the log, and the last frame of each lane in it."""
         graph = self.resolved.graph.stages
         writer = graph.edge(buffer.edge).from_
         lane_input = LaneInput(buffer, upstream_lanes(graph, buffer), back_edge=False)
         await self.listen(writer, lane_input)
         upstream = await self.ledger(writer)
-        # Where the log is behind the mark, it is rebuilt from frames that the mark has read: they are still those.
+        # If the log is behind the mark, it is rebuilt from frames that the mark has read: they are still the same.
         read = next((done.read for done in self.core.committer.mark.reduce.inputs if done.edge == buffer.edge), ())
         again = [witness for witness in from_messages(read) if witness.sequence > sequence]
         opening = open_buffer_reader(

@@ -1,4 +1,4 @@
-"""Where a reduce lane stands: what its next mark will say, and the watermark that may be promised with it.
+"""The progress of a reduce lane: what its next mark will say, and the watermark that may be published with it.
 
 Above it: intake, closing and results, which report to it. Below it: the units that the lane commits in order.
 """
@@ -52,30 +52,30 @@ class LaneProgress:
         self.stands = progress_of(core.committer.mark)
         """What the mark says once everything that was sent is committed."""
         self.closed_us = queue.closed_us
-        """Up to where windows were closed for all records that are not durable in the log, now and later."""
+        """Up to which time windows were closed for all records that are not durable in the log, now and later."""
         self.uncommitted: dict[int, Uncommitted] = {}
         """By number."""
         self._held: deque[Appended] = deque()
-        """Durable in the log behind hand-overs that are not committed, where the input is kept."""
+        """Records that are durable in the log after uncommitted hand-overs, if the input is kept."""
 
     @property
     def next_number(self) -> int:
-        """Of the hand-over whose results are sent next."""
+        """Number of the hand-over whose results are sent next."""
         return self.stands.hand_over + 1
 
     @property
     def awaited(self) -> int:
-        """Hand-overs whose results have not been sent."""
+        """Number of hand-overs whose results have not been sent."""
         return sum(number >= self.next_number for number in self.uncommitted)
 
     def handed_over(self, hand_overs: Sequence[wal_pb2.HandOver], closed_at_s: float | None = None) -> None:
-        """They are in the log, and their windows hold the watermark back from now on."""
+        """They are in the log, and from now on their windows hold the watermark back."""
         for hand_over in hand_overs:
             first_end_us = int(WindowTable.of_hand_over(hand_over).ends.min())
             self.uncommitted[hand_over.number] = Uncommitted(first_end_us, closed_at_s)
 
     def add_records(self, appended: Appended, closed_us: int) -> None:
-        """They are durable in the log: the mark may count them, at once or behind the hand-overs before them."""
+        """They are durable in the log: the mark may count them, at once or after the hand-overs before them."""
         if self._maker.milestones is not None:
             self._held.append(appended)
             self._release_held()
@@ -83,7 +83,7 @@ class LaneProgress:
             self._send_records(appended, closed_us)
 
     def add_results(self, hand_over: wal_pb2.HandOver, units: Sequence[ReduceUnit], committed_rows: int) -> None:
-        """`units`: those of the next hand-over, all but its first `committed_rows` rows, which are committed."""
+        """`units`: those of the next hand-over, without its first `committed_rows` rows, which are committed."""
         for unit in units[:-1]:
             committed_rows += unit.account.outputs
             self.stands.result_records = committed_rows
@@ -97,20 +97,20 @@ class LaneProgress:
         self._release_held()
 
     def publish(self) -> None:
-        """Publish how far the lane is, while everything it has taken in is durable."""
+        """Publish the lane's progress, while everything that it has read is durable."""
         self.closed_us = self._queue.closed_us
         if (watermark_us := self._watermark(self.core.committer.mark.reduce.hand_over)) > self.core.watermark_us:
             self.core.publish(watermark_us, idle=not self._queue.open_windows)
 
     def publish_recovered(self) -> None:
-        """Publish how far the lane has read, which may not have been done before the end of the process before: those
-        who fill the buffers wait for it."""
+        """Publish how far the lane has read, which the previous process may not have done before it ended: the writers
+        of its buffers wait for that."""
         self.closed_us = self._queue.closed_us
         self.core.publish(self._watermark(self.core.committer.mark.reduce.hand_over))
 
     def _release_held(self) -> None:
-        """Where the input is kept, the mark alone must say what becomes of a record that is read again. So it follows
-        the log: it counts nothing that came behind a hand-over before that is committed."""
+        """If the input is kept, the mark alone must determine what happens to a record that is read again. So it
+        follows the log: it counts nothing that came after a hand-over until that is committed."""
         while self._held and self._held[0].hand_over <= self.stands.hand_over:
             appended = self._held.popleft()
             self._send_records(appended, appended.closed_us)
@@ -123,7 +123,7 @@ class LaneProgress:
         self._send([unit])
 
     def _stamp(self, unit: ReduceUnit) -> None:
-        """Where the lane stands after this unit."""
+        """Stamp the unit with the position of the lane after it."""
         unit.reduce = mark_pb2.ReduceProgress()
         unit.reduce.CopyFrom(self.stands)
         unit.watermark_us = self._watermark(self.stands.hand_over)
@@ -151,7 +151,7 @@ class LaneProgress:
 
 
 def progress_of(mark: mark_pb2.Mark) -> mark_pb2.ReduceProgress:
-    """What a lane's mark says of its windows, a copy; before its first commit nothing is closed."""
+    """A copy of what a lane's mark says about its windows; before its first commit none are closed."""
     progress = mark_pb2.ReduceProgress(closed_us=START_OF_TIME_US)
     if mark.HasField("reduce"):
         progress.CopyFrom(mark.reduce)
@@ -172,7 +172,7 @@ def note_inputs(progress: mark_pb2.ReduceProgress, inputs: Sequence[wal_pb2.Inpu
 
 
 def check_whole(where: str, queue: Queue, mark: mark_pb2.Mark) -> None:
-    """Raises `DamageError` unless the queue holds the records that the mark counts as open."""
+    """Raises `DamageError` unless the queue has the records that the mark counts as open."""
     check_told(where, queue.directory, queue.records_told(), mark)
 
 

@@ -1,4 +1,4 @@
-"""The results of a reduce lane: hand-overs are computed side by side, and committed in their order.
+"""The results of a reduce lane: hand-overs are computed concurrently, and committed in order.
 
 Above it: the reduce lane. Below it: the jobs, the queue, which keeps results, and the progress, which sends them.
 """
@@ -26,9 +26,9 @@ class Waiting:
     hand_over: wal_pb2.HandOver
     computed: Computed
     committed_rows: int
-    """Of them, before the lane's last restart."""
+    """How many of them were committed before the lane's last restart."""
     origin: Origin
-    """Of the records in them; the first trace is the one that the results are part of."""
+    """Origin of the records in them; the first trace is the one that the results belong to."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Results:
         await self._jobs.check()
 
     async def take_up(self, hand_over: wal_pb2.HandOver) -> bool:
-        """Whether results of a hand-over were kept before the restart, and wait for `release` now."""
+        """Whether results of a hand-over were stored before the restart, and now wait for `release`."""
         rows = self._progress.stands.result_records
         if not rows or hand_over.number != self._progress.next_number:
             return False
@@ -86,7 +86,7 @@ class Results:
         return True
 
     async def compute(self, hand_over: wal_pb2.HandOver) -> None:
-        """Have the windows of a hand-over computed, and pass the results on in their turn."""
+        """Compute the windows of a hand-over, and pass the results on in their turn."""
         core = self._progress.core
         windows = WindowTable.of_hand_over(hand_over)
         rows = int(windows.rows.sum())
@@ -119,25 +119,25 @@ class Results:
             now_us = self._progress.core.clock.now_us()
             units = self._maker.of_results(hand_over, computed, committed_rows, waiting.origin, now_us)
             if len(units) > 1 and not committed_rows:
-                # More than one commit: what is begun must be finished with the same results.
+                # More than one commit: one that is begun must be completed with the same results.
                 await self._queue.write_result(hand_over.number, computed.encode())
             self._progress.add_results(hand_over, units, committed_rows)
             self._wake()
 
     async def committed(self) -> None:
-        """The lane's mark has moved on: let go of the hand-overs that it counts."""
+        """The lane's mark has advanced: release the hand-overs that it counts."""
         core, uncommitted = self._progress.core, self._progress.uncommitted
         mark = core.committer.mark.reduce
         committed = [number for number in uncommitted if number <= mark.hand_over]
         for number in committed:
             if (closed_at_s := uncommitted[number].closed_at_s) is not None:
                 core.telemetry.observe_processing("close", core.clock.monotonic_s() - closed_at_s)
-        await self._queue.committed(mark)  # It deletes files, which takes a while where windows are large.
+        await self._queue.committed(mark)  # It deletes files, which takes a while if windows are large.
         for number in committed:
             del uncommitted[number]
 
     def statistics(self) -> ReduceStatistics:
-        """Of the lane's windows, from the log to their commit."""
+        """Statistics of the lane's windows, from the log to their commit."""
         queue = self._queue.statistics()
         return ReduceStatistics(
             open_windows=queue.open_windows,

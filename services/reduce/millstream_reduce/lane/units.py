@@ -1,6 +1,6 @@
-"""The units that a reduce lane commits, made from records that are durable in its log, and from results of windows.
+"""The units that a reduce lane commits, created from records that are durable in its log, and from results of windows.
 
-Above it: the reduce lane. Below it: the router. It knows no order: `progress` does.
+Above it: the reduce lane. Below it: the router. It does not know their order, which `progress` determines.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from millstream_writer.committer import Unit
 from millstream_writer.routing import FrameLimits, Router, Tags
 
 UNIT_BYTES = COMMIT_BYTES_MAX // 4
-"""Bytes of result values in one unit, about: with keys, headers and several edges it stays one commit."""
+"""About how many bytes of result values are in one unit: with keys, headers and several edges it remains one commit."""
 UNIT_ROWS = 32_768
 _FRAME = FrameLimits(RESULT_FRAME_RECORDS_MAX, RESULT_FRAME_BYTES_MAX)
 WINDOW_START, WINDOW_END, WINDOW_EARLY = "window-start", "window-end", "window-early"
-"""Headers of every result; the last one of early results only."""
+"""Headers of every result; the last one only of early results."""
 
 
 _CALENDAR = YEAR_1_US, YEAR_10000_US
-"""Times that have a text lie between these; of others the number is written."""
+"""Times with a text are between these; for others the number is written."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class ReduceUnit(Unit):
 
     @property
     def fits_a_commit(self) -> bool:
-        """Results fit, with the dead letters and the milestone that may come to them."""
+        """Results fit, with their possible dead letters and milestone."""
         return len(self.frames) <= COMMIT_FRAMES_MAX // 2 and self.size <= COMMIT_BYTES_MAX
 
 
@@ -68,7 +68,7 @@ def watermark_after(units: Sequence[Unit]) -> int:
 
 
 class UnitMaker:
-    """Turns what has become of records and windows into frames for the vertex's buffers, and accounts for it."""
+    """Turns the outcome of records and windows into frames for the vertex's buffers, and accounts for them."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class UnitMaker:
         late_to_edge: bool,
         milestones: StoredMilestones | None,
     ) -> None:
-        """`late_to_edge`: late records go to the late edges, and are dropped otherwise. `milestones`: where the input
-        stays in its buffers until its windows are committed."""
+        """`late_to_edge`: late records go to the late edges; otherwise they are dropped. `milestones`: given if the
+        input stays in its buffers until its windows are committed."""
         self._router = router
         self._policy = policy
         self._where = where
@@ -88,7 +88,7 @@ class UnitMaker:
         self.milestones = milestones
 
     def of_records(self, appended: Appended, now_us: int) -> ReduceUnit:
-        """Records that are durable in the log, with those that came too late."""
+        """Records that are durable in the log, with the late ones."""
         account = Account(
             inputs=appended.records,
             input_bytes=appended.bytes,
@@ -110,9 +110,9 @@ class UnitMaker:
     def of_results(
         self, hand_over: wal_pb2.HandOver, results: Computed, skip: int, origin: Origin, now_us: int
     ) -> list[ReduceUnit]:
-        """The results behind the first `skip` rows, in pieces that each fit into a commit; at least one.
+        """The results after the first `skip` rows, in pieces that each fit into a commit; at least one.
 
-        What became of the inputs is in the account of the last one.
+        The outcome of the inputs is in the account of the last one.
         """
         units = []
         windows = WindowTable.of_hand_over(hand_over)
@@ -144,7 +144,7 @@ class UnitMaker:
                 rows = max(1, rows // 2)
                 continue
             unit = ReduceUnit(pieces=0, account=Account(outputs=rows))
-            # Frames of the size that is stored: cutting one later costs as much for each record as making it.
+            # Frames of the size that is stored: cutting one later costs as much per record as creating it.
             for first in range(0, rows, _FRAME.records):
                 frame, tags = _frame_of(windows, part.slice(first, _FRAME.records), ingest)
                 routed = self._router.route(frame, tags, _FRAME)
@@ -209,7 +209,7 @@ def _headers_of_all(windows: WindowTable, used: Rows, places: Rows) -> bytes | N
 
 
 def _headers_of_each(windows: WindowTable, used: Rows, places: Rows, rows: pa.Table) -> pa.Array[Any]:
-    """The same for any rows, whose own headers go before those of their windows."""
+    """The same for any rows, whose own headers precede those of their windows."""
     bounds: Any = pa.array([list(_headers_of(windows[index].window).items()) for index in used.tolist()], HEADERS)
     headers: pa.Array[Any] = bounds.take(pa.array(places))
     if rows.column("headers").null_count < rows.num_rows:
@@ -232,7 +232,7 @@ def _headers_of(window: Window) -> dict[str, bytes]:
 
 
 def _lists(column: pa.ChunkedArray[Any]) -> list[tuple[bytes, ...]] | None:
-    """Strings of each row as bytes; None when no row has any."""
+    """Strings of each row as bytes; None if no row has any."""
     if column.null_count == len(column):
         return None
     return [tuple(part.encode() for part in parts) if parts else () for parts in column.to_pylist()]

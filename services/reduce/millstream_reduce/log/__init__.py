@@ -3,8 +3,8 @@
 entries     the format: encoding and reading one entry; what the engine's tasks use
 segments    the files, their headers, and who may write
 recovery    reading a log back, and where it ends
-damage      what a damaged place affects
-retention   which segments stay when a new one begins
+damage      what damage affects
+retention   which segments are kept when a new one begins
 files       the durable steps, apart
 writer      writing and fsync, in the log's one thread
 log         what the queue uses

@@ -1,6 +1,6 @@
-"""What a damaged place of a log affects: for the message of the error, so that readers need not guess.
+"""What damage to a log affects, for the error message, so that its readers need not guess.
 
-Above it: recovery and `millstream wal`. Below it: segments, read as far as they can be, whatever else is wrong.
+Above it: recovery and `millstream wal`. Below it: segments, read as far as possible, whatever else is wrong.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from millstream_reduce.values import Window, WindowContents
 from millstream_reduce.window_table import WindowTable
 
 WINDOWS_NAMED_MAX = 5
-"""Windows that a message names; the others are counted."""
+"""The most windows that a message names; the others are counted."""
 
 
 @dataclass(slots=True)
 class Affected:
-    """What the entries of a log say of a place in it."""
+    """What the entries of a log say about a part of it."""
 
     before: dict[str, int] = field(default_factory=dict)
-    """How far each edge had been read before the place."""
+    """How far each edge had been read before that part."""
     after: dict[str, int] = field(default_factory=dict)
-    """How far each edge had been read by the first entry behind it that takes from the edge."""
+    """How far each edge had been read by the first entry after it that has records of the edge."""
     windows: list[WindowContents] = field(default_factory=list)
-    """Windows handed over of which rows lie there."""
+    """Windows that were handed over and have rows in it."""
 
     def note(self, entry: StoredEntry, place: tuple[int, int], number: int, start: int, end: int) -> None:
-        """Take in an entry that lies at `place`; what cannot be read says nothing."""
+        """Take an entry at `place` into account; unreadable contents say nothing."""
         try:
             message = entry.message()
         except EntryError:
@@ -47,24 +47,24 @@ class Affected:
                 self.after.setdefault(position.edge, position.sequence)
         hand_overs = [message.hand_over, *message.segment.checkpoint.hand_overs]
         for hand_over in hand_overs:
-            # Of what is damaged nothing is sure, not even that columns are of one length.
+            # Nothing about damaged data is certain, not even that columns have the same length.
             with contextlib.suppress(DamageError, ValueError):
                 windows = WindowTable.of_hand_over(hand_over)
                 self.windows.extend(window for window in windows if _lies_in(window, number, start, end))
 
 
 def affected(directory: Path, number: int, start: int, end: int) -> str:
-    """What bytes `start` to `end` of segment `number` held, as far as the rest of the log tells."""
+    """What bytes `start` to `end` of segment `number` contained, as far as the rest of the log says."""
     found = Affected()
     for segment in segment_numbers(directory):
-        # One that is not a file is named by the code that comes to it.
+        # A path that is not a file is reported by the code that opens it.
         with contextlib.suppress(DamageError), mapped(segment_path(directory, segment)) as data:
             for entry in whole_entries(data, 0):
                 found.note(entry, (segment, entry.offset), number, start, end)
     parts = [_inputs_text(found)]
     if found.windows:
-        parts.append(f"rows of {windows_text(found.windows)} lie there")
-    parts.append("of windows that are still open, those may miss rows whose records arrived then")
+        parts.append(f"it contains rows of {windows_text(found.windows)}")
+    parts.append("open windows may lack rows whose records arrived at that time")
     return "It affects " + "; ".join(parts)
 
 
@@ -105,7 +105,7 @@ def window_text(window: Window) -> str:
 
 
 def time_text(time_us: int) -> str:
-    """RFC 3339 in UTC; the number itself where a calendar has no such time."""
+    """RFC 3339 in UTC; the number itself if no calendar has such a time."""
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
     except OverflowError:

@@ -1,7 +1,8 @@
-"""Entries of the log: encoding, reading, finding. Pure; the format stands in `proto/millstream/reduce/v1/wal.proto`.
+"""Entries of the log: encoding, reading, finding. Pure; the format is described in
+`proto/millstream/reduce/v1/wal.proto`.
 
-Above it: the log, and the engine's tasks, which map a segment and read the entries they were given. Light on purpose:
-it imports nothing that a task would not load anyway.
+Above it: the log, and the engine's tasks, which map a segment and read the entries they were given. It deliberately
+imports nothing that a task would not load anyway.
 
     pieces = entry_buffers(sequence, meta, body)        # what one writev writes, and nothing is copied
     entry = read_entry(memoryview(segment), offset)     # checked; meta and body are views
@@ -20,22 +21,22 @@ from millstream.wire.reduce.v1 import wal_pb2
 
 FORMAT = 2
 FORMATS = frozenset({1, FORMAT})
-"""That can be read: `proto/millstream/reduce/v1/wal.proto` says how they differ."""
+"""Formats that can be read: `proto/millstream/reduce/v1/wal.proto` says how they differ."""
 MAGIC = b"MSWE"
 ALIGNMENT = 64
-"""Lengths of entries and offsets of bodies are multiples of it: what Arrow wants of mapped buffers."""
+"""Lengths of entries and offsets of bodies are multiples of it, as Arrow requires of mapped buffers."""
 
 _HEAD = struct.Struct("<4sIQQIIQ")
 _CHECKED_HEAD = struct.Struct("<QQIIQ")
 _CHECKED_FROM = 8
-"""The CRC covers everything behind itself."""
+"""The CRC covers everything after itself."""
 _ZEROS = bytes(ALIGNMENT)
 
 assert _HEAD.size == _CHECKED_FROM + _CHECKED_HEAD.size
 
 
 class StoredEntry(NamedTuple):
-    """An entry as it lies in a segment, checked."""
+    """An entry as it is stored in a segment, checked."""
 
     sequence: int
     offset: int
@@ -43,7 +44,7 @@ class StoredEntry(NamedTuple):
     """Bytes of the whole entry."""
     meta: memoryview
     body: memoryview
-    """The encapsulated Arrow IPC message; empty when there is none."""
+    """The encapsulated Arrow IPC message; empty if there is none."""
 
     @property
     def end(self) -> int:
@@ -58,7 +59,7 @@ class StoredEntry(NamedTuple):
 
 
 class EntryError(ValueError):
-    """There is no whole entry here. The text says why."""
+    """There is no complete entry here. The text says why."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"offset {offset}: {reason}")
@@ -88,7 +89,7 @@ def entry_length(meta_length: int, body_length: int) -> int:
 
 
 def entry_buffers(sequence: int, meta: bytes, body: memoryview | bytes) -> list[memoryview | bytes]:
-    """What an entry consists of, in order; `body` as it is."""
+    """The parts of an entry, in order; `body` is not copied."""
     before_body = aligned(_HEAD.size + len(meta))
     length = before_body + aligned(len(body))
     checked = _CHECKED_HEAD.pack(length, sequence, len(meta), before_body if body else 0, len(body))
@@ -104,21 +105,21 @@ def entry_buffers(sequence: int, meta: bytes, body: memoryview | bytes) -> list[
 
 
 def read_entry(segment: memoryview, offset: int, *, check: bool = True) -> StoredEntry:
-    """The entry at `offset`. Raises `EntryError` when there is no whole one.
+    """The entry at `offset`. Raises `EntryError` if there is no complete one.
 
-    Without `check` the CRC is not computed: for a reader that only looks where entries lie.
+    Without `check` the CRC is not computed, for a reader that only looks for the places of entries.
     """
     room = len(segment) - offset
     if room < _HEAD.size:
-        raise EntryError(offset, f"{room} bytes are left, an entry has {ALIGNMENT} or more")
+        raise EntryError(offset, f"only {room} bytes are left; an entry has at least {ALIGNMENT}")
     magic, crc, length, sequence, meta_length, body_offset, body_length = _HEAD.unpack_from(segment, offset)
     if magic != MAGIC:
         raise EntryError(offset, f"an entry begins with {MAGIC!r}, not {bytes(magic)!r}")
     if length > room:
-        raise EntryError(offset, f"the entry has {length} bytes, of which {room} are there")
+        raise EntryError(offset, f"the entry has {length} bytes, of which only {room} exist")
     expected_offset = aligned(_HEAD.size + meta_length) if body_length else 0
     if length != entry_length(meta_length, body_length) or body_offset != expected_offset:
-        raise EntryError(offset, f"the lengths {length}, {meta_length} and {body_length} contradict one another")
+        raise EntryError(offset, f"the lengths {length}, {meta_length} and {body_length} contradict each other")
     if check and zlib.crc32(segment[offset + _CHECKED_FROM : offset + length]) != crc:
         raise EntryError(offset, f"the checksum of its {length} bytes is wrong")
     meta_start = offset + _HEAD.size
@@ -133,7 +134,7 @@ def read_entry(segment: memoryview, offset: int, *, check: bool = True) -> Store
 
 
 def whole_entries(segment: memoryview, offset: int) -> Iterator[StoredEntry]:
-    """Every whole entry from `offset` on, wherever one begins: what can be read behind a damaged place."""
+    """Every complete entry from `offset` on, wherever one begins: what can be read after damage."""
     while (offset := _next_magic(segment, offset)) >= 0:
         try:
             entry = read_entry(segment, offset)

@@ -1,7 +1,7 @@
-"""The file operations of the log, each durable step apart: the seam between the log and the operating system.
+"""The file operations of the log, with each durable step separate: the seam between the log and the operating system.
 
-Above it: the log's writer. Below it: the kernel. Tests put their own in front of the real ones, to stop before or
-after any step, to fail one, or to lose what was not synced.
+Above it: the log's writer. Below it: the kernel. Tests wrap the real ones, to stop before or after any step, to fail
+one, or to lose what was not synced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 from millstream.files import create_private, open_private
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors that room puts right. EFBIG: the limit on a file's size (`ulimit -f`)."""
+"""Errors that free space resolves. EFBIG: the limit on a file's size (`ulimit -f`)."""
 
 BUFFERS_AT_ONCE_MAX = 512
 """Buffers of one writev; systems take at least 1,024 (IOV_MAX)."""
@@ -27,27 +27,27 @@ class Files(Protocol):
     """Blocking. Every method may raise `OSError`, and then may have done part of its work."""
 
     def create(self, path: Path) -> int:
-        """A new file for writing: its descriptor. Fails where there is one."""
+        """Create a new file for writing; returns its descriptor. Fails if the file exists."""
 
     def write(self, descriptor: int, buffers: Sequence[memoryview | bytes], offset: int) -> int:
         """Write the buffers, one after another, at `offset`. Returns the bytes written, which may be fewer."""
 
     def sync(self, descriptor: int) -> None:
-        """Return when everything written to the file is durable, its length too."""
+        """Return when everything written to the file, including its length, is durable."""
 
     def close(self, descriptor: int) -> None: ...
 
     def reserve(self, path: Path, length: int) -> None:
-        """Make a file that takes so many bytes of the disk. Fails without a file where there is no room."""
+        """Create a file that takes this many bytes of the disk. Fails without leaving a file if there is no space."""
 
     def publish(self, temporary: Path, path: Path) -> None:
-        """Give a file its name. Fails where there is one, whichever process made it."""
+        """Give a file its name. Fails if the name exists, whichever process created it."""
 
     def sync_directory(self, path: Path) -> None:
         """Return when the names in a directory are durable."""
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is gone is not an error."""
+        """Remove a file; a missing file is not an error."""
 
 
 class SystemFiles:
@@ -78,7 +78,7 @@ class SystemFiles:
     def publish(self, temporary: Path, path: Path) -> None:
         os.link(temporary, path)
         with contextlib.suppress(OSError):
-            # It has its name. The other one is left over, and removed at the next opening.
+            # It has its name. The temporary one is left over, and removed at the next opening.
             os.unlink(temporary)
 
     def sync_directory(self, path: Path) -> None:
@@ -93,7 +93,7 @@ class SystemFiles:
 
 
 def write_all(files: Files, descriptor: int, buffers: Sequence[memoryview | bytes], offset: int) -> None:
-    """Write all buffers at `offset`. Raises `OSError`, and then a part of them may be written."""
+    """Write all buffers at `offset`. Raises `OSError`, after which a part of them may be written."""
     left = deque(buffers)
     while left:
         written = files.write(descriptor, list(left), offset)

@@ -1,7 +1,7 @@
-"""A log as it lies on the disk, for people: what is in it, and every fault at once. Read only, also while it is in use.
+"""A stored log, for people: its contents, and all faults at once. Read only, even while it is in use.
 
-Above it: `millstream wal`. Below it: segments, read as far as they can be. Which hand-overs are committed is not known
-here: the lane's mark says that.
+Above it: `millstream wal`. Below it: segments, read as far as they can be. It does not know which hand-overs are
+committed, because the lane's mark says that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from millstream_reduce.log.segments import (
 from millstream_reduce.window_table import WindowTable
 
 _ATTEMPTS_MAX = 5
-"""A log in use may delete a segment while it is looked at."""
+"""A log in use may delete a segment while it is inspected."""
 
 
 @dataclass(slots=True)
@@ -39,10 +39,10 @@ class SegmentInspection:
     file: str
     bytes: int
     state: str
-    """newest, sealed, rows only (a checkpoint stands for its entries), or left over (not part of the log any more)."""
+    """newest, sealed, rows only (a checkpoint replaces its entries), or left over (no longer part of the log)."""
     epoch: int = 0
     entries: int = 0
-    """Behind the header."""
+    """Entries after the header."""
     rows: int = 0
     late: int = 0
     hand_overs: int = 0
@@ -80,17 +80,17 @@ class LogInspection:
     results: list[int] = field(default_factory=list)
     """Hand-overs whose results are kept until all of them are committed."""
     torn_bytes: int = 0
-    """Behind the last whole entry: being written now, or torn by a crash and never called durable."""
+    """Bytes after the last complete entry: being written now, or torn by a crash and never reported durable."""
     faults: list[str] = field(default_factory=list)
 
 
 def find_logs(directory: Path) -> list[Path]:
-    """The directory, if it holds a log, and those below it that do."""
+    """The directory, if it contains a log, and those below it that do."""
     return sorted({path.parent for path in directory.rglob("*.wal") if segment_number(path.name) is not None})
 
 
 def inspect_log(directory: Path, *, verify: bool) -> LogInspection:
-    """Look at a log. With `verify` the checksum of every entry is computed."""
+    """Inspect a log. With `verify` the checksum of every entry is computed."""
     for _ in range(_ATTEMPTS_MAX):
         before = segment_numbers(directory)
         try:
@@ -98,7 +98,7 @@ def inspect_log(directory: Path, *, verify: bool) -> LogInspection:
         except FileNotFoundError:
             if segment_numbers(directory) == before:
                 raise
-    raise DamageError(codes.LOG_UNSTEADY, f"{directory}: its segments come and go; look at it again")
+    raise DamageError(codes.LOG_UNSTEADY, f"{directory}: its segments changed during every attempt; try again")
 
 
 def _inspect(directory: Path, numbers: list[int], verify: bool) -> LogInspection:
@@ -136,7 +136,7 @@ def _inspect_newest(found: LogInspection, numbers: list[int]) -> wal_pb2.Segment
         with mapped(path) as data:
             newest = read_header(path, data).segment
     except DamageError as error:
-        found.faults.append(f"{error}: without it there is no telling which segments belong to the log")
+        found.faults.append(f"{error}: without it, it is unknown which segments belong to the log")
         return None
     found.lane = f"{newest.pipeline}/{newest.vertex}/window.{newest.partition}"
     found.log_id, found.epoch = newest.log_id.hex(), newest.epoch
@@ -174,7 +174,7 @@ def _inspect_segment(
     last_sequence: int | None,
     verify: bool,
 ) -> int | None:
-    """Returns the log sequence number that the next segment goes on from; None where that is not known."""
+    """Returns the log sequence number from which the next segment continues; None if unknown."""
     is_whole = True
     for item in _entries(data, verify):
         if isinstance(item, EntryError):
@@ -197,7 +197,7 @@ def _inspect_segment(
 
 
 def _entries(data: memoryview, verify: bool) -> Iterator[StoredEntry | EntryError]:
-    """The entries in order; where there is none, why, and then those that can be read behind it."""
+    """The entries in order; if one cannot be read, why, and then those that can be read after it."""
     offset = 0
     while offset < len(data):
         try:

@@ -1,13 +1,13 @@
-"""The log as its queue uses it: entries are appended at once, in memory, and become durable in groups.
+"""The log for its queue: entries are appended at once, in memory, and become durable in groups.
 
     async with open_log(directory, identity, contents) as log:      # reads the log back into `contents`
-        location = log.append(entry, body)                          # has its place, is not written yet
-        await log.sync()                                            # written and fsynced, with all that came meanwhile
+        location = log.append(entry, body)                          # has its place, but is not written yet
+        await log.sync()                                            # written and fsynced, with everything since
 
-Above it: the queue. Below it: `writer`, in a thread of the log's own, so that a slow disk does not hold the event loop
-up. The log does not know what windows are: which segments are needed it asks its `Contents`.
+Above it: the queue. Below it: `writer`, in a thread of the log's own, so that a slow disk does not block the event
+loop. The log does not know what windows are: it asks its `Contents` which segments are needed.
 
-A write that finds no room raises `StorageFullError` out of `sync`; nothing is lost, and the next `sync` tries again.
+If there is no space for a write, `sync` raises `StorageFullError`; nothing is lost, and the next `sync` tries again.
 Any other failure poisons the log: nothing more is acknowledged, every call raises, and the lane has to start again.
 """
 
@@ -46,19 +46,19 @@ from millstream_reduce.log.writer import BeginSegment, LogWriter, WriteEntry
 from millstream_reduce.values import Location
 
 CHECKPOINT_SEGMENTS_MIN = 4
-"""A checkpoint is thought of when segments that only a restart reads have added up to so many full ones."""
+"""A checkpoint is considered when segments that only a restart reads add up to this many full ones."""
 _TAKEOVERS_MAX = 10
-"""Segments that an owner who has been replaced can begin while the log is opened: one fsync of its stops it."""
+"""The most segments that a replaced owner can begin while the log is opened: one of its fsyncs stops it."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the entries so far amount to."""
+    """The result of the entries so far."""
 
     needed: frozenset[int]
-    """Segments that hold rows or entries that are needed."""
+    """Segments with needed rows or entries."""
     inputs: Sequence[wal_pb2.InputPosition]
     closed_us: int
     last_hand_over: int
@@ -86,20 +86,20 @@ class LogStatistics:
 
     segments: int
     bytes: int
-    """Of all segments, entries that are not written yet included."""
+    """Size of all segments, including entries that are not written yet."""
     entries: int
-    """Appended since the log was made."""
+    """Entries appended since the log was created."""
     unsynced_entries: int
     unsynced_bytes: int
     syncs: int
     """fsyncs of entries since the log was opened."""
     sync_s: float
-    """Time they took in all."""
+    """Their total time."""
     sync_last_s: float
     written_bytes: int
     """Since the log was opened."""
     is_short: bool
-    """The disk was full, and has not got room again."""
+    """Whether the disk was full, and has no free space yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,13 @@ class LogSizes:
     """Bounds of one log."""
 
     segment_bytes: int = LOG_SEGMENT_BYTES
-    """A segment that has grown to this is followed by a new one."""
+    """A segment that has reached this size is followed by a new one."""
     reserve_bytes: int = LOG_RESERVE_BYTES
-    """Room on the disk that is kept for what was admitted when the disk is full."""
+    """Space that is reserved on the disk for entries that were admitted before the disk was full."""
 
 
 class Log:
-    """An open log. Used by one event loop; made by `open_log`."""
+    """An open log. Used by one event loop; created by `open_log`."""
 
     def __init__(
         self, directory: Path, identity: LogIdentity, contents: Contents, files: Files, sizes: LogSizes
@@ -129,7 +129,7 @@ class Log:
         self._number = 0
         self._header_end = 0
         self._lengths: dict[int, int] = {}
-        """Of the segments that belong to the log, the current one last."""
+        """Lengths of the segments that belong to the log, the current one last."""
         self._first = 1
         self._sequence = 0
         self._durable = 0
@@ -138,7 +138,7 @@ class Log:
         self._flushing: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._checkpoint_from = 0
-        """A checkpoint that was too large is rebuilt when there is so much to free."""
+        """After a checkpoint was too large, the next is tried when this much can be freed."""
 
     @property
     def total_bytes(self) -> int:
@@ -169,11 +169,11 @@ class Log:
 
     @property
     def is_short(self) -> bool:
-        """The disk was full, and has not got room again: nothing more should be appended."""
+        """Whether the disk was full, and has no free space yet: nothing more should be appended."""
         return self._writer.is_short
 
     async def reserve(self) -> None:
-        """See whether the disk has room again."""
+        """Check whether the disk has free space again."""
         await self.in_thread(self._writer.reserve)
 
     def statistics(self) -> LogStatistics:
@@ -349,7 +349,7 @@ class Log:
             try:
                 self._writer.begin(self._planned_segment())
             except FencedError:
-                # An owner before us has begun a segment meanwhile. If there is none after us, that was its last.
+                # An earlier owner has begun a segment meanwhile. If there is none after ours, that was its last one.
                 check_claim(self.directory, self.identity)
                 continue
             self._durable, self._unsynced_bytes = self._sequence, 0
@@ -358,8 +358,8 @@ class Log:
             return
         raise InfrastructureError(
             codes.LOG_SHARED,
-            f"{self.identity}: another process goes on writing to {self.directory} as if it were of a newer epoch: two "
-            f"lanes must not share a directory",
+            f"{self.identity}: another process keeps writing to {self.directory} as if it had a newer epoch: two "
+            "lanes must not share a directory",
         )
 
     def _read_back(self) -> LogEnd:
@@ -376,7 +376,7 @@ class Log:
         self._number, self._first, self._sequence = end.newest, end.first, end.sequence
         self._lengths = dict(sorted(end.lengths.items()))
         if end.newest:
-            # What was read may be in the page cache only, and its owner dead before it synced.
+            # What was read may be only in the page cache, and its owner may have died before it synced.
             path = segment_path(self.directory, end.newest)
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -397,7 +397,7 @@ class Log:
                 self._files.remove(path)
 
     async def close(self) -> None:
-        """Let the fsync that runs end. What was appended after the last `sync` may be lost."""
+        """Let the current fsync finish. What was appended after the last `sync` may be lost."""
         if self._flushing is not None:
             await asyncio.wait([self._flushing])
         self._writer.close()
@@ -445,4 +445,6 @@ def _make_directory(directory: Path, identity: LogIdentity, files: Files) -> Non
             with step("log.directory.sync", identity.vertex):
                 files.sync_directory(path.parent)
     except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(codes.LOG_OF_ANOTHER, f"{directory} cannot hold a log: a file is in the way") from error
+        raise UserError(
+            codes.LOG_OF_ANOTHER, f"{directory} cannot be created for the log: a file with that name exists"
+        ) from error

@@ -1,13 +1,13 @@
-"""Reading a log back: which segments belong to it, where it ends, and every entry in order. Blocking, read only.
+"""Reads a log back: which segments belong to it, where it ends, and every entry in order. Blocking, read only.
 
-Above it: the opening of a log, and `millstream wal`. Below it: segments. What the entries mean is `Contents`'s affair.
+Above it: the opening of a log, and `millstream wal`. Below it: segments. `Contents` knows what the entries mean.
 
-The newest segment's header says which segments there must be, how long each is, and with which one reading begins. So:
+The newest segment's header says which segments must exist, how long each is, and with which one reading begins. So:
 
-1. a segment that the header does not name is left over from a deletion that a crash cut short;
-2. one that it names and that is missing, too short, of another log, or unreadable anywhere, is damage;
-3. the newest segment ends with its last whole entry. What follows was torn by a crash and never called durable,
-   unless a whole entry behind it says otherwise: then it is damage too.
+1. a segment that the header does not name is left over from a deletion that a crash interrupted;
+2. a named segment that is missing, too short, of another log, or unreadable anywhere, is damage;
+3. the newest segment ends with its last complete entry. What follows was torn by a crash and never reported durable,
+   unless a complete entry after it proves the contrary: then it is damage, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from millstream_reduce.values import Location
 
 
 class Reader(Protocol):
-    """Takes what a log holds, in order."""
+    """Receives the contents of a log, in order."""
 
     def begin(self, header: wal_pb2.Segment) -> None:
         """A segment begins. The first call comes before any entry; later ones repeat what the entries said."""
@@ -47,23 +47,24 @@ class Reader(Protocol):
 
 @dataclass(slots=True)
 class LogEnd:
-    """How a log was found."""
+    """The end of a log that was read."""
 
     log_id: bytes
     newest: int
-    """Number of the newest segment; 0 for a log without any."""
+    """Number of the newest segment; 0 for a log without segments."""
     first: int
     """Number of the segment with which reading began."""
     sequence: int
     """Log sequence number of the last entry."""
     lengths: dict[int, int] = field(default_factory=dict)
-    """Bytes of each segment that belongs to the log, rising by number; of the newest, up to its last whole entry."""
+    """Bytes of each segment that belongs to the log, rising by number; for the newest one, up to its last complete
+    entry."""
     left_over: list[int] = field(default_factory=list)
-    """Segments that are there and do not belong to the log any more."""
+    """Segments that exist but no longer belong to the log."""
     torn_bytes: int = 0
-    """Behind the end of the newest segment."""
+    """Bytes after the end of the newest segment."""
     entries: int = 0
-    """Read, without headers."""
+    """Number of entries read, without headers."""
 
 
 def read_log(directory: Path, identity: LogIdentity | None, reader: Reader) -> LogEnd:
@@ -87,7 +88,7 @@ def read_log(directory: Path, identity: LogIdentity | None, reader: Reader) -> L
 
 
 def _check_present(directory: Path, end: LogEnd) -> None:
-    """The segments of which only rows are needed are read when their windows close: here their lengths must do."""
+    """Segments of which only rows are needed are read when their windows close; here, their lengths are checked."""
     newest_path = segment_path(directory, end.newest)
     for number, length in end.lengths.items():
         path = segment_path(directory, number)
@@ -100,8 +101,8 @@ def _check_present(directory: Path, end: LogEnd) -> None:
         if found < length:
             raise DamageError(
                 codes.SEGMENT_DAMAGED,
-                f"{path} has {found} bytes, and {newest_path.name} says that it had {length}: it was cut, or an old "
-                f"copy was put in its place. {damage.affected(directory, number, found, length)}",
+                f"{path} has {found} bytes, and {newest_path.name} says that it had {length}: it was truncated, or "
+                f"replaced by an old copy. {damage.affected(directory, number, found, length)}",
             )
         if number < end.first:
             with mapped(path) as data:
@@ -141,14 +142,14 @@ def _checked_header(directory: Path, path: Path, data: memoryview, end: LogEnd) 
     if end.sequence and header.sequence != end.sequence + 1:
         raise DamageError(
             codes.SEGMENT_MISPLACED,
-            f"{path}: its first entry has the log sequence number {header.sequence}, and the segment before ends with "
-            f"{end.sequence}: one of the two was replaced by an old copy",
+            f"{path}: its first entry has the log sequence number {header.sequence}, and the previous segment ends "
+            f"with {end.sequence}: one of the two was replaced by an old copy",
         )
     return header
 
 
 def entries_behind(data: memoryview, header: Header, *, check: bool = True) -> Iterator[StoredEntry]:
-    """The entries behind the header. Raises `EntryError` where there is no whole one, or not the next one."""
+    """The entries after the header. Raises `EntryError` if there is no complete one, or not the next one."""
     offset, sequence = header.length, header.sequence
     while offset < len(data):
         entry = read_entry(data, offset, check=check)
@@ -167,16 +168,16 @@ def _message(entry: StoredEntry) -> wal_pb2.Entry:
 
 
 def proof_of_damage(data: memoryview, offset: int, sequence: int) -> int | None:
-    """Sequence number of an entry behind `offset` that shows that entry `sequence` had been durable."""
+    """Sequence number of an entry after `offset` that shows that entry `sequence` had been durable."""
     for entry in whole_entries(data, offset):
-        # Entries of an older file may lie in blocks that were given out again; their numbers are lower.
+        # Reused blocks may contain entries of an older file; their numbers are lower.
         if entry.sequence > sequence and entry.message().durable >= sequence:
             return entry.sequence
     return None
 
 
 def _damage(directory: Path, path: Path, number: int, fault: EntryError, length: int, proof: int | None) -> DamageError:
-    because = "the segment is sealed" if proof is None else f"entry {proof} behind it shows that it had been durable"
+    because = "the segment is sealed" if proof is None else f"entry {proof} after it shows that it had been durable"
     return DamageError(
         codes.SEGMENT_DAMAGED,
         f"{path}, offset {fault.offset}: {fault.reason}. It was not torn by a crash ({because}). "

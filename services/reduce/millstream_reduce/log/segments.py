@@ -1,16 +1,16 @@
-"""Segments as files: which there are, mapping one, reading its header, and who may write.
+"""Segments as files: lists them, maps them, reads their headers, and decides which process may write.
 
-Above it: recovery, the writer and `millstream wal`. Below it: files, read only, but for the names of owners.
+Above it: recovery, the writer and `millstream wal`. Below it: files, read only, except for the names of owners.
 
     <log>/0000000000000001.wal      a segment
     <log>/.…new                     a segment that has no name yet
     <log>/owners/<epoch>            who writes, or wrote
 
-There is no lock file. A lock that a paused process holds would keep the lane from going on, and one on a network volume
-may not be honoured. Instead an owner first puts its epoch's name into `owners/`, then reads the log, then seals what it
-read by beginning a segment, whose number no other process can take. The owner before looks into `owners/` after each
-fsync, before it calls anything durable: either its entries were in the file before the new owner read it, or it sees
-the new owner and reports none of them as durable.
+There is no lock file. A lock held by a paused process would block the lane, and one on a network volume may not be
+honoured. Instead an owner first creates a file with its epoch in `owners/`, then reads the log, then seals what it read
+by beginning a segment, whose number no other process can take. The previous owner checks `owners/` after each fsync,
+before it reports anything as durable: either its entries were in the file before the new owner read it, or it sees the
+new owner and reports none of them as durable.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ UNNAMED_SUFFIX = ".new"
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Whose log it is, and under which epoch it is opened."""
+    """Identifies a log, and the epoch under which it is opened."""
 
     pipeline: str
     vertex: str
     partition: int
     epoch: int
-    """Of the lane's mark: taken over before the log is opened, so that no other process can commit any more."""
+    """Epoch of the lane's mark. It is taken over before the log is opened, so that no other process can commit any
+    more."""
     ledger_id: str
-    """Of the ledger that holds the mark."""
+    """Id of the ledger that contains the mark."""
 
     def __str__(self) -> str:
         return f"{self.pipeline}/{self.vertex}/window.{self.partition}"
@@ -67,7 +68,7 @@ class Header:
     segment: wal_pb2.Segment
     sequence: int
     length: int
-    """Bytes of the entry: the segment's other entries follow."""
+    """Bytes of the entry; the other entries of the segment follow."""
 
 
 def segment_numbers(directory: Path) -> list[int]:
@@ -82,17 +83,15 @@ def segment_path(directory: Path, number: int) -> Path:
 
 @contextmanager
 def mapped(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file as they are now, without copying them. Views of it must be gone at the end.
+    """The current bytes of a file, without copying them. All views of it must be gone at the end.
 
-    Raises `DamageError` when something else is in its place.
+    Raises `DamageError` if it is not a file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise DamageError(
-                codes.SEGMENT_MISPLACED, f"{path} is not a file: something else is in the place of a segment"
-            )
+            raise DamageError(codes.SEGMENT_MISPLACED, f"{path} is not a file, but has the name of a segment")
         length = status.st_size
         if length == 0:
             yield memoryview(b"")
@@ -100,12 +99,12 @@ def mapped(path: Path) -> Iterator[memoryview]:
         pages = mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
     finally:
         os.close(descriptor)
-    # Not closed by hand: Arrow may still look at a part of it, and the pages go with the last view.
+    # Not closed explicitly: Arrow may still refer to a part of it, and the pages are released with the last view.
     yield memoryview(pages)
 
 
 def read_header(path: Path, data: memoryview) -> Header:
-    """The header of the segment at `path`. Raises `DamageError` when there is no whole one."""
+    """The header of the segment at `path`. Raises `DamageError` if there is no complete one."""
     try:
         entry = read_entry(data, 0)
         header = header_of(entry)
@@ -128,7 +127,7 @@ def read_header(path: Path, data: memoryview) -> Header:
 
 
 def header_of(entry: StoredEntry) -> Header:
-    """Raises `EntryError` when the entry is not a header."""
+    """Raises `EntryError` if the entry is not a header."""
     message = entry.message()
     if message.WhichOneof("kind") != "segment":
         raise EntryError(entry.offset, "the entry is not the header of a segment")
@@ -136,13 +135,13 @@ def header_of(entry: StoredEntry) -> Header:
 
 
 def check_same_log(path: Path, segment: wal_pb2.Segment, log_id: bytes, other: Path) -> None:
-    """Raises `DamageError` when a segment belongs to another log than `other`."""
+    """Raises `DamageError` if a segment belongs to another log than `other`."""
     if segment.log_id != log_id:
         raise DamageError(
             codes.SEGMENT_MISPLACED,
             f"{path} is a segment of another log ({segment.pipeline}/{segment.vertex}/window.{segment.partition}, id "
-            f"{segment.log_id.hex()}; {other.name} has the id {log_id.hex()}): put the right file back, or move the "
-            f"wrong one away",
+            f"{segment.log_id.hex()}; {other.name} has the id {log_id.hex()}): restore the right file, or remove the "
+            "wrong one",
         )
 
 
@@ -152,13 +151,13 @@ def check_owner(path: Path, segment: wal_pb2.Segment, identity: LogIdentity) -> 
     if found != str(identity):
         raise UserError(
             codes.LOG_OF_ANOTHER,
-            f"{path.parent} holds the log of {found}, not that of {identity}: give each its own directory",
+            f"{path.parent} contains the log of {found}, not that of {identity}: give each its own directory",
         )
     if segment.ledger_id != identity.ledger_id:
         raise UserError(
             codes.LOG_OF_ANOTHER,
-            f"{path.parent} holds the log of another run of {identity}, whose ledger is gone; positions mean something "
-            f"else now. Remove the directory to start over, or bring the ledger back",
+            f"{path.parent} contains the log of another run of {identity}, whose ledger is missing; positions have a "
+            "different meaning now. Remove the directory to start over, or restore the ledger",
         )
     if segment.epoch > identity.epoch:
         raise FencedError(
@@ -175,7 +174,7 @@ def claim(directory: Path, identity: LogIdentity) -> None:
         make_private_directories(owners)
         os.close(open_private(own))
     with contextlib.suppress(OSError), step("log.claim.describe", identity.vertex), append_private(own) as file:
-        # For people only; the name is what counts, and has room on a full disk.
+        # The contents are for people; only the name counts, and it has space on a full disk.
         file.write(f"{os.getpid()}@{socket.gethostname()}\n".encode())
     check_claim(directory, identity)
     for epoch in owner_epochs(directory):
@@ -185,7 +184,7 @@ def claim(directory: Path, identity: LogIdentity) -> None:
 
 
 def check_claim(directory: Path, identity: LogIdentity) -> None:
-    """Raises `FencedError` when a newer owner has put its name down."""
+    """Raises `FencedError` if a newer owner has stored its name."""
     newest = max(owner_epochs(directory), default=identity.epoch)
     if newest > identity.epoch:
         raise FencedError(
@@ -202,5 +201,5 @@ def owner_epochs(directory: Path) -> list[int]:
 
 
 def unnamed_files(directory: Path) -> list[Path]:
-    """Segments that were never begun: their maker died, or has been replaced."""
+    """Segments that were never begun: their creator died, or was replaced."""
     return [directory / name for name in os.listdir(directory) if name.endswith(UNNAMED_SUFFIX)]

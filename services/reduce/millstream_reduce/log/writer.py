@@ -1,16 +1,15 @@
-"""Writing the log and making it durable. Blocking: the methods run in the log's one thread, one at a time.
+"""Writes the log and makes it durable. Blocking: the methods run in the log's one thread, one at a time.
 
-Above it: the log, which has encoded each entry and decided where it lies before it is written. Below it: `Files`. The
-thread holds Python's lock for no longer than it takes to hand the buffers to the kernel: whenever it let go of the lock
-in between, it might wait for it for as long as the event loop is busy.
+Above it: the log, which has encoded each entry and decided its place before it is written. Below it: `Files`. The
+thread holds the GIL only while it passes the buffers to the kernel: each time it released the lock in between, it might
+have to wait for it as long as the event loop is busy.
 
-A write that ran out of room is simply done again, at the same place: what a short write left there is overwritten, or,
-if the process ends first, cut as a torn tail. What is in this module's hands is durable when `flush` returns, and not
-before.
+A write that ran out of space is repeated at the same place: what a short write left there is overwritten, or, if the
+process ends first, cut off as a torn tail. Data passed to this module is durable when `flush` returns, and not before.
 
-A full disk must not keep the log from deleting what is no longer needed, which takes a header, behind all entries
-that were admitted. So a file reserves as much room; it is given up when the disk is full, and until it is there again,
-nothing more is to be admitted (`is_short`).
+A full disk must not prevent the log from deleting what is no longer needed, which requires a header after all admitted
+entries. So a file reserves that much space; it is removed when the disk is full, and until it has been recreated,
+nothing more should be admitted (`is_short`).
 """
 
 from __future__ import annotations
@@ -52,17 +51,17 @@ class BeginSegment:
     number: int
     header: Sequence[memoryview | bytes]
     removed: tuple[int, ...]
-    """Segments that are needed no more once the header is durable."""
+    """Segments that are not needed once the header is durable."""
 
 
 class LogWriter:
-    """One thread's access to a log's files. After an error that is not `StorageFullError` it must not be used again."""
+    """One thread's access to a log's files. After an error other than `StorageFullError` it must not be used again."""
 
     def __init__(self, directory: Path, identity: LogIdentity, files: Files, reserve_bytes: int) -> None:
         self._reserve = directory / RESERVE
         self._reserve_bytes = reserve_bytes
         self.is_short = False
-        """The disk was full, and the reserve has not been recreated."""
+        """Whether the disk was full, and the reserve has not been recreated."""
         self._directory = directory
         self._identity = identity
         self._files = files
@@ -76,15 +75,15 @@ class LogWriter:
         self.written_bytes = 0
 
     def flush(self, items: deque[WriteEntry | BeginSegment]) -> None:
-        """Make everything durable; takes what it is done with from the left of `items`.
+        """Make everything durable; removes completed items from the left of `items`.
 
-        Raises `StorageFullError`: nothing new is durable, call again with what is left. Raises `FencedError` when
-        another owner has opened the log, and `InfrastructureError` when what is on the disk is not known any more.
+        Raises `StorageFullError`: nothing new is durable, call again with the remaining items. Raises `FencedError` if
+        another owner has opened the log, and `InfrastructureError` if the contents of the disk are no longer known.
         """
         self._with_reserve(lambda: self._flush(items))
 
     def begin(self, item: BeginSegment) -> None:
-        """Begin a segment. Raises what `flush` does; with `StorageFullError` nothing has changed."""
+        """Begin a segment. Raises the same as `flush`; with `StorageFullError` nothing has changed."""
         self._with_reserve(lambda: self._begin(item))
 
     def reserve(self) -> None:
@@ -93,7 +92,7 @@ class LogWriter:
             with step("log.reserve", self._identity.vertex):
                 self._files.reserve(self._reserve, self._reserve_bytes)
         except OSError as error:
-            # On file systems that reserve nothing the disk may be full without warning; that is then waited for.
+            # On file systems that reserve nothing the disk may be full without warning; the write then waits for space.
             self.is_short = error.errno in (errno.ENOSPC, errno.EDQUOT)
         else:
             self.is_short = False
@@ -123,7 +122,7 @@ class LogWriter:
                 for _ in batch:
                     items.popleft()
         self._sync()
-        # Only what a newer owner has not missed may be called durable: see `segments`.
+        # Only what a newer owner has seen may be reported as durable: see `segments`.
         try:
             check_claim(self._directory, self._identity)
         except OSError as error:
@@ -196,19 +195,19 @@ class LogWriter:
         self.syncs += 1
 
     def _failed_sync(self, error: OSError, path: Path) -> InfrastructureError:
-        # The kernel may have dropped the pages and forget the error: a second fsync that succeeds says nothing.
+        # The kernel may have dropped the pages and forgotten the error: a second fsync that succeeds says nothing.
         return InfrastructureError(
             codes.FSYNC_FAILED,
             f"{self._identity}: fsync of {path} failed ({error.strerror}). Nothing that was not durable before is "
-            f"acknowledged; the lane has to start again. Check the disk",
+            "acknowledged; the lane has to restart. Check the disk",
         )
 
     def _explained(self, error: OSError, path: Path, doing: str) -> Exception:
         if error.errno in NO_SPACE:
             return StorageFullError(
                 codes.DISK_FULL,
-                f"{self._identity}: no room to {doing} {path} ({error.strerror}); nothing acknowledged is lost, and "
-                f"the lane goes on when there is room",
+                f"{self._identity}: no space to {doing} {path} ({error.strerror}); nothing acknowledged is lost, and "
+                "the lane continues when there is space",
             )
         if error.errno == errno.EEXIST:
             return FencedError(codes.LOG_TAKEN_OVER, f"{self._identity}: {path} was begun by another owner")
@@ -218,7 +217,7 @@ class LogWriter:
 
 
 def _batch(items: deque[WriteEntry | BeginSegment]) -> list[WriteEntry]:
-    """What one writev can take from the left: entries that follow one another in a segment."""
+    """What one writev can take from the left: consecutive entries of a segment."""
     batch: list[WriteEntry] = []
     size = 0
     for item in items:

@@ -1,7 +1,7 @@
 """The ahead-of-time cache of Spark's JVM: classes loaded and linked once, mapped at every later start (Java 25).
 
-Above it: the session, and the command that makes the cache. Below it: files. A cache belongs to the exact Java and
-Spark that made it, so its name says which; a JVM that finds another than it was made for goes without.
+Above it: the session, and the command that creates the cache. Below it: files. A cache belongs to the exact Java and
+Spark that created it, so its name says which; a JVM that finds one for another version does not use it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from millstream.errors import InfrastructureError
 from millstream_reduce.spark.java import Java, cache_directories, find_java, spark_home, writable_cache
 
 JAVA_MIN = 25
-"""The first Java that makes such a cache in one run."""
+"""The first Java that creates such a cache in one run."""
 RECORD_TIMEOUT_S = 900.0
-"""For writing it, after the run it was recorded in: half a minute on an idle machine."""
+"""Time limit for writing it, after the run in which it was recorded: half a minute on an idle machine."""
 _FORMAT = "1"
 """Changes when the JVM's options do."""
 _QUIET = ["-Xlog:aot*=off", "-Xlog:cds*=off"]
 
 
 def find_cache(java: Java) -> Path | None:
-    """The cache for this Java and the Spark that is installed; None when it has not been made."""
+    """The cache for this Java and the installed Spark; None if it has not been created."""
     if java.major < JAVA_MIN:
         return None
     name = _name(java)
@@ -38,33 +38,33 @@ def find_cache(java: Java) -> Path | None:
 
 
 def advice() -> str:
-    """For people, where Spark is about to start without a cache that it could have; otherwise empty."""
+    """A message if Spark is about to start without a cache that it could have; otherwise empty."""
     try:
         java = find_java()
         if java.major < JAVA_MIN or find_cache(java) is not None:
             return ""
     except InfrastructureError:
-        # The process that starts it gets a message.
+        # The process that starts this one prints the message.
         return ""
     return (
         "note: Spark's start-up cache is missing, so its start takes about 20 s longer each time: `millstream spark "
-        "prepare` makes it (once, about a minute, 180 MiB)"
+        "prepare` creates it (once, about a minute, 180 MiB)"
     )
 
 
 def use_options(cache: Path | None) -> list[str]:
-    """For a JVM that starts from a cache."""
+    """JVM options for starting from a cache."""
     return [] if cache is None else [f"-XX:AOTCache={cache}", *_QUIET]
 
 
 def record_options(path: Path) -> list[str]:
-    """For a JVM that writes a cache when it ends."""
+    """JVM options for writing a cache at exit."""
     return [f"-XX:AOTCacheOutput={path}", *_QUIET]
 
 
 @asynccontextmanager
 async def open_recording(java: Java) -> AsyncIterator[Path]:
-    """Where a cache is to be written; when the block ends it is put in its place, whole, or there is none."""
+    """Where to write a cache. At the end of the block it is moved to its place completely, or not at all."""
     if java.major < JAVA_MIN:
         raise InfrastructureError(
             codes.JAVA_UNUSABLE,
@@ -78,7 +78,7 @@ async def open_recording(java: Java) -> AsyncIterator[Path]:
         if not written.is_file():
             raise InfrastructureError(
                 codes.SPARK_CACHE,
-                "Spark's JVM has ended without writing its ahead-of-time cache; see what it said above",
+                "Spark's JVM has ended without writing its ahead-of-time cache; see its messages above",
             )
         os.chmod(written, 0o644)
         os.replace(written, place / _name(java))

@@ -3,9 +3,9 @@
     SELECT key, count(*) AS n FROM window GROUP BY key
     SELECT key, count(*) AS n, window.__window AS __window FROM rows AS window GROUP BY key, window.__window
 
-Above it: `sql`. Below it: `dialect`. Every scope hands the index on, as its last column, and nothing in a scope brings
-rows of two windows together: grouping, DISTINCT, window functions, joins and set operations each have the index in
-what they compare. What cannot be rewritten so that every window has exactly the result that it has alone raises
+Above it: `sql`. Below it: `dialect`. Every scope passes the index on as its last column, and nothing in a scope
+combines rows of two windows: grouping, DISTINCT, window functions, joins and set operations each have the index in what
+they compare. A query that cannot be rewritten so that every window has exactly the result that it has alone raises
 `OneByOneError`, with the reason.
 
 LIMIT is so many rows of each window:
@@ -41,7 +41,7 @@ class OneByOneError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """What LIMIT, OFFSET and ORDER BY said."""
+    """What LIMIT, OFFSET and ORDER BY say."""
 
     rows: int
     skipped: int
@@ -49,7 +49,7 @@ class Top:
 
 
 def take_limit(node: exp.Select | exp.SetOperation) -> Top | None:
-    """Take LIMIT, and the ORDER BY that decides what it leaves, away from a query; None when it has none."""
+    """Remove LIMIT, and the ORDER BY that decides its rows, from a query; None if it has no LIMIT."""
     limit, offset = node.args.get("limit"), node.args.get("offset")
     if limit is None and offset is None:
         return None
@@ -64,7 +64,7 @@ def take_limit(node: exp.Select | exp.SetOperation) -> Top | None:
     for part in ("limit", "offset", "order"):
         node.set(part, None)
     if isinstance(node, exp.Select) and not node.args.get("distinct"):
-        # Rows are ordered by what need not be among the columns.
+        # Rows may be ordered by something that is not among the columns.
         for index, item in enumerate(top.order):
             node.append("expressions", exp.alias_(item.this.copy(), _order_name(index)))
     changed(node)
@@ -72,7 +72,7 @@ def take_limit(node: exp.Select | exp.SetOperation) -> Top | None:
 
 
 def limit_each_window(node: exp.Select | exp.SetOperation, top: Top) -> None:
-    """Put around a rewritten query what leaves the first rows of each window only."""
+    """Wrap a rewritten query so that only the first rows of each window are left."""
     helpers = [exp.column(_ROW)]
     order = []
     for index, item in enumerate(top.order):
@@ -82,7 +82,7 @@ def limit_each_window(node: exp.Select | exp.SetOperation, top: Top) -> None:
             helpers.append(exp.column(_order_name(index)))
             changed(by)
         order.append(by)
-    # Any rows will do where nothing says which.
+    # Without an order, any rows will do.
     order = order or [exp.Ordered(this=exp.column(WINDOW))]
     number = exp.Window(
         this=exp.Anonymous(this="row_number"),
@@ -113,7 +113,7 @@ def limit_each_window(node: exp.Select | exp.SetOperation, top: Top) -> None:
 
 
 def _resolved(item: exp.Ordered, node: exp.Select | exp.SetOperation) -> exp.Ordered:
-    """An item of ORDER BY in terms of the query's own sources, as far as that is needed to select it."""
+    """An item of ORDER BY in terms of the query's own sources, as far as needed to select it."""
     item = item.copy()
     by = item.this
     plain = isinstance(node, exp.Select) and not node.args.get("distinct")
@@ -121,18 +121,18 @@ def _resolved(item: exp.Ordered, node: exp.Select | exp.SetOperation) -> exp.Ord
         raise OneByOneError("LIMIT with ORDER BY ALL")
     if isinstance(by, exp.Literal):
         if not plain:
-            raise OneByOneError("LIMIT behind DISTINCT or a set operation, ordered by a position")
+            raise OneByOneError("LIMIT after DISTINCT or a set operation, ordered by a position")
         return _replaced(item, by, _column_at(node, _number(by)))
     if not plain:
         # Only columns of the result can be meant.
         if not isinstance(by, exp.Column) or by.table:
-            raise OneByOneError("LIMIT behind DISTINCT or a set operation, ordered by an expression")
+            raise OneByOneError("LIMIT after DISTINCT or a set operation, ordered by an expression")
         return item
     if any(call.name.lower() in RANDOM for call in item.find_all(exp.Anonymous)):
         raise OneByOneError("LIMIT of rows in a random order")
     aliases = {one.alias.lower(): one.this for one in node.expressions if isinstance(one, exp.Alias)}
     for column in list(item.find_all(exp.Column)):
-        # A name that the result has means the result's column.
+        # A name in the result means the result's column.
         named = aliases.get(column.name.lower()) if not column.table else None
         if named is not None:
             item = _replaced(item, column, named)
@@ -155,7 +155,7 @@ def _column_at(node: exp.Expr, position: int) -> exp.Expr:
 
 
 def _may_be_several(item: exp.Expr) -> bool:
-    """It may stand for several columns."""
+    """Whether it may stand for several columns."""
     if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
         return True
     return any(call.name.lower() in GENERATORS for call in item.find_all(exp.Anonymous))
@@ -192,10 +192,10 @@ _NAMES_OF_PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What is known of a query or table."""
+    """What is known about a query or table."""
 
     carries: bool
-    """It has the window's index, as its last column. Otherwise it is the same for every window."""
+    """It has the window's index as its last column. Otherwise it is the same for every window."""
     never_empty: bool
     """It has a row for every window."""
 
@@ -214,16 +214,16 @@ class Source:
 
 
 def batched(query: str, table: str) -> str:
-    """The query over many windows, whose rows `table` has. Raises `OneByOneError`."""
+    """The query over many windows, whose rows are in `table`. Raises `OneByOneError`."""
     try:
-        # A node that something can be put around has another above it.
+        # A node that is wrapped needs a parent.
         root = exp.Subquery(this=parse(query))
         relation = _Rewriting(table).query(root.this, {})
         if not relation.carries:
             raise OneByOneError(f"the query does not read the table `{TABLE}`")
         return write(root.this, query)
     except NotUnderstoodError as error:
-        raise OneByOneError(f"the query cannot be taken apart: {error}") from error
+        raise OneByOneError(f"the query cannot be parsed: {error}") from error
 
 
 class _Rewriting:
@@ -232,7 +232,7 @@ class _Rewriting:
         self._names = 0
 
     def query(self, node: exp.Expr, known: Mapping[str, Relation]) -> Relation:
-        """Rewrite a query in place. `known`: the common table expressions that can be seen here."""
+        """Rewrite a query in place. `known`: the common table expressions that are visible here."""
         if isinstance(node, (exp.Select, exp.SetOperation)):
             known = self._with(node, known)
             top = take_limit(node)
@@ -243,7 +243,7 @@ class _Rewriting:
             if top is None:
                 return relation
             if not relation.carries:
-                raise OneByOneError("LIMIT of rows that are not of the window")
+                raise OneByOneError("LIMIT of rows that do not belong to the window")
             limit_each_window(node, top)
             return Relation(carries=True, never_empty=relation.never_empty and top.rows > 0 and not top.skipped)
         if isinstance(node, exp.Subquery):
@@ -292,7 +292,7 @@ class _Rewriting:
         _allow(node, _SET_PARTS, node.key.upper())
         sides = [self.query(side, known) for side in (node.this, node.expression)]
         if sides[0].carries != sides[1].carries:
-            raise OneByOneError(f"{node.key.upper()} with rows that are not of the window")
+            raise OneByOneError(f"{node.key.upper()} with rows that do not belong to the window")
         if sides[0].carries:
             order_by_index(node)
         some = isinstance(node, exp.Union) and any(side.never_empty for side in sides)
@@ -308,9 +308,9 @@ class _Scope:
         self._known = known
         self._sources: list[Source] = []
         self._index: exp.Expr | None = None
-        """The window's index, as this scope sees it; None while no source has it."""
+        """The window's index as this scope sees it; None until a source has it."""
         self._merged = False
-        """Columns of two sources are one: NATURAL or USING."""
+        """Whether columns of two sources are merged: NATURAL or USING."""
 
     def rewrite(self) -> Relation:
         select = self._select
@@ -382,18 +382,18 @@ class _Scope:
         if not source.relation.carries:
             self._merged = self._merged or method == "NATURAL" or bool(join.args.get("using"))
             if self._index is not None and side in ("RIGHT", "FULL"):
-                raise OneByOneError(f"{side} JOIN with rows that are not of the window")
+                raise OneByOneError(f"{side} JOIN with rows that do not belong to the window")
             return
         right = source.index()
         if self._index is None:
             if side in ("LEFT", "FULL") or source.hidden:
-                raise OneByOneError("rows that are not of the window JOIN rows that are")
+                raise OneByOneError("rows that do not belong to the window JOIN rows that do")
             self._merged = self._merged or method == "NATURAL" or bool(join.args.get("using"))
             self._index = right
             return
         if method == "NATURAL" or join.args.get("using"):
             if carrying > 1 or not self._sources[0].relation.carries:
-                raise OneByOneError("NATURAL JOIN or USING behind another join")
+                raise OneByOneError("NATURAL JOIN or USING after another join")
             self._merged = True
             if method != "NATURAL":
                 join.append("using", exp.to_identifier(WINDOW))
@@ -410,7 +410,7 @@ class _Scope:
             self._index = exp.Coalesce(this=self._index.copy(), expressions=[right])
 
     def _check_subqueries(self) -> None:
-        """Queries inside expressions may only be such that are the same for every window."""
+        """Queries inside expressions must be the same for every window."""
         clauses = [
             *self._select.expressions,
             *(self._select.args.get(part) for part in ("where", "group", "having", "order")),
@@ -440,7 +440,7 @@ class _Scope:
             changed(node)
 
     def _group(self, *, never_empty: bool) -> bool:
-        """Whether there is one group at least, whatever the rows are."""
+        """Whether there is at least one group, whatever the rows are."""
         assert self._index is not None
         select = self._select
         group = select.args.get("group")
@@ -452,7 +452,7 @@ class _Scope:
                 raise OneByOneError("GROUP BY ()")
             if group.args.get("all"):
                 if not any(self._is_key(item) for item in select.expressions):
-                    raise OneByOneError("GROUP BY ALL without anything to group by")
+                    raise OneByOneError("GROUP BY ALL with nothing to group by")
             else:
                 group.append("expressions", self._index.copy())
                 changed(group)
@@ -462,7 +462,7 @@ class _Scope:
             return False
         where = select.args.get("where")
         if not never_empty:
-            raise OneByOneError("an aggregate without GROUP BY over rows that may be none")
+            raise OneByOneError("an aggregate without GROUP BY over possibly no rows")
         if where is not None:
             self._filter(aggregates, where)
         select.set("group", exp.Group(expressions=[self._index.copy()]))
@@ -473,7 +473,7 @@ class _Scope:
         """Case 2."""
         condition = where.this
         if any(name in RANDOM for name in map(_function_name, condition.find_all(exp.Anonymous))):
-            raise OneByOneError("an aggregate without GROUP BY over rows that are chosen at random")
+            raise OneByOneError("an aggregate without GROUP BY over randomly chosen rows")
         for aggregate in aggregates:
             whole = aggregate
             while isinstance(whole.parent, (exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup)):
@@ -509,7 +509,7 @@ class _Scope:
 
     def _star(self, star: exp.Star) -> list[exp.Expr]:
         if self._merged:
-            raise OneByOneError("* behind NATURAL JOIN or USING")
+            raise OneByOneError("** after NATURAL JOIN or USING")
         shown = [source for source in self._sources if not source.hidden]
         if sum(source.relation.carries for source in shown) == 1:
             _leave_out_index(star)
@@ -549,7 +549,7 @@ class _Scope:
                     yield node
 
     def _is_key(self, item: exp.Expr) -> bool:
-        """Whether GROUP BY ALL takes it, as far as can be seen."""
+        """Whether GROUP BY ALL includes it, as far as the query shows."""
         calls = (node for node in item.find_all(exp.Anonymous, exp.Window) if self._is_own(node))
         return not any(isinstance(node, exp.Window) or _function_name(node) in AGGREGATES for node in calls)
 
@@ -557,7 +557,7 @@ class _Scope:
         return (node for node in self._select.find_all(kind) if self._is_own(node))
 
     def _is_own(self, node: exp.Expr) -> bool:
-        """Whether it is of this SELECT, and not of one inside it."""
+        """Whether it belongs to this SELECT, and not to one inside it."""
         return node.find_ancestor(exp.Select, exp.SetOperation) is self._select
 
 
@@ -579,14 +579,14 @@ def _leave_out_index(star: exp.Star) -> None:
 
 
 def name_index(alias: exp.TableAlias) -> None:
-    """An alias that names columns names the index too."""
+    """An alias that names columns also names the index."""
     if alias.args.get("columns"):
         alias.append("columns", exp.to_identifier(WINDOW))
         changed(alias)
 
 
 def order_by_index(node: exp.Expr) -> None:
-    """Rows that are in order are so window by window."""
+    """Ordered rows are ordered window by window."""
     order = node.args.get("order")
     if order is not None:
         order.set("expressions", [exp.Ordered(this=exp.column(WINDOW)), *order.expressions])
@@ -600,6 +600,6 @@ def _allow(node: exp.Expr, parts: frozenset[str], what: str) -> None:
 
 
 def _reads(node: exp.Expr, known: Mapping[str, Relation]) -> bool:
-    """Whether something in it may differ between windows."""
+    """Whether anything in it may differ between windows."""
     names = {table.name.lower() for table in node.find_all(exp.Table)}
     return TABLE in names or any(name in names for name, relation in known.items() if relation.carries)

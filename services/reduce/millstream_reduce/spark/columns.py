@@ -19,7 +19,7 @@ from sqlglot import exp
 from millstream_reduce.spark.dialect import NotUnderstoodError, parse
 
 COLUMNS = ("key", "keys", "event_time", "headers", "window_start", "window_end", "window_early")
-"""Of the table `window`, beside `value`."""
+"""The columns of the table `window`, apart from `value`."""
 
 
 def needed_columns(query: str) -> tuple[tuple[str, ...], bool]:
@@ -39,7 +39,7 @@ def needed_fields(query: str, declared: Sequence[str]) -> tuple[str, ...]:
 
 
 def reads_table(query: str, table: str) -> bool:
-    """Whether a table is read anywhere; True where that cannot be seen."""
+    """Whether a table is read anywhere; True if that is unknown."""
     if table not in query.lower():
         return False
     try:
@@ -50,7 +50,7 @@ def reads_table(query: str, table: str) -> bool:
 
 
 def _reads_all(query: str) -> bool:
-    """There is a * that stands for columns."""
+    """Whether there is a * that stands for columns."""
     if "*" not in query:
         return False
     try:
@@ -64,7 +64,7 @@ def _reads_all(query: str) -> bool:
 
 
 def _reads_whole_value(query: str) -> bool:
-    """`value` stands alone somewhere, without a field behind it."""
+    """Whether `value` appears alone somewhere, without a field after it."""
     try:
         tree = parse(query)
     except NotUnderstoodError:
@@ -104,7 +104,8 @@ def empty_table(spark: SparkSession, columns: spark_types.StructType | str) -> D
     """A table of these columns that has no rows. Raises Spark's `ParseException`."""
     if type(spark) is not SparkSession:
         return spark.createDataFrame([], columns)
-    # PySpark would send no rows to the JVM through a file and an RDD, which takes a third of a second the first time.
+    # PySpark would send an empty table to the JVM through a file and an RDD, which takes a third of a second the first
+    # time.
     java: Any = spark._jsparkSession
     if isinstance(columns, str):
         kind = java.sessionState().sqlParser().parseTableSchema(columns)
@@ -115,7 +116,7 @@ def empty_table(spark: SparkSession, columns: spark_types.StructType | str) -> D
 
 
 def arrow_type(kind: spark_types.DataType) -> pa.DataType:
-    """What Spark takes for a column of this type. Raises `ValueError`."""
+    """The Arrow type that Spark accepts for a column of this type. Raises `ValueError`."""
     match kind:
         case spark_types.DecimalType():
             return pa.decimal128(kind.precision, kind.scale)
@@ -151,9 +152,9 @@ _AVRO_LOGICAL: dict[str, spark_types.DataType] = {
 
 
 def fields_of_avro(schema: Any) -> spark_types.StructType:
-    """The fields of a writer's schema. Raises `ValueError` for one that is not of a record, or cannot be read."""
+    """The fields of a writer's schema. Raises `ValueError` for one that is not a record's, or is invalid."""
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise ValueError("the Avro schema is not of a record")
+        raise ValueError("the Avro schema does not describe a record")
     kind = _type(schema, {})
     assert isinstance(kind, spark_types.StructType)
     return kind

@@ -1,10 +1,10 @@
 """Decodes values into the fields that a query needs, inside Spark's Python workers, as Spark's readers do. Pure.
 
-    values ─► fast: all of a batch at once, by pyarrow ─► columns
-                └─► what that refuses, in ever smaller parts ─► one by one
+    values ─► fast: a whole batch at once, by pyarrow ─► columns
+                └─► refused values, in ever smaller parts ─► one by one
 
-A value, or a field of one, that is not what was declared gives NULL, as in Spark's own PERMISSIVE mode; it never fails
-its neighbours. A decoder says how many values that happened to.
+A value, or a field of one, that does not have the declared type becomes NULL, as in Spark's PERMISSIVE mode; other
+values are not affected. A decoder counts these values.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Text(str):
 
 
 def from_text(text: str, kind: pa.DataType) -> Any:
-    """What `convert` takes, of a field of a line: nothing is NULL, also for texts."""
+    """The argument of `convert` for a field of a line: empty is NULL, also for texts."""
     if not text:
         return None
     return text if pa.types.is_string(kind) else Text(text)
@@ -100,7 +100,7 @@ def _required(value: Any, wanted: type) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
-        # A lone surrogate, which JSON can write, is not text.
+        # A lone surrogate, which JSON can contain, is not text.
         value.encode()
         return value
     if isinstance(value, (datetime, date, Decimal)):
@@ -182,9 +182,9 @@ Array: TypeAlias = Any
 
 _compute: Any = pyarrow.compute
 _SPLIT = 8
-"""A part that was refused is cut into so many smaller ones."""
+"""A refused part is divided into this many smaller ones."""
 _ONE_BY_ONE = 64
-"""Parts of so many values are read one by one."""
+"""Parts of this many values are read one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +196,10 @@ class Field:
 
 
 class Decoder(Protocol):
-    """Of one format. Can be pickled."""
+    """A decoder of one format. Can be pickled."""
 
     def decode(self, values: Array) -> tuple[list[Array], int]:
-        """A column for each field that is needed, and how many values were malformed."""
+        """A column for each needed field, and the number of malformed values."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class JsonDecoder:
 
 @dataclass(frozen=True)
 class CsvDecoder:
-    """Each value is one line; the columns are all fields that are declared, in order."""
+    """Each value is one line; its columns are all declared fields, in order."""
 
     declared: tuple[Field, ...]
     needed: tuple[str, ...]
@@ -320,11 +320,11 @@ class CsvDecoder:
 
 @dataclass(frozen=True)
 class AvroDecoder:
-    """Each value is a record as the writer's schema says, without a header."""
+    """Each value is a record of the writer's schema, without a header."""
 
     fields: tuple[Field, ...]
     schema: str
-    """Of the writer, JSON."""
+    """The writer's schema, as JSON."""
 
     def decode(self, values: Array) -> tuple[list[Array], int]:
         return _decode(values, self.fields, lambda _: None, self._rows)

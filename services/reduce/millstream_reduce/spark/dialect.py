@@ -1,5 +1,5 @@
 """What must be known of Spark's SQL to change a query: parsing, so that what is not changed is written again exactly as
-it stood, and the functions that decide whether many windows can be computed by one query. Pure.
+it stood, and the functions that decide whether one query can compute many windows. Pure.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ AGGREGATES = frozenset({
     "tuple_sketch_agg_integer", "tuple_union_agg_double", "tuple_union_agg_integer", "var_pop", "var_samp", "variance",
     "vector_avg", "vector_sum",
 })  # fmt: skip
-"""Functions of many rows. One that is missing here costs speed: its query is computed window by window."""
+"""Aggregate functions. A missing one costs speed: its query is computed window by window."""
 
 RANDOM = frozenset({
     "input_file_name", "monotonically_increasing_id", "rand", "randn", "random", "randstr", "shuffle",
     "spark_partition_id", "uniform", "uuid",
 })  # fmt: skip
-"""Functions that give something else when they are called once more."""
+"""Functions that return something different when they are called again."""
 
 GENERATORS = frozenset({
     "inline", "inline_outer", "json_tuple", "posexplode", "posexplode_outer", "stack", "variant_explode",
@@ -56,7 +56,7 @@ class NotUnderstoodError(ValueError):
 
 
 class _Parser(Spark.Parser):  # type: ignore[valid-type,misc]  # sqlglot's metaclass makes it
-    # All functions alike: sqlglot's own ideas of them are not Spark's.
+    # All functions alike, because sqlglot's knowledge of them differs from Spark's.
     FUNCTIONS: dict[str, Callable[..., Any]] = {}  # noqa: RUF012 - the base class has it as it is
     FUNCTION_PARSERS = {  # noqa: RUF012
         name: parse
@@ -90,7 +90,7 @@ class _Generator(Spark.Generator):  # type: ignore[valid-type,misc]  # as above
         if key is None and isinstance(expression, exp.Expr) and not expression.meta.get(_CHANGED):
             span = expression.meta.get(_SPAN)
             if span is not None:
-                # The generator leaves no space in front of this one: it begins with one.
+                # The generator omits the space before this one, so it begins with one.
                 space = " " if isinstance(expression, exp.Lateral) else ""
                 return space + self.source[span[0] : span[1]]
         return str(super().sql(expression, key, comment))
@@ -125,7 +125,7 @@ def write(tree: exp.Expr, source: str) -> str:
 
 
 def changed(node: exp.Expr) -> None:
-    """`node` is not as it stood: it and all it is part of are written again."""
+    """`node` has been changed: it and everything that contains it are written again."""
     above: exp.Expr | None = node
     while above is not None and not above.meta.get(_CHANGED):
         above.meta[_CHANGED] = True

@@ -2,9 +2,9 @@
 
     start Spark ─► a first job ─► serve ─► (while idle) more jobs to warm up ─► SIGTERM ─► finish ─► end
 
-It ends when Spark does: its parent starts it again, and its clients ask again. Exit code 0: after SIGTERM.
-Otherwise the code of the error that ended it (`millstream/errors.py`), which is also the last line of its log. Where a
-signal from outside has ended the JVM, or it hung and was killed, the driver ends itself by the same signal.
+It ends when Spark does: its parent restarts it, and its clients ask again. Exit code 0: after SIGTERM. Otherwise the
+code of the error that ended it (`millstream/errors.py`), which is also the last line of its log. If a signal from
+outside has ended the JVM, or the JVM hung and was killed, the driver ends itself by the same signal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from millstream_reduce.spark.settings import TOKEN_VARIABLE, SparkSettings, chec
 log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 20.0
-"""From SIGTERM until what still serves is broken off."""
+"""Time from SIGTERM until unfinished requests are aborted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def _settings(options: argparse.Namespace) -> SparkSettings:
         ) from error
     if options.settings is not None:
         return SparkSettings.from_json(text)
-    # What reads a pipeline takes time to import, and a runner has done it already.
+    # The code that reads a pipeline takes time to import, and a runner has already read it.
     from millstream.spec import resolved
 
     found = resolved.load(text)
@@ -118,7 +118,7 @@ def _imported(*, with_pandas: bool) -> ModuleType:
 
 
 def _report(group: BaseExceptionGroup[BaseException]) -> int:
-    """Log what ended the process, and give the exit code. That Spark is gone explains everything else."""
+    """Log what ended the process, and return the exit code. The loss of Spark explains everything else."""
     errors = [error for error in _leaves(group) if not isinstance(error, asyncio.CancelledError)]
     ours = [error for error in errors if isinstance(error, MillstreamError)]
     lost = [error for error in ours if isinstance(error, SessionLostError)]
@@ -130,10 +130,10 @@ def _report(group: BaseExceptionGroup[BaseException]) -> int:
 
 
 def _exit_code_of(error: MillstreamError) -> int:
-    """Log it, and give the exit code."""
+    """Log it, and return the exit code."""
     log.error("%s", error)
     if isinstance(error, SparkEndedError) and error.killed_by:
-        # This process was as good as killed, and its parent has to judge it so.
+        # The JVM was killed from outside, and the parent has to treat this process in the same way.
         return -error.killed_by
     return error.exit_code
 
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--directory",
         type=Path,
-        help="with --resolved, for temporary files; what lies there is removed (default: a new one)",
+        help="with --resolved, directory for temporary files; its contents are removed (default: a new one)",
     )
     parser.add_argument("--pipeline", default="", help="its name, for the log")
     parser.add_argument("--log-level", default="INFO")
@@ -165,13 +165,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _leave(exit_code: int) -> NoReturn:
-    """End at once: a thread that still waits for a lost Spark would hold the process forever."""
+    """End at once: a thread that still waits for a lost Spark would keep the process alive forever."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
     if exit_code < 0:
         with suppress(OSError):
-            # It cannot be set for SIGKILL, nor need it.
+            # It cannot be set for SIGKILL, and need not be.
             signal.signal(-exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -exit_code)
     os._exit(exit_code)

@@ -1,9 +1,9 @@
-"""What Spark's exceptions mean: whose fault it is, in words for people.
+"""The meaning of Spark's exceptions: their cause, in words for people.
 
-Above it: `jobs`. Below it: PySpark's exceptions, of classic sessions and of Spark Connect. Everything that a window's
-own rows or the user's own code can cause is a `WindowError`, and the window it happened in can be found by computing
-fewer windows. A worker that was lost (`WorkerLostError`) may be the fault of a window or of a neighbour on the machine,
-which `jobs` finds out; anything else is about the whole job.
+Above it: `jobs`. Below it: PySpark's exceptions, of classic sessions and of Spark Connect. Everything that the rows of
+a window or the user's code can cause is a `WindowError`, and the window can be found by computing fewer windows. A lost
+worker (`WorkerLostError`) may be the fault of a window or of another process on the machine, which `jobs` finds out;
+any other error concerns the whole job.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _CONDITION = re.compile(r"^\s*\[([A-Z0-9_.]+)\]\s*")
 _OURS = re.compile(r"^millstream(?:_reduce)?\.[\w.]*?(\w+): (.*)", re.MULTILINE)
 _NOTED_CODE = re.compile(r"^\s*(MS-\d{4})$", re.MULTILINE)
 _STACK = re.compile(r"(?:Fatal Python error|Current thread|Thread) .*?(?=\n\s*at |\Z)", re.DOTALL)
-"""What Python's fault handler wrote when a signal ended a worker."""
+"""What Python's fault handler writes when a signal ends a worker."""
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
 _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ([^\n]+)")
 _CAUSED_BY = re.compile(r"^Caused by: ([^\n]+)", re.MULTILINE)
 _JAVA_CLASS = re.compile(r"^(?:: )?(?:[a-z]\w*\.)+")
 _USERS_STATES = ("07", "21", "22", "23", "38", "42", "P0001")
-"""Classes of SQLSTATE that speak of data and expressions: cardinality, data exception, constraint, external routine,
-syntax or access, raise_error."""
+"""Classes of SQLSTATE about data and expressions: cardinality, data exception, constraint, external routine, syntax or
+access, raise_error."""
 _LOST = re.compile(r"(?:\w+: )?(?:Python worker (?:exited unexpectedly|failed to connect back)|ExecutorLostFailure)")
-"""How the cause of a task's end begins when a process under it has gone. What users say may hold such words, but begins
-otherwise."""
+"""How the message begins if a process of a task has died. Users' messages may contain such words, but begin
+differently."""
 _AWAY = ("Connection refused", "SparkContext was shut down", "has been stopped", "UNAVAILABLE")
 
 
 class WindowError(Exception):
-    """Some window of a job cannot be computed, by its data or the user's code."""
+    """A window of a job cannot be computed, because of its data or the user's code."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
@@ -44,7 +44,7 @@ class WindowError(Exception):
 
 
 class WorkerLostError(RetryLaterError):
-    """A process that computed a task has gone: a Python worker, or an executor of a cluster."""
+    """A process that computed a task has died: a Python worker, or an executor of a cluster."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(codes.SPARK_WORKER_LOST, reason)
@@ -53,7 +53,7 @@ class WorkerLostError(RetryLaterError):
 
 
 def meaning(error: Exception, query: str = "") -> WindowError | MillstreamError:
-    """What a job that failed with `error` says. `query`: what the user wrote, where that is SQL."""
+    """The meaning of the error of a failed job. `query`: the user's text if it is SQL."""
     if isinstance(error, MillstreamError):
         return error
     text = str(error)
@@ -65,7 +65,7 @@ def meaning(error: Exception, query: str = "") -> WindowError | MillstreamError:
     reason = cause(text)
     if _LOST.match(reason) is not None:
         stack = _STACK.search(text)
-        return WorkerLostError(f"a process that computed a Spark task has gone: {reason}", stack[0] if stack else "")
+        return WorkerLostError(f"a process that computed a Spark task has died: {reason}", stack[0] if stack else "")
     traceback = _TRACEBACK.search(text)
     if traceback is not None:
         return WindowError(_last_line(traceback[0]), traceback[0])
@@ -77,7 +77,7 @@ def meaning(error: Exception, query: str = "") -> WindowError | MillstreamError:
 
 
 def _raised_in_task(name: str, message: str, rest: str) -> MillstreamError:
-    """An error of ours, of which Spark has handed on the traceback alone: after the message come its notes."""
+    """One of our errors, of which Spark passes on only the traceback: the message is followed by its notes."""
     noted = _NOTED_CODE.search(rest)
     written = noted[1] if noted is not None else ""
     found = error_of(f"{name} {written}", message)
@@ -99,7 +99,7 @@ def sentence(text: str, first_line_number: int = 1, *, positions: bool = True) -
     position = _POSITION.search(text) if positions else None
     message = _STATE.sub("", _CONDITION.sub("", text.strip())).strip()
     message = " ".join(message.split())
-    # How to switch the check off for the whole session is not advice for one query.
+    # Switching the check off for the whole session is not advice for one query.
     message = re.sub(r" ?If necessary,? set .*? to bypass this error\.", "", message)
     if position is None:
         return message
@@ -107,7 +107,7 @@ def sentence(text: str, first_line_number: int = 1, *, positions: bool = True) -
 
 
 def with_suggestion(message: str, functions: list[str]) -> str:
-    """Of an unknown function: names that resemble it."""
+    """For an unknown function: names that resemble it."""
     unknown = re.search(r"Cannot resolve routine `([^`]+)`", message)
     if unknown is None:
         return message
@@ -117,7 +117,8 @@ def with_suggestion(message: str, functions: list[str]) -> str:
 
 
 def cause(text: str) -> str:
-    """Of a job's exception: what went wrong in the task, or behind it all, and not that a job or a call failed."""
+    """The cause from a job's exception: what went wrong in the task or underneath, rather than that a job or a call
+    failed."""
     task = _LOST_TASK.search(text)
     behind = [task[1]] if task else _CAUSED_BY.findall(text)
     lines = behind[-1:] or [line for line in text.splitlines() if line.strip()]
@@ -125,7 +126,7 @@ def cause(text: str) -> str:
 
 
 def _fragment(error: Exception) -> str:
-    """The expression that failed, as it stands in the statement; empty where Spark does not say."""
+    """The expression that failed, as written in the statement; empty if Spark does not say."""
     contexts = getattr(error, "getQueryContext", None)
     for context in (contexts() or ()) if callable(contexts) else ():
         if context.contextType().name == "SQL":

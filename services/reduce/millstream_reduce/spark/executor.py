@@ -1,12 +1,13 @@
-"""Runs the jobs of a driver: takes requests, puts those that fit together into one job, and takes its result apart.
+"""Runs the jobs of a driver: takes requests, combines those that fit into one job, and divides its result.
 
     serving ─► submit ─► Waiting ─► one job for several requests ─► Session.run ─► jobs
        ▲                                                                            │
        └──────────────── rows and failures of each request ◄────────────────────────┘
 
-A job costs 50 ms whatever its size, so requests for the same program that wait together are put into one. Rules:
+A job costs 50 ms whatever its size, so waiting requests for the same program are combined into one. Rules:
  1. At most `JOBS_MAX` jobs at a time, at most one of them large, so that a large one does not hold up small ones.
- 2. Of one program at most one small job runs: what comes meanwhile waits for the next, and gets larger.
+ 2. At most one small job of a program runs: requests that arrive meanwhile wait for the next one, which becomes
+    larger.
  3. The oldest request that may run decides for which program; others for it join, oldest first, within the bounds.
 
 Above it: the service. Below it: the session. It knows windows by their index only.
@@ -43,12 +44,12 @@ _log = logging.getLogger(__name__)
 
 
 STOP_AFTER_S = 5.0
-"""A job whose result is no longer wanted has so long to end by itself. To stop one interrupts Spark's threads, and one
-that is writing results then never gives their memory back: some hundred large ones would end the JVM."""
+"""A job whose result is no longer wanted has this long to end by itself. Stopping one interrupts Spark's threads, and a
+thread that is writing results then never releases their memory: some hundred large ones would end the JVM."""
 
 
 class Runs(Protocol):
-    """What is needed of a session."""
+    """What the executor needs of a session."""
 
     async def run(self, function: Callable[..., Any], *arguments: Any, tag: str = "") -> Any:
         """Call `function(session, *arguments)` in a thread of its own. Cancelling stops its jobs, and waits.
@@ -65,7 +66,7 @@ RunJob = Callable[["SparkSession", engine_pb2.Program, JobWindows], "JobResult"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a request gets."""
+    """The answer to a request."""
 
     rows: pa.Table
     summary: engine_pb2.RunSummary
@@ -73,7 +74,7 @@ class Outcome:
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """A request between its coming and its outcome."""
+    """A request that has not been answered yet."""
 
     message: engine_pb2.RunRequest
     outcome: asyncio.Future[Outcome]
@@ -92,11 +93,11 @@ class _Job:
     requests: Sequence[_Request]
     task: asyncio.Task[None] | None = None
     abandoned: list[_Request] = field(default_factory=list)
-    """Those whose client has gone away."""
+    """Requests whose client has disconnected."""
 
 
 class Executor:
-    """Jobs of one session. `serve` is its one task; the others only wait."""
+    """Jobs of one session. `serve` is its only task; the others only wait."""
 
     def __init__(self, session: Runs, run_job: RunJob, *, stop_after_s: float = STOP_AFTER_S) -> None:
         self._session = session
@@ -107,7 +108,7 @@ class Executor:
         self._changed = asyncio.Event()
         self._tags = itertools.count(1)
         self.jobs = 0
-        """Run so far."""
+        """Jobs run so far."""
 
     @property
     def idle(self) -> bool:
@@ -173,7 +174,7 @@ class Executor:
             if len(requests) == 1:
                 _fail(requests, error)
                 return
-            # The log of one of them may be damaged; that does not matter to the others.
+            # The log of one of them may be damaged, which does not affect the others.
             for request in requests:
                 if not request.outcome.done():
                     await self._compute([request])
@@ -205,7 +206,7 @@ def _fail(requests: Sequence[_Request], error: MillstreamError) -> None:
 def _shares(
     requests: Sequence[_Request], result: JobResult
 ) -> list[tuple[_Request, pa.Table, list[engine_pb2.WindowFailure]]]:
-    """Rows and failures of each request, with indexes of its own windows."""
+    """Rows and failures of each request, with the indexes of its own windows."""
     shares = []
     first = 0
     for request in requests:
@@ -232,12 +233,12 @@ def _rows_of(table: pa.Table, first: int, end: int, *, alone: bool) -> pa.Table:
 
 
 JOBS_MAX = 2
-"""On two cores a second job at a time brings half as much again, a third nothing."""
+"""On two cores a second concurrent job brings half as much again, a third one nothing."""
 JOB_WINDOWS_MAX = 10_000
 JOB_BYTES_MAX = 256 * MIB
-"""Of the log, as far as it is read. One request may be larger; then it has a job of its own."""
+"""Bytes of the log that a job may read. A larger request has its own job."""
 LARGE_BYTES = 32 * MIB
-"""A request of more is large: it takes 100 ms and more."""
+"""A request with more bytes is large: it takes 100 ms or more."""
 
 Item = TypeVar("Item")
 
@@ -251,7 +252,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiter(Generic[Item]):
-    """One request that waits."""
+    """One waiting request."""
 
     item: Item
     program: bytes
@@ -285,14 +286,14 @@ class Waiting(Generic[Item]):
         self._waiters.append(waiter)
 
     def remove(self, item: Item) -> bool:
-        """Take one back; False when it does not wait (any more)."""
+        """Take one back; False if it is not (or no longer) waiting."""
         kept = [waiter for waiter in self._waiters if waiter.item is not item]
         removed = len(kept) < len(self._waiters)
         self._waiters = kept
         return removed
 
     def take(self, running: Set[Lane]) -> Batch[Item] | None:
-        """The next job, while those of `running` run; None when nothing may start."""
+        """The next job, while those of `running` run; None if no job may start."""
         if len(running) >= JOBS_MAX:
             return None
         large_runs = any(lane.large for lane in running)
@@ -311,7 +312,7 @@ class Waiting(Generic[Item]):
             windows_with, size_with = windows + waiter.windows, size + waiter.size
             fits = not taken or (windows_with <= JOB_WINDOWS_MAX and size_with <= JOB_BYTES_MAX)
             if waiter.lane != lane or full or not fits:
-                # Those behind one that does not fit wait too: first come, first served.
+                # Those after one that does not fit wait, too: first come, first served.
                 full = full or waiter.lane == lane
                 kept.append(waiter)
                 continue
@@ -322,5 +323,5 @@ class Waiting(Generic[Item]):
 
 
 def bytes_of(request: engine_pb2.RunRequest) -> int:
-    """How much of the log the windows lie in; an entry that several share counts once."""
+    """How many bytes of the log contain the windows; an entry that several share counts once."""
     return int(WindowTable.from_message(request.windows).entries[:, 2].sum())

@@ -1,6 +1,6 @@
-"""As `worker_daemon`, where functions of users' run: `python -m millstream_reduce.spark.function_daemon`.
+"""Like `worker_daemon`, for workers that run users' functions: `python -m millstream_reduce.spark.function_daemon`.
 
-A function may use pandas, and hand its objects to pyarrow, which imports it with the first array anyway.
+A function may use pandas, and pass its objects to pyarrow, which imports pandas with the first array anyway.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Finds a Java for Spark, and where what belongs to an installation of it is kept: also how Spark's JVM is started.
+"""Finds a Java for Spark, the place for the files of an installation, and the command that starts Spark's JVM.
 
-Spark's launcher is a JVM of its own that does nothing but put a command together. What it answers depends on the
-settings that decide how Java is started, on variables of Spark's and on the files of its configuration, so the answer
-is kept for the next start under the digest of all these, with the other files that an installation makes once.
+Spark's launcher is a separate JVM that only composes a command. Its answer depends on the settings that decide how Java
+is started, on Spark's variables and on its configuration files. So the answer is stored for the next start under the
+digest of all these, with the other files that an installation creates once.
 
-Above it: those who start a JVM. Below it: files. It starts nothing but `java -version`, and no Spark.
+Above it: the code that starts a JVM. Below it: files. It starts only `java -version`, not Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from millstream import codes
 from millstream.errors import InfrastructureError
 
 CACHE_VARIABLE = "MILLSTREAM_CACHE"
-"""Environment variable that names the directory for what is made once for each installation."""
+"""Environment variable that names the directory for files that are created once per installation."""
 MLLIB_MODULE = "--add-modules=jdk.incubator.vector"
 """Spark's launcher always asks for it. Only MLlib uses it, and not every Java has it."""
 VERSION_MIN = 17
@@ -54,7 +54,7 @@ class Java:
     version: str
     """For example "25.0.2"."""
     origin: str
-    """Who named it, for people."""
+    """What named it, for people."""
 
     @property
     def major(self) -> int:
@@ -62,16 +62,16 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """The Java of JAVA_HOME; without it the one that comes with the packages; without that the one on the path.
+    """The Java of JAVA_HOME; otherwise the one that is installed with the packages; otherwise the one on the path.
 
-    Raises `InfrastructureError` when there is none, or it is too old.
+    Raises `InfrastructureError` if there is none, or it is too old.
     """
     java = _named(environment) or _bundled() or _on_path(environment)
     if java is None:
         raise InfrastructureError(
             codes.JAVA_UNUSABLE,
-            "Spark needs a Java, and there is none: install the packages of the reduce (`pip install "
-            '"millstream[reduce]"` brings one along), or set JAVA_HOME to a Java of version 17 or later',
+            "Spark needs Java, and none was found: install the packages of the reduce "
+            '(`pip install "millstream[reduce]"` includes one), or set JAVA_HOME to a Java of version 17 or later',
         )
     if java.major < VERSION_MIN:
         raise InfrastructureError(
@@ -83,7 +83,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def spark_home() -> Path:
-    """Where Spark is installed: inside the package pyspark, which is not imported for it."""
+    """Where Spark is installed: inside the package pyspark, which is not imported for that."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise InfrastructureError(
@@ -94,17 +94,17 @@ def spark_home() -> Path:
 
 
 def cache_directories(environment: Mapping[str, str] = os.environ) -> list[Path]:
-    """Where an installation's files may lie: the first is preferred, any may be missing or not writable."""
+    """Where an installation's files may be: the first is preferred; any may be missing or not writable."""
     named = environment.get(CACHE_VARIABLE)
     if named:
         return [Path(named).absolute()]
     of_user = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    # With the installation it is found by all its users, and goes when it goes.
+    # In the installation, all its users find it, and it is removed with the installation.
     return [Path(sys.prefix) / "share" / "millstream", Path(of_user).absolute() / "millstream"]
 
 
 def writable_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """The first of `cache_directories` that can be written to; made when it does not exist."""
+    """The first of `cache_directories` that is writable; created if it does not exist."""
     candidates = cache_directories(environment)
     for directory in candidates:
         with suppress(OSError):
@@ -158,7 +158,7 @@ def _wrapped(executable: Path) -> Path:
             return directory / name
     home = writable_cache() / name
     (home / "bin").mkdir(parents=True, exist_ok=True)
-    # Several processes may do this at once: each puts a whole file in place.
+    # Several processes may do this at once, so each puts a complete file in place.
     descriptor, temporary = tempfile.mkstemp(dir=home / "bin")
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(script)
@@ -190,7 +190,7 @@ def _version(home: Path, executable: Path) -> str:
     if match is None:
         printed = (answer.stderr + answer.stdout).strip() or "nothing"
         raise InfrastructureError(
-            codes.JAVA_UNUSABLE, f"{executable} does not tell its version; it printed: {printed[:500]}"
+            codes.JAVA_UNUSABLE, f"{executable} does not report its version; it printed: {printed[:500]}"
         )
     return match[1]
 
@@ -210,37 +210,37 @@ def _major(version: str) -> int:
 
 _MAIN_CLASS = "org.apache.spark.deploy.SparkSubmit"
 _ANSWERS_MAX = 16
-"""Kept in one directory; the oldest go."""
+"""The most answers in one directory; the oldest are removed."""
 _DIRECTORY = "/directory-of-the-driver"
-"""Stands for it in what is asked and kept: it differs from pipeline to pipeline."""
+"""Replaces it in the questions and answers, because it differs from pipeline to pipeline."""
 _READ_BY_LAUNCHER = ("SPARK_", "HADOOP_", "YARN_", "JAVA_", "JDK_", "LD_LIBRARY_PATH")
-"""Beginnings of variables."""
+"""Prefixes of variables."""
 
 AskLauncher = Callable[[Sequence[str]], Awaitable[list[str]]]
-"""Runs the launcher with these arguments of Java's, and gives the command that it answers."""
+"""Runs the launcher with these arguments for Java, and returns the command that it answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the launcher is to put together."""
+    """The command that the launcher is asked for."""
 
     java: Java
     master: str
     conf: Mapping[str, str]
     environment: Mapping[str, str]
     directory: Path
-    """The driver's own, which settings may name."""
+    """The driver's own directory, which settings may name."""
 
     def arguments(self) -> list[str]:
-        """Of the launcher, with a word in place of the driver's directory."""
-        # Others do not decide how Java is started, and need not be kept.
+        """Arguments of the launcher, with a placeholder for the driver's directory."""
+        # The others do not affect how Java is started, and need not be stored.
         decisive = {name: value for name, value in self.conf.items() if name.startswith("spark.driver.")}
         options = [part for name, value in decisive.items() for part in ("--conf", f"{name}={value}")]
         command_line = [_MAIN_CLASS, "--master", self.master, *options, "pyspark-shell"]
         return [argument.replace(str(self.directory), _DIRECTORY) for argument in command_line]
 
     def digest(self) -> str:
-        """Of all that the answer depends on."""
+        """Digest of everything on which the answer depends."""
         variables = {
             name: value
             for name, value in self.environment.items()
@@ -261,7 +261,7 @@ def launcher_jar() -> Path:
 
 
 async def java_arguments(question: Question, ask: AskLauncher) -> list[str]:
-    """Arguments of Java's up to the main class, that included."""
+    """The arguments for Java, up to and including the main class."""
     name = f"launch-{question.digest()}.json"
     answer = _remembered(name)
     if answer is None:
@@ -280,10 +280,11 @@ def _remembered(name: str) -> list[str] | None:
 
 
 def _remember(name: str, answer: list[str]) -> None:
-    """Keep it where that is possible; without it the next start takes a little longer."""
+    """Store it if possible; otherwise the next start takes a little longer."""
     with suppress(OSError, InfrastructureError):
         place = writable_cache()
-        # Only for who runs it: options of Java's may hold passwords. Several processes may do this at once.
+        # Only readable for the user who runs it, because options of Java may contain passwords. Several processes may
+        # do this at once.
         descriptor, temporary = tempfile.mkstemp(dir=place)
         with open(descriptor, "w", encoding="utf-8") as file:
             json.dump(answer, file)

@@ -1,12 +1,13 @@
-"""What is computed over closed windows: programs are checked and run here, whole jobs at a time.
+"""Computes closed windows: checks programs, and runs them in whole jobs.
 
     programs and windows ─► jobs ─► Spark ─► result rows of every window, or why it has none
 
 Above it: the driver, which decides what goes into a job. Below it: `sql` for queries, `reducing` for functions. A run
-has no side effect. A window that cannot be computed fails alone: it is found by computing ever fewer of them together.
+has no side effects. A window that cannot be computed fails alone: it is found by computing ever fewer windows together.
 Blocking; both functions may be called from several threads at a time.
 
-A lost worker is blamed on no window at first: the system may have ended it for the memory of a neighbour. Cases:
+A lost worker is not blamed on a window at first: the system may have killed it because another process needed memory.
+Cases:
  1. Under several windows: they are computed in halves, as after a failure.
  2. Under one window alone: it is computed again after a pause.
  3. Under the same window alone, `LOSSES_MAX` times: then it is the window's fault.
@@ -37,21 +38,21 @@ __all__ = ["JobResult", "JobWindow", "JobWindows", "check", "run"]
 _log = logging.getLogger(__name__)
 
 LOSSES_MAX = 2
-"""Jobs of one window alone that lose their workers until it is that window's fault. Each has tried the task as often
-as `spark.task.maxFailures` says, on this machine 4 times."""
+"""Jobs of one window alone that may lose their workers until it is that window's fault. Each job has tried the task as
+often as `spark.task.maxFailures` says, on this machine 4 times."""
 LOSS_PAUSE_S = 1.0
-"""Between them: whatever takes the memory may be gone then."""
+"""Pause between them, after which the memory may be free again."""
 _PLANS_MAX = 256
 _plans: WeakKeyDictionary[SparkSession, dict[bytes, SqlPlan]] = WeakKeyDictionary()
-"""Queries that a session has understood: looking at one again costs as much as a small job."""
+"""Queries that a session has analysed: analysing one again costs as much as a small job."""
 
 Compute = Callable[[JobWindows], tuple[pa.Table, list[engine_pb2.WindowFailure]]]
-"""Of windows: result rows, and windows that are known to have failed."""
+"""Computes windows: returns result rows, and windows that are known to have failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What a run gives."""
+    """The result of a run."""
 
     table: pa.Table
     """window: int32, keys: list<string>, value: binary, tags: list<string>, headers: map<string, binary>."""
@@ -66,7 +67,7 @@ def check(spark: SparkSession, program: engine_pb2.Program) -> engine_pb2.CheckR
         fault = check_function(spark, program.python)
         return engine_pb2.CheckResponse(faults=[fault] if fault else [])
     if kind == "udf":
-        # It may not have been started yet, and says what it serves when it is called.
+        # The service may not have been started yet, and describes what it serves when it is called.
         return engine_pb2.CheckResponse()
     try:
         plan = _planned(spark, program.sql)
@@ -76,7 +77,7 @@ def check(spark: SparkSession, program: engine_pb2.Program) -> engine_pb2.CheckR
 
 
 def run(spark: SparkSession, program: engine_pb2.Program, windows: JobWindows) -> JobResult:
-    """Compute windows. Raises `MillstreamError` for what is not the fault of any window."""
+    """Compute windows. Raises `MillstreamError` for errors that are not the fault of a window."""
     compute = _computation(spark, program)
     tables, failures = _isolated(compute, windows, 0, program.sql.query)
     return JobResult(completed(pa.concat_tables(tables or [RESULT_SCHEMA.empty_table()]), windows), failures)
@@ -104,7 +105,7 @@ def _planned(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
 def _isolated(
     compute: Compute, windows: JobWindows, first: int, query: str
 ) -> tuple[list[pa.Table], list[engine_pb2.WindowFailure]]:
-    """Compute `windows`, the first of which has the index `first`; those that fail, alone."""
+    """Compute `windows`, the first of which has the index `first`; those that fail are computed alone."""
     if not windows:
         return [], []
     try:
@@ -122,7 +123,7 @@ def _isolated(
 
 
 def _computed(compute: Compute, windows: JobWindows, query: str) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
-    """Raises `WindowError` when some of the windows is at fault, or may be."""
+    """Raises `WindowError` if some of the windows is, or may be, at fault."""
     for losses in range(1, LOSSES_MAX + 1):
         try:
             return compute(windows)
@@ -137,7 +138,7 @@ def _computed(compute: Compute, windows: JobWindows, query: str) -> tuple[pa.Tab
                     "other: its function ends the process, crashes, or needs more memory than there is",
                     fault.detail,
                 ) from error
-        # In a thread of its own, which nothing else wakes.
+        # In its own thread, which nothing else wakes.
         threading.Event().wait(LOSS_PAUSE_S)
     raise AssertionError("the last loss raises")
 
@@ -153,7 +154,8 @@ _KEY_SEPARATOR = b"\x1f"
 
 
 def completed(table: pa.Table, windows: JobWindows) -> pa.Table:
-    """With the types of the boundary; results without keys get those of the one key that their window belongs to."""
+    """The table with the types of the boundary; results without keys get those of the one key that their window belongs
+    to."""
     columns: dict[str, Any] = {name: table.column(name) for name in table.schema.names}
     if columns["keys"].null_count == len(table) and (keys := windows.table.keys) is not None:
         of_windows = [None if key is None else key.decode().split(_KEY_SEPARATOR.decode()) for key in keys]

@@ -1,18 +1,19 @@
 """The JVM of a driver: one child process that is Spark.
 
-Above it: the session. Below it: Spark's own launcher, which tells the command (`java`), and Java. It knows how the
-process starts, talks and ends, nothing of jobs.
+Above it: the session. Below it: Spark's launcher, which says the command, and Java. It knows how the process starts,
+communicates and ends, but does not know jobs.
 
-The command is not run as the launcher gives it: the jars are named one by one, because `jars/*` is in the order of the
-directory, and an ahead-of-time cache holds for one order only; and it lies in a file, where `ps` shows no passwords.
+The launcher's command is changed before it is run: the jars are named one by one, because `jars/*` is in the order of
+the directory, and an ahead-of-time cache is valid for one order only; and it is put into a file, so that `ps` shows no
+passwords.
 
-The JVM ends with its parent, however that ends: the kernel kills it, and it also sees the end of its standard input.
+The JVM ends with its parent, however that ends: the kernel kills it, and its standard input ends.
 
-Its signs of life are for `millstream.health`: it answers, or works, or waits for the machine. Time alone does not tell
-whether a JVM hangs. On a machine with much to do a start takes minutes and an answer many seconds; but a process that
-works uses processor time, and one that waits for a processor or a disk is seen waiting. So a question without an answer
-counts as silence only while the JVM does nothing, up to a limit. Before it can be asked, it may wait for the network as
-well: for packages of `spark.jars.packages`, or for a master.
+Its signs of life are for `millstream.health`: it answers, or works, or waits for the machine. Time alone does not show
+whether a JVM hangs. On a busy machine a start takes minutes and an answer many seconds; but a process that works uses
+processor time, and the state of one that waits for a processor or a disk is visible. So a missing answer counts as
+silence only while the JVM does nothing, up to a limit. Before it can be asked, it may also wait for the network: for
+packages of `spark.jars.packages`, or for a master.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from millstream_reduce.spark.java import MLLIB_MODULE, Java, Question, java_argu
 _log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 600.0
-"""Until it can be spoken to. Packages of `spark.jars.packages` are fetched within this."""
+"""Time until it can be reached. Packages of `spark.jars.packages` are fetched within this time."""
 STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.01
 _LINES_KEPT = 12
@@ -55,18 +56,18 @@ _OUT_OF_MEMORY_EXIT = 3
 """Exit code that -XX:+ExitOnOutOfMemoryError gives."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _USAGE_ERROR = b"\0--usage-error\0"
-"""In the launcher's answer, when it could make nothing of what it was asked."""
+"""In the launcher's answer if it could not interpret the question."""
 _PORT = struct.Struct("!i")
 _DATED = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?P<level>[A-Z]+) (?P<text>.*)")
 _NOT_INHERITED = re.compile(r"SPARK_(REMOTE|API_MODE|CONNECT_MODE.*|HOME|TESTING)|PYSPARK_(SUBMIT_ARGS|GATEWAY_.*)")
-"""Variables that would override the settings that are given here."""
+"""Variables that would override the settings given here."""
 _OF_SPARK = re.compile(r"(SPARK|PYSPARK|HADOOP|YARN|HIVE|KRB5|JAVA|JDK|KUBE)[A-Z0-9_]*")
-"""Variables that Spark and what it stands on read themselves. Functions run inside it, so it gets no others."""
+"""Variables that Spark and its libraries read themselves. Functions run inside it, so it gets no others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """How PySpark reaches the JVM."""
+    """How PySpark connects to the JVM."""
 
     port: int
     secret: str
@@ -74,36 +75,36 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True)
 class JvmCommand:
-    """How one is started."""
+    """How a JVM is started."""
 
     java: Java
     master: str
     conf: Mapping[str, str]
     python: str
-    """What runs its Python workers."""
+    """The interpreter of its Python workers."""
     directory: Path
     """Its working directory."""
     memory_bytes: int
-    """Of its heap, for what is said about it."""
+    """Size of its heap, for messages about it."""
     local: bool
-    """It runs the tasks itself."""
+    """Whether it runs the tasks itself."""
     stop_timeout_s: float = STOP_TIMEOUT_S
 
 
 class SparkEndedError(InfrastructureError):
-    """Spark's JVM has ended, or was ended because it hung."""
+    """Spark's JVM has ended, or was killed because it hung."""
 
     def __init__(self, code: Code, reason: str, killed_by: int = 0) -> None:
         super().__init__(code, reason)
         self.killed_by = killed_by
-        """The signal from outside that ended it; 0 when it ended otherwise."""
+        """The signal from outside that ended it; 0 if it ended otherwise."""
 
 
 class Jvm:
     """A JVM that runs, or has ended."""
 
     def __init__(self, process: Process, memory_bytes: int, last_lines: LastLines) -> None:
-        """`last_lines`: of what it prints."""
+        """`last_lines`: the last lines of its output."""
         self._process = process
         self._memory_bytes = memory_bytes
         self._last_lines = last_lines
@@ -115,25 +116,25 @@ class Jvm:
         return self._process.pid
 
     async def ended(self) -> str:
-        """Wait until it has ended. Says how, in a sentence."""
+        """Wait until it has ended. Returns how, in a sentence."""
         return self._describe(await self._process.wait())
 
     @property
     def killed_by(self) -> int:
-        """The signal that ended it, if it was one that comes from outside; otherwise 0."""
+        """The signal that ended it, if such signals come from outside; otherwise 0."""
         code = -(self._process.exit_code or 0)
         return code if code in _FROM_OUTSIDE else 0
 
     def begin_to_ask(self, ask: Ask) -> None:
-        """From now on it can be asked whether it is well."""
+        """From now on it can be asked whether it is alive."""
         self._signs.begin_to_ask(ask)
 
     def stop_asking(self) -> None:
-        """From now on it is not asked any more: it is about to be stopped."""
+        """From now on it is not asked any more, because it is about to be stopped."""
         self._signs.stop_asking()
 
     async def end_when_hung(self) -> None:
-        """Kill it when it hangs."""
+        """Kill it if it hangs."""
         await self._process.kill_when_hung(self._health, self._signs.look)
 
     def _describe(self, exit_code: int) -> str:
@@ -147,15 +148,17 @@ class Jvm:
             return f"Spark's JVM {self._health.hung}: it was killed"
         how = exit_text(exit_code)
         if exit_code == -signal.SIGKILL:
-            how = "killed; perhaps by the system, for want of memory"
-        return f"Spark's JVM ended ({how}). " + (f"It said last:\n{printed}" if printed else "It said nothing")
+            how = "killed; perhaps by the system, for lack of memory"
+        return f"Spark's JVM ended ({how}). " + (
+            f"Its last output was:\n{printed}" if printed else "It printed nothing"
+        )
 
 
 @asynccontextmanager
 async def open_jvm(
     command: JvmCommand, on_started: Callable[[], object] = lambda: None
 ) -> AsyncIterator[tuple[Jvm, Gateway]]:
-    """Start one and wait until it can be spoken to. At the end of the block it has ended.
+    """Start a JVM and wait until it can be reached. At the end of the block it has ended.
 
     `on_started` is called in between.
     """
@@ -176,7 +179,7 @@ async def open_jvm(
         stderr=asyncio.subprocess.STDOUT,
         environment=environment,
         cwd=command.directory,
-        # It ends when its standard input does; what it removes at its end is worth a moment.
+        # It ends when its standard input does; what it removes at its end is worth waiting a moment for.
         stop=Stop(command.stop_timeout_s, by=None),
     ) as process:
         on_started()
@@ -186,18 +189,18 @@ async def open_jvm(
             try:
                 yield jvm, await _gateway(process, jvm, connection, last_lines)
             finally:
-                # One that ends answers nothing, and has a limit of its own.
+                # A JVM that is ending answers nothing, and has its own time limit.
                 watching.cancel()
 
 
 async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
-    """What Spark's launcher would run."""
+    """The command that Spark's launcher would run."""
     asking = [
         *(str(command.java.executable), "-Xmx64m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1"),
         *("-cp", str(launcher_jar()), "org.apache.spark.launcher.Main", *arguments),
     ]
     errors = LastLines(_LAUNCHER_LINES_KEPT)
-    # What it answers is not text: arguments, each with a NUL behind it.
+    # Its answer is not text: arguments, each followed by a NUL.
     with tempfile.TemporaryFile(dir=command.directory) as answer:
         async with (
             open_process(
@@ -222,14 +225,12 @@ async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arg
             codes.JAVA_UNUSABLE, f"{command.java.executable} does not run: {errors.text().strip()}"
         )
     if _USAGE_ERROR in launched:
-        raise UserError(
-            codes.SPARK_SETTINGS, f"Spark does not take its settings (`spec.spark`): {errors.text().strip()}"
-        )
+        raise UserError(codes.SPARK_SETTINGS, f"Spark rejects its settings (`spec.spark`): {errors.text().strip()}")
     return [argument.decode() for argument in launched.split(b"\0")[:-1]]
 
 
 def _arguments(command: JvmCommand, launched: Sequence[str]) -> list[str]:
-    """The command that is run in place of the launcher's."""
+    """The command that is run instead of the launcher's."""
     arguments = list(launched)
     at = arguments.index("-cp") + 1
     arguments[at] = os.pathsep.join(path for part in arguments[at].split(os.pathsep) for path in _expanded(part))
@@ -241,13 +242,13 @@ def _arguments(command: JvmCommand, launched: Sequence[str]) -> list[str]:
 
 
 def _expanded(path: str) -> list[str]:
-    """`folder/*` of a class path as jars in the order of their names."""
+    """`folder/*` of a class path as jars, ordered by name."""
     folder, star = path[:-2], path.endswith("/*")
     return sorted(str(jar) for jar in Path(folder).glob("*.jar")) if star else [path]
 
 
 def _argument_line(argument: str) -> str:
-    """As `java` reads it in a file of arguments."""
+    """The argument as `java` reads it from a file of arguments."""
     escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'
 
@@ -271,12 +272,12 @@ def _environment(command: JvmCommand, connection: Path) -> dict[str, str]:
 
 
 def _scala_version() -> str:
-    """The launcher wants to know; "2.13" of `spark-launcher_2.13-4.3.0.jar`."""
+    """The Scala version, which the launcher needs; "2.13" of `spark-launcher_2.13-4.3.0.jar`."""
     return launcher_jar().name.split("_")[1].split("-")[0]
 
 
 async def _gateway(process: Process, jvm: Jvm, connection: Path, last_lines: LastLines) -> Gateway:
-    """What the JVM writes when it can be spoken to: a file that appears whole."""
+    """What the JVM writes when it can be reached: a file that appears complete."""
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not connection.exists():
@@ -288,7 +289,8 @@ async def _gateway(process: Process, jvm: Jvm, connection: Path, last_lines: Las
     except TimeoutError:
         printed = last_lines.text()
         raise InfrastructureError(
-            codes.SPARK_NOT_STARTED, f"Spark has not started within {START_TIMEOUT_S:.0f} s. It said last:\n{printed}"
+            codes.SPARK_NOT_STARTED,
+            f"Spark has not started within {START_TIMEOUT_S:.0f} s. Its last output was:\n{printed}",
         ) from None
     data = connection.read_bytes()
     connection.unlink()
@@ -298,10 +300,9 @@ async def _gateway(process: Process, jvm: Jvm, connection: Path, last_lines: Las
 
 
 def _log_lines(lines: list[bytes], last_lines: LastLines) -> None:
-    """Log what the JVM, its Python workers and the functions in them print.
+    """Log the output of the JVM, its Python workers and the functions in them.
 
-    Spark calls an error what is a failed attempt here; what matters of it is reported by the requests that waited for
-    the job.
+    Spark logs a failed attempt as an error; what matters of it is reported by the requests that waited for the job.
     """
     for line in lines:
         text = text_of(line).rstrip()
@@ -313,18 +314,18 @@ def _log_lines(lines: list[bytes], last_lines: LastLines) -> None:
 
 
 START_IDLE_S = 120.0
-"""A JVM that cannot be asked yet may do nothing for so long."""
+"""A JVM that cannot be asked yet may do nothing for this long."""
 WORKING_S = 300.0
-"""One that works may be without an answer for so long."""
+"""A working JVM may fail to answer for this long."""
 _ANSWER_S = 2.0
-"""How long one look waits for the answer."""
+"""How long one check waits for the answer."""
 
 Ask = Callable[[], asyncio.Future[None]]
-"""Gives what is done when the JVM has answered, however long that takes."""
+"""Returns a future that is done when the JVM has answered, however long that takes."""
 
 
 class SignsOfLife:
-    """Of one JVM, by its process id."""
+    """The signs of life of one JVM, by its process id."""
 
     def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds."""
@@ -342,7 +343,7 @@ class SignsOfLife:
         self._since_s = self._clock()
 
     def stop_asking(self) -> None:
-        """It is about to be stopped, and asked no more."""
+        """It is about to be stopped, and is not asked any more."""
         self._begin_to_ask = None
         self._since_s = self._clock()
 
@@ -355,11 +356,11 @@ class SignsOfLife:
             return not is_stopped(self._pid) and self._clock() - self._since_s < START_IDLE_S
         if self._question is None:
             self._question = self._begin_to_ask()
-            # The task that waits for the JVM reports its failure, also when its result is no longer wanted.
+            # The task that waits for the JVM reports its failure, even if its result is no longer wanted.
             self._question.add_done_callback(lambda question: question.cancelled() or question.exception())
         await asyncio.wait((self._question,), timeout=_ANSWER_S)
         if self._question.done():
-            # That it could not be asked means that it has ended, which others notice.
+            # The question could not be asked, so the JVM has ended, which others notice.
             failed = self._question.cancelled() or self._question.exception() is not None
             self._question = None
             self._since_s = self._clock()
@@ -367,7 +368,7 @@ class SignsOfLife:
         return works and self._clock() - self._since_s < WORKING_S
 
     def _works(self) -> bool:
-        """Whether it has used processor time since the look before, or waits for a processor or a disk."""
+        """Whether it has used processor time since the previous check, or waits for a processor or a disk."""
         try:
             used = psutil.Process(self._pid).cpu_times()
         except psutil.Error:
@@ -377,15 +378,15 @@ class SignsOfLife:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process, all of it."""
+    """Whether a signal has stopped the whole process."""
     return _states(pid) == {"T"}
 
 
 def _states(pid: int) -> set[str]:
-    """Of its threads, in the letters of /proc; empty where the system does not tell."""
+    """States of its threads, in the letters of /proc; empty if the system does not report them."""
     states = set()
     for status in Path(f"/proc/{pid}/task").glob("*/stat"):
-        # A thread may end meanwhile. Its name is in brackets and may hold anything.
+        # A thread may end meanwhile. Its name is in brackets and may contain anything.
         with suppress(OSError, IndexError):
             states.add(status.read_text(errors="replace").rpartition(")")[2].split()[0])
     return states

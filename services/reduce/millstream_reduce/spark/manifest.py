@@ -1,8 +1,8 @@
-"""Which rows of the log each task of a Spark job reads. Pure; made where the job is started, pickled to its tasks.
+"""Which rows of the log each task of a Spark job reads. Pure; created where the job is started, pickled for its tasks.
 
     windows ─► manifest_of ─► Manifest.for_task(i) ─► the runs of rows of one task, entry by entry
 
-A task is given either whole windows (so that nothing has to be brought together behind it) or a share of the entries.
+A task gets either whole windows (so that nothing has to be combined after it) or a share of the entries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Indexes = npt.NDArray[np.int64]
 
 
 class Origin(NamedTuple):
-    """Who asked for windows, as far as a function sees it."""
+    """The origin of windows, as far as a function sees it."""
 
     lane: str = ""
     replica: int = 0
@@ -41,7 +41,7 @@ class Origin(NamedTuple):
 
 
 class JobWindow(NamedTuple):
-    """A window of a job, and where its log lies."""
+    """A window of a job, and the place of its log."""
 
     directory: str
     contents: WindowContents
@@ -59,7 +59,7 @@ class JobWindows(Sequence[JobWindow]):
         origins: Sequence[Origin],
         of_origins: Indexes,
     ) -> None:
-        """`of_directories`, `of_origins`: for each window, which of them is its."""
+        """`of_directories`, `of_origins`: for each window, the index of its own."""
         self.table = table
         self.directories = directories
         self.of_directories = of_directories
@@ -68,7 +68,7 @@ class JobWindows(Sequence[JobWindow]):
 
     @classmethod
     def of(cls, parts: Iterable[tuple[str, WindowTable, Origin]]) -> JobWindows:
-        """The windows of all parts, one part behind the other."""
+        """The windows of all parts, in order."""
         listed = list(parts)
         directories = sorted({directory for directory, _, _ in listed})
         origins = list(dict.fromkeys(origin for _, _, origin in listed)) or [Origin()]
@@ -124,13 +124,13 @@ class WindowRuns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """What the tasks need to know of the windows beside their rows, by columns."""
+    """What the tasks need to know about the windows besides their rows, by columns."""
 
     starts_us: Indexes
     ends_us: Indexes
     early: Indexes
     keys: Sequence[bytes | None] | None = None
-    """Key parts joined by 0x1F, of windows that belong to one key; None where none does."""
+    """Key parts joined by 0x1F, for windows that belong to one key; None if none does."""
     origins: Indexes | None = None
     """Numbers among the manifest's origins; None: all have the first."""
 
@@ -153,7 +153,7 @@ class Manifest:
         ends: Sequence[int],
         origins: Sequence[Origin] = (Origin(),),
     ) -> None:
-        """`pieces`: a row a piece, those of one task together; `ends`: where each task's end."""
+        """`pieces`: one row per piece, those of one task together; `ends`: where those of each task end."""
         self._directories = list(directories)
         self.spans = spans
         self.origins = list(origins)
@@ -169,7 +169,7 @@ class Manifest:
         return int(self._pieces[:, -1].sum())
 
     def by_entry(self, task: int) -> Iterator[Runs]:
-        """What a task reads, each entry once, in the order of each log; a window's rows in the order of arrival."""
+        """What a task reads: each entry once, in the order of each log; a window's rows in the order of arrival."""
         pieces = self._of_task(task)
         if len(pieces):
             yield from self._runs(pieces[_entry_order(pieces)])
@@ -204,7 +204,8 @@ class Manifest:
             )
 
     def __getstate__(self) -> bytes:
-        # Mostly small numbers that resemble their neighbours: a tenth of the size, and it is sent to every task.
+        # Mostly small numbers that resemble their neighbours: this takes a tenth of the size, and is sent to every
+        # task.
         state = self._directories, self.spans, np.ascontiguousarray(self._pieces.T), self._ends, self.origins
         return zlib.compress(pickle.dumps(state, pickle.HIGHEST_PROTOCOL), 1)
 
@@ -214,9 +215,9 @@ class Manifest:
 
 
 def manifest_of(windows: JobWindows, tasks: int = 1, *, whole_windows: bool) -> Manifest:
-    """The manifest of a job of at most `tasks` tasks, of about as many rows each.
+    """The manifest of a job of at most `tasks` tasks with about as many rows each.
 
-    `whole_windows`: a task is given windows; otherwise entries, and a window may be in several tasks.
+    `whole_windows`: a task gets windows; otherwise entries, and a window may be in several tasks.
     """
     table = windows.table
     counts = table.pieces
@@ -233,7 +234,7 @@ def manifest_of(windows: JobWindows, tasks: int = 1, *, whole_windows: bool) -> 
 
 
 def _ends(pieces: Indexes, tasks: int, whole_windows: bool) -> list[int]:
-    """Where to cut between the tasks: at the window or entry nearest to an equal share."""
+    """Where to divide between the tasks: at the window or entry nearest to an equal share."""
     if len(pieces) == 0:
         return [0]
     unit = pieces[:, :1] if whole_windows else pieces[:, 1:4]

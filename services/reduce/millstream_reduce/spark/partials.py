@@ -2,9 +2,9 @@
 
     batches of rows ─► GROUP_ROWS of them ─► one row for each group ─► Spark, which aggregates those
 
-Above it: `rows`. Below it: Arrow. It does not know the query: `preaggregation` says what is kept of a group. Rows go on
-as they are, each a group of its own, where Arrow would not do as Spark does (a sum that does not fit, NaN among what is
-compared) and where groups are as many as rows.
+Above it: `rows`. Below it: Arrow. It does not know the query: `preaggregation` says what is kept of a group. Rows are
+passed on unchanged, each as its own group, if Arrow's result would differ from Spark's (a sum that overflows, NaN among
+compared values), and if there are as many groups as rows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from millstream_reduce.spark.manifest import Spans, span_column
 _compute: Any = pyarrow.compute
 
 GROUP_ROWS = 262_144
-"""Rows that are aggregated together, about."""
+"""About how many rows are aggregated together."""
 GROUP_BYTES = 32 * MIB
 WORTH_ROWS = 2
-"""Rows a group must have on average; else the rest of the task's rows goes on as it is."""
+"""The average number of rows that a group must have; otherwise the rest of the task's rows is passed on unchanged."""
 _LARGEST = 2**63 - 1
 
 
@@ -45,7 +45,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """What becomes of the rows of a task."""
+    """How the rows of a task are aggregated."""
 
     by: tuple[str, ...]
     """Columns whose values make a group, the window's index first."""
@@ -136,5 +136,5 @@ def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _cast(column: Any, kept: Kept) -> Any:
-    # A BIGINT that is not a DOUBLE becomes the nearest one, as Spark has it.
+    # A BIGINT that is not a DOUBLE becomes the nearest one, as in Spark.
     return column.cast(kept.kind, safe=not pa.types.is_floating(kept.kind))

@@ -1,15 +1,15 @@
-"""Rewrites a query so that Spark aggregates what its tasks' Python workers have aggregated already. Pure.
+"""Rewrites a query so that Spark aggregates what the Python workers of its tasks have already aggregated. Pure.
 
     SELECT key, count(*) AS n, max(event_time) AS last FROM window GROUP BY key
     SELECT key, sum(__partial_0) AS n, max(__partial_1) AS last FROM window GROUP BY key
 
 over a table `window` that has, for some rows of the same group, one row with their count and the greatest of their
-times. Arrow does that where the rows are read, in a tenth of the time that Spark takes to have them handed over.
+times. Arrow does that where the rows are read, in a tenth of the time that passing them to Spark takes.
 
-Above it: `sql`. Below it: `dialect`. The rows may be aggregated as much or as little as one likes, and groups that
-Spark takes for one may be several: Spark aggregates what comes, whatever it is. Only what is known to come out the same
-is rewritten: one SELECT of `window`, grouped by columns, and functions that are known. Spark says whether the rewritten
-query has the same columns.
+Above it: `sql`. Below it: `dialect`. The rows may be aggregated to any degree, and a group in Spark may consist of
+several: Spark aggregates whatever it gets. Only queries that are known to give the same result are rewritten: one
+SELECT of `window`, grouped by columns, with known functions. Spark checks whether the rewritten query has the same
+columns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millstream_reduce.spark.manifest import SPAN_COLUMNS, TIMESTAMP
 
 _PARTS = frozenset({"expressions", "from_", "group", "having", "order", "limit", "offset"})
 _GROUPED_BY = ("key", *SPAN_COLUMNS)
-"""Columns of the table `window`, beside fields of the value."""
+"""Columns of the table `window`, apart from fields of the value."""
 _SCALARS = frozenset({
     "abs", "array", "bround", "ceil", "ceiling", "coalesce", "concat", "concat_ws", "date_format", "date_trunc",
     "divide", "element_at", "floor", "format_number", "from_unixtime", "greatest", "hour", "if", "ifnull", "isnull",
@@ -64,7 +64,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Preaggregation:
-    """A rewritten query, and what it is over."""
+    """A rewritten query, and its input."""
 
     query: str
     groups: tuple[Place, ...]
@@ -90,7 +90,8 @@ def partial_name(index: int) -> str:
 
 
 def preaggregated(query: str, fields: Mapping[str, pa.DataType], results: Sequence[str]) -> Preaggregation | None:
-    """None where it cannot be. `fields`: of the value, by name; `results`: names of the query's columns."""
+    """None if it cannot be rewritten. `fields`: those of the value, by name; `results`: names of the query's
+    columns."""
     try:
         tree = parse(query)
         if not isinstance(tree, exp.Select):
@@ -117,7 +118,7 @@ class _Rewriting:
             if self._rewrite(select.expressions[index]):
                 item = select.expressions[index]
                 if not isinstance(item, exp.Alias):
-                    # What it is called depends on how it is written.
+                    # Its name depends on how it is written.
                     select.expressions[index].replace(exp.alias_(item.copy(), name, quoted=True))
         for part in ("having", "order"):
             if (clause := select.args.get(part)) is not None:
@@ -145,7 +146,7 @@ class _Rewriting:
             yield place
 
     def _rewrite(self, part: exp.Expr) -> bool:
-        """Put partial results for what is aggregated; whether there was anything."""
+        """Replace aggregates by partial results; returns whether there were any."""
         _require(not any(isinstance(node, _FORBIDDEN) for node in part.walk()))
         calls = list(part.find_all(exp.Anonymous))
         aggregates = [call for call in calls if call.name.lower() in _AGGREGATES]
@@ -178,7 +179,7 @@ class _Rewriting:
         double = Partial("sum_double", place)
         if name == "sum":
             return self._over("sum", Partial("sum", place) if pa.types.is_integer(kind) else double)
-        # Of no values the mean is NULL, which is what this gives.
+        # The mean of no values is NULL, and so is this.
         return _call("try_divide", self._over("sum", double), self._over("sum", count))
 
     def _over(self, function: str, partial: Partial) -> exp.Expr:

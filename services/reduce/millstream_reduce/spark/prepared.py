@@ -1,13 +1,14 @@
-"""Jobs that Spark plans once and runs over ever new windows.
+"""Jobs that Spark plans once and runs repeatedly over new windows.
 
-    name of a job ─► told, analysed and planned at its first run ─► run ─► run ─► run
+    name of a job ─► built, analysed and planned at its first run ─► run ─► run ─► run
 
-A plan is run again only where every operator in it is known to keep nothing of the run before (`_REPEATABLE`); others
-are planned again each time. What reads the clock or is random is analysed again as well: the analysis settles both.
+A plan is run again only if every operator in it is known to keep nothing of the previous run (`_REPEATABLE`); others
+are planned again each time. A query that reads the clock or is random is also analysed again, because the analysis
+determines both.
 
-Building, analysing and planning a small job takes as long as running it. What differs between the runs of a program is
-the manifest, so it is not part of the job: it goes along with each run as a property of the thread that starts it,
-which Spark hands to the tasks. A Spark Connect server has no such properties; there each run is a job of its own.
+Building, analysing and planning a small job takes as long as running it. Runs of a program differ in the manifest, so
+it is not part of the job: it is passed with each run as a property of the thread that starts it, which Spark passes to
+the tasks. A Spark Connect server has no such properties; there each run is a separate job.
 
 Above it: the queries and functions. Below it: Spark. It does not know what is computed.
 """
@@ -44,7 +45,8 @@ adaptive plans keep what they once got, and would give the rows of earlier windo
 the time of planning."""
 
 OpenFrame = Callable[[Manifest | None], AbstractContextManager[DataFrame]]
-"""Makes the job for a manifest, or for the one that comes with each run; what it needs is there within the block."""
+"""Creates the job for a manifest, or for the one that is passed with each run; what it needs exists during the
+block."""
 
 _jobs: dict[tuple[SparkSession, Hashable], PreparedJob] = {}
 
@@ -56,14 +58,14 @@ class PreparedJob:
         self._frame = frame
         execution = frame._jdf.queryExecution()
         self.repeatable = is_repeatable(execution.executedPlan())
-        """Its physical plan may be run again."""
+        """Whether its physical plan may be run again."""
         self.settled = _is_settled(frame, execution.analyzed())
-        """So may its analysis."""
+        """Whether its analysis may be reused."""
         self._running = threading.Lock()
 
     def run(self, spark: SparkSession, manifest: Manifest) -> pa.Table:
-        """Its rows. From several threads at a time, too: the property is that of the thread."""
-        # A physical plan has variables in which it makes its code, so it serves one run at a time.
+        """Its rows. May be called from several threads at a time: the property belongs to the thread."""
+        # A physical plan has variables for its generated code, so it serves one run at a time.
         if not self.repeatable or not self._running.acquire(blocking=False):
             return _rows(spark, self._frame.select("*"), manifest)
         try:
@@ -73,7 +75,7 @@ class PreparedJob:
 
 
 def is_repeatable(plan: Any) -> bool:
-    """Whether a physical plan (an object of Java's) is of known operators only."""
+    """Whether a physical plan (a Java object) consists of known operators only."""
     if plan.getClass().getName() not in _REPEATABLE or not plan.subqueries().isEmpty():
         return False
     children = plan.children()
@@ -114,7 +116,7 @@ def run_job(spark: SparkSession, name: Hashable, open_frame: OpenFrame, manifest
 
 
 def manifest_of_run() -> Manifest:
-    """In a task: what came with the run it belongs to."""
+    """In a task: the manifest of the run that it belongs to."""
     context = TaskContext.get()
     sent = context.getLocalProperty(_PROPERTY) if context is not None else None
     if sent is None:

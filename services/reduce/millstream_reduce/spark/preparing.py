@@ -1,10 +1,10 @@
-"""Jobs for a Spark that has nothing to do: they warm it up, record its ahead-of-time cache, and tell how it does.
+"""Jobs for an idle Spark: they warm it up, record its ahead-of-time cache, and measure it.
 
-A job over a few windows starts the Python workers and has the JVM compile what every job needs. The first jobs of a JVM
-take four times as long as the twentieth, and that half as long again as the hundredth.
+A job over a few windows starts the Python workers and makes the JVM compile what every job needs. The first jobs of a
+JVM take four times as long as the twentieth, and that half as long again as the hundredth.
 
-Above it: the driver process, and the command line, which makes the cache once in an installation. Below it: `jobs`,
-through which real jobs go too, and a session, as the driver process has one.
+Above it: the driver process, and the command line, which creates the cache once per installation. Below it: `jobs`,
+which real jobs use, too, and a session like that of the driver process.
 """
 
 from __future__ import annotations
@@ -47,35 +47,34 @@ class Prepared:
 
     path: Path
     made: bool
-    """Now; it was there otherwise."""
+    """Whether it was created now."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class SparkReport:
-    """What a session on this machine is like."""
+    """The properties of a session on this machine."""
 
     spark_version: str
     spark_home: str
     place: str
     java_version: str
     java_executable: str
-    """Both empty where Java runs elsewhere."""
+    """Both empty if Java runs elsewhere."""
     cache: str
     """Empty when there is none."""
     start_s: float
-    """Until Spark had run its first task."""
+    """Time until Spark had run its first task."""
     first_job_s: float
-    """Of the first small job, which starts the Python workers."""
+    """Time of the first small job, which starts the Python workers."""
     job_ms: float
     """Median of small jobs, warmed up."""
 
 
 async def prepare(*, again: bool = False, on_progress: Callable[[str], None] = lambda _: None) -> Prepared:
-    """Make the cache for the Spark and the Java that are installed, unless it is there. About a minute.
+    """Create the cache for the installed Spark and Java, unless it exists. Takes about a minute.
 
-    `on_progress` is called with what begins now, in words; never where the cache is there. Raises
-    `InfrastructureError`.
+    `on_progress` is called with each step in words, but not if the cache exists. Raises `InfrastructureError`.
     """
     begun_s = time.monotonic()
     java = find_java()
@@ -83,7 +82,7 @@ async def prepare(*, again: bool = False, on_progress: Callable[[str], None] = l
     if found is not None and not again:
         return Prepared(found, made=False, seconds=time.monotonic() - begun_s)
     async with aot.open_recording(java) as path:
-        on_progress("starting Spark, to see what it loads")
+        on_progress("starting Spark, to record what it loads")
         with tempfile.TemporaryDirectory(prefix="millstream-spark-") as directory:
             settings = SparkSettings(Path(directory) / "scratch")
             async with open_session(settings, record_to=path) as session:
@@ -98,7 +97,7 @@ async def prepare(*, again: bool = False, on_progress: Callable[[str], None] = l
 
 
 async def report(settings: SparkSettings) -> SparkReport:
-    """Start Spark, or reach it, and measure. Raises `InfrastructureError` and `UserError`."""
+    """Start Spark, or connect to it, and measure. Raises `InfrastructureError` and `UserError`."""
     java = find_java() if settings.remote is None else None
     with tempfile.TemporaryDirectory(prefix="millstream-spark-") as directory:
         ours = replace(settings, directory=Path(directory) / "scratch")
@@ -131,9 +130,9 @@ async def report(settings: SparkSettings) -> SparkReport:
 
 
 FIRST_JOBS = 20
-"""Until a job takes a quarter of the first one's time."""
+"""Jobs until a job takes a quarter of the first one's time."""
 JOBS = 100
-"""Until it takes hardly less: 200 more would save a tenth of each later job, and cost what some 1,300 of them save
+"""Jobs until it takes hardly less: 200 more would save a tenth of each later job, and cost what some 1,300 of them save
 (`benchmarks/spark_warm_up.py`)."""
 _ROWS = 8
 _SEGMENT = 1
@@ -148,7 +147,7 @@ PROGRAM = engine_pb2.Program(
 
 
 def write_windows(directory: Path) -> JobWindows:
-    """A window of a few records, and the log it lies in."""
+    """A window of a few records, and its log."""
     make_private_directories(directory)
     body = encoded(
         pa.record_batch({
@@ -166,7 +165,7 @@ def write_windows(directory: Path) -> JobWindows:
 
 
 def warm_up(spark: SparkSession, windows: JobWindows) -> None:
-    """Run one job. Blocking. Raises `InfrastructureError` where no job can run."""
+    """Run one job. Blocking. Raises `InfrastructureError` if no job can run."""
     from millstream_reduce.spark import jobs
 
     result = jobs.run(spark, PROGRAM, windows)

@@ -3,13 +3,13 @@
     whole windows ─► rows ─► sorted by window and key ─► parts of many groups
         ─► a function in this worker, or one behind gRPC ─► answers ─► rows, or why a group has none
 
-A group is a window and, in a keyed vertex, a key of it; its rows stand in the order of arrival. A task works on whole
-windows, so nothing is shuffled. A group that fails is reported as a row of its own; no other group is touched. Memory
-is bounded by `PASS_BYTES`, however large a window is: one that is not keyed is handed on as it is read; of one that is
-keyed, some keys at a time, so that it is read several times. Only a single key's rows may be more, and these are handed
-on as they are read too.
+A group is a window and, in a keyed vertex, a key of it; its rows are in the order of arrival. A task works on whole
+windows, so nothing is shuffled. A group that fails is reported as a separate row; other groups are not affected. Memory
+is bounded by `PASS_BYTES`, however large a window is: one that is not keyed is passed on as it is read; one that is
+keyed is passed on some keys at a time, so that it is read several times. Only the rows of a single key may be more;
+they are also passed on as they are read.
 
-Above it: `jobs`. Below it: `rows`, and the two runtimes, which look the same from here.
+Above it: `jobs`. Below it: `rows`, and the two runtimes, which have the same interface.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from millstream_udf.values import Message, Window
 _compute: Any = pyarrow.compute
 
 PASS_BYTES = 256 * MIB
-"""Of values and headers that are held at a time."""
+"""Bytes of values and headers in memory at a time."""
 PART_ROWS = 65536
-"""Rows in a part at most."""
+"""The most rows in a part."""
 
 _Codes = npt.NDArray[np.int64]
 _Parts = tuple[str, ...]
@@ -74,7 +74,7 @@ class GroupReader:
     def __init__(
         self, manifest: Manifest, *, keyed: bool, within: Context | None = None, pass_bytes: int = PASS_BYTES
     ) -> None:
-        """`within`: the context that all groups share; they have it with what their windows came with."""
+        """`within`: the context that all groups share; to it they add the origin of their windows."""
         self._manifest = manifest
         within = within or Context()
         self._contexts = [replace(within, **origin._asdict()) for origin in manifest.origins]
@@ -125,7 +125,7 @@ class GroupReader:
         windows, of_keys = np.divmod(places[starts], len(keys))
         groups = self._groups(windows, [_parts_of(key) for key in keys], of_keys)
         batch = self._batch(chunk)
-        # As many groups to a part as have some rows together, at least one; a large one is sliced by who sends it.
+        # As many groups to a part as have this many rows together, at least one; the sender slices a large one.
         ends = np.cumsum(counts)
         first = 0
         while first < len(groups):
@@ -202,7 +202,7 @@ def _packed(sizes: dict[bytes | None, int], size_max: int) -> Iterator[list[byte
 SMALL_JOB_ROWS = 5_000
 """Up to here one task is faster than several."""
 _ALL_WINDOWS = -1
-"""Stands for a window where the whole job has failed; `reason` and `detail` are the error's text and class."""
+"""Index that means the whole job failed; `reason` and `detail` are the error's text and class."""
 BATCH_RESULTS = 10_000
 """Rows that a task hands to Spark at a time, at least."""
 
@@ -219,7 +219,7 @@ class GroupReducer:
     """For `mapInArrow` over a range of task numbers: the results of the groups of those tasks."""
 
     def __init__(self, manifest: Manifest | None, program: bytes) -> None:
-        """Without a manifest it is that of the run. `program`: encoded."""
+        """Without a manifest, that of the run is used. `program`: encoded."""
         self._manifest = manifest
         self._program = program
 
@@ -236,13 +236,13 @@ class GroupReducer:
                 for task in tasks_of_batch:
                     yield from _reduced(reduce, reader.parts(log, task))
         except MillstreamError as error:
-            # As an exception it would be tried again by Spark, which knows less than those above.
+            # Spark would repeat the task for an exception, but the code above knows better.
             rows.add(_ALL_WINDOWS, None, None, None, None, None, str(error), kind_of(error))
             yield rows.take()
 
 
 class _Rows:
-    """Result rows on their way to Spark."""
+    """Result rows that are passed to Spark."""
 
     def __init__(self) -> None:
         self._columns: list[list[object]] = [[] for _ in _COLUMNS]
@@ -255,7 +255,7 @@ class _Rows:
             column.append(value)
 
     def add_values(self, windows: Sequence[int], keys: Sequence[_Parts], values: Sequence[bytes]) -> None:
-        """A row for each; what they do not have is null."""
+        """One row for each; missing members are null."""
         given: tuple[Sequence[object], ...] = windows, [list(parts) or None for parts in keys], values
         for column, some in zip(self._columns, given, strict=False):
             column.extend(some)
@@ -271,7 +271,7 @@ class _Rows:
 def compute_groups(
     spark: SparkSession, program: engine_pb2.Program, windows: JobWindows, parallelism: int
 ) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
-    """The results of all windows, and those that have none. Raises what Spark raises."""
+    """The results of all windows, and the windows without any. Raises what Spark raises."""
     rows = int(windows.table.rows.sum())
     tasks = min(parallelism, len(windows)) if rows > SMALL_JOB_ROWS else 1
     manifest = manifest_of(windows, tasks, whole_windows=True)
@@ -286,7 +286,7 @@ def compute_groups(
 
 
 def check_function(spark: SparkSession, program: engine_pb2.PythonProgram) -> str:
-    """Why a function cannot be used by the tasks; empty when it can."""
+    """Why the tasks cannot use a function; empty if they can."""
     checker = _FunctionChecker(program)
     try:
         spark.range(0, 1, 1, 1).mapInArrow(checker, "fault STRING").collect()
@@ -309,12 +309,12 @@ class _FunctionChecker:
 
 
 def context_of(program: engine_pb2.PythonProgram) -> Context:
-    """What all calls of a function share, and its `setup` gets."""
+    """What all calls of a function share, which its `setup` gets."""
     return Context(pipeline=program.pipeline, vertex=program.vertex)
 
 
 def load(program: engine_pb2.PythonProgram) -> Reducer:
-    """A function of the user's. Raises `UdfError` with what to change."""
+    """A user's function. Raises `UdfError` with what to change."""
     from millstream_udf import reducing
 
     target = program.target
@@ -328,7 +328,7 @@ def load(program: engine_pb2.PythonProgram) -> Reducer:
             codes.FUNCTION_IMPORT, f"{target} cannot be imported: {_where(error)}{summary(error)}"
         ) from error
     if len(sys.modules) > modules:
-        # As in `worker_daemon`: Spark has a worker collect garbage after every task, for imports without any use.
+        # As in `worker_daemon`: Spark makes a worker collect garbage after every task, which is useless for imports.
         gc.collect()
         gc.freeze()
     return reducer
@@ -345,7 +345,7 @@ def _reduce(program: engine_pb2.Program) -> Reduce:
         except MillstreamError:
             raise
         except FAILURES as error:
-            # What a group raises is in its answer: this is the function's set-up.
+            # Errors of a group are in its answer: this is the function's set-up.
             raise UdfError(
                 codes.FUNCTION_IMPORT, f"{program.python.target} cannot be set up: {_where(error)}{summary(error)}"
             ) from error
@@ -355,7 +355,7 @@ def _reduce(program: engine_pb2.Program) -> Reduce:
 
 def _reduced(reduce: Reduce, parts: Iterable[GroupsPart]) -> Iterator[pa.RecordBatch]:
     windows: deque[int] = deque()
-    """Of the groups that were sent and have no whole answer, in order."""
+    """Windows of the groups that were sent and have no complete answer, in order."""
 
     def sent() -> Iterator[Part]:
         for item in parts:
@@ -399,7 +399,7 @@ def _add(rows: _Rows, answer: Answer, windows: deque[int]) -> None:
 
 
 def _without_failures(table: pa.Table) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
-    """Failed windows have no rows; of several groups that failed the first is reported."""
+    """Failed windows have no rows; of several failed groups the first is reported."""
     results = table.select(RESULT_SCHEMA.names)
     failed = table.filter(pc.is_valid(table["reason"]))
     if failed.num_rows == 0:

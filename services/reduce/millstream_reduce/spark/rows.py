@@ -1,11 +1,11 @@
-"""Reads the rows of a task out of the log, inside Spark's Python workers.
+"""Reads the rows of a task from the log, inside Spark's Python workers.
 
     entries, mapped and checked ─► runs sliced ─► glued to GLUED_ROWS ─► columns a query needs ─► ahead ─► Spark
 
 Above it: Spark's `mapInArrow`, or the tasks that call users' functions. Below it: the entries of the log, and
-`decoding`. It does not know what is computed. Rows are copied where they are glued, and nowhere before. They are read
-ahead in a thread: a worker would otherwise read nothing while the JVM takes a batch in, and the JVM would have nothing
-to do while it reads.
+`decoding`. It does not know what is computed. Rows are copied where they are glued, and nowhere before. A thread reads
+them ahead: otherwise a worker would read nothing while the JVM takes a batch, and the JVM would be idle while the
+worker reads.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from millstream_reduce.spark.prepared import manifest_of_run
 _compute: Any = pyarrow.compute
 
 GLUED_ROWS = 8192
-"""A batch that goes on to Spark has so many rows at least, unless it is the last."""
+"""The least number of rows in a batch for Spark, unless it is the last."""
 _BODIES_MAX = 256
 BATCH_ROWS_MAX = 65536
-"""And so many at most, whatever the entries have."""
+"""The most rows in a batch, whatever the entries have."""
 
 KEYS = pa.list_(pa.string())
 HEADERS = pa.map_(pa.string(), pa.binary())
 LOG_COLUMNS: dict[str, pa.DataType] = {"value": pa.binary(), "event_time": TIMESTAMP, "keys": KEYS, "headers": HEADERS}
-"""Of the entries' bodies; the last two may be left out there."""
+"""Columns of the entries' bodies; the last two may be missing there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class Columns:
     names: tuple[str, ...]
     """Of the table `window`, without `value`."""
     raw: bool = False
-    """The value as it is."""
+    """Whether it needs the value unchanged."""
     decoder: Decoder | None = None
-    """Or some fields of it."""
+    """Or some of its fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some rows of the log, by columns, and the window each belongs to."""
+    """Some rows of the log, by columns, and the window of each."""
 
     windows: npt.NDArray[np.int32]
     arrays: dict[str, Array]
@@ -76,7 +76,8 @@ class Log:
     def __init__(self) -> None:
         self._segments: dict[tuple[str, int], memoryview] = {}
         self._bodies: dict[tuple[str, int, int], pa.RecordBatch] = {}
-        """The last ones that were read: the windows of one entry may be read apart. They are views of the segments."""
+        """The last ones that were read, because the windows of one entry may be read separately. They are views of the
+        segments."""
         self._checked: set[tuple[str, int, int]] = set()
 
     def body(self, runs: Runs) -> pa.RecordBatch:
@@ -142,7 +143,7 @@ def _cut(runs: Runs) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int
     """Windows, first rows and rows of runs that have at most `BATCH_ROWS_MAX` rows together."""
     windows, first_rows, rows = runs.windows, runs.first_rows, runs.rows
     if len(rows) == 1 and rows[0] <= BATCH_ROWS_MAX:
-        # Nearly every entry, and what follows costs more than reading it.
+        # Nearly every entry; what follows would cost more than reading it.
         yield windows, first_rows, rows
         return
     if int(rows.max()) > BATCH_ROWS_MAX:
@@ -188,7 +189,7 @@ def join(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> Array:
-    """A log column of an entry; lists that are left out or null are empty."""
+    """A log column of an entry; lists that are missing or null are empty."""
     if name in batch.schema.names:
         column: Array = batch.column(name)
         if column.null_count and name in ("keys", "headers"):
@@ -220,7 +221,7 @@ class RowReader:
     """For `mapInArrow` over a range of task numbers: the rows of those tasks."""
 
     def __init__(self, manifest: Manifest | None, columns: Columns, partials: Partials | None = None) -> None:
-        """Without a manifest it is that of the run. With `partials` they are given, instead of the rows."""
+        """Without a manifest, that of the run is used. With `partials` it returns those, instead of the rows."""
         self._manifest = manifest
         self._columns = columns
         self._partials = partials
@@ -264,18 +265,19 @@ def _column(name: str, chunk: Chunk, spans: Spans) -> Array:
 
 
 def field_column(index: int) -> str:
-    """Name of the column that holds a decoded field of the value."""
+    """Name of the column with a decoded field of the value."""
     return f"__field_{index}"
 
 
 DEPTH = 2
-"""Items that are held beside the one being made and the one being used."""
+"""Items in memory besides the one being created and the one being used."""
 
 Item = TypeVar("Item")
 
 
 def ahead(items: Iterable[Item]) -> Generator[Item, None, None]:
-    """The same items, and what ends them; a little earlier. Once it is closed or has ended no thread is left."""
+    """The same items, and the error that ends them, a little earlier. Once it is closed or has ended, no thread is
+    left."""
     made: queue.SimpleQueue[tuple[Item] | BaseException | None] = queue.SimpleQueue()
     room = threading.Semaphore(DEPTH)
     closed = False

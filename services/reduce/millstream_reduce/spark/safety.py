@@ -2,11 +2,11 @@
 
     the query's text ─► Spark's own parser ─► operators, relations and functions, each looked up in lists
 
-It is looked at before Spark looks anything up that it names, because to look up a path is to read it. Only what is
-known to touch nothing outside is let through; users who need more say `unsafe: true`.
+It is checked before Spark looks up any name in it, because looking up a path means reading it. Only what is known to
+access nothing outside is allowed; users who need more set `unsafe: true`.
 
-Above it: `sql`. Below it: the parser and the functions of Spark's JVM. A Spark Connect server shows neither: there the
-text is looked at as `millstream validate --file-only` does, and the server's own rights are the limit.
+Above it: `sql`. Below it: the parser and the functions of Spark's JVM. A Spark Connect server provides neither: there
+the text is checked as by `millstream validate --file-only`, and the permissions of the server are the limit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REFUSED_EXPRESSIONS = (
     f"{_EXPRESSIONS}SchemaOfXml",
     *(f"{_EXPRESSIONS}{way}{form}" for way in ("From", "To", "SchemaOf") for form in ("Avro", "Protobuf")),
 )
-"""They run what is not Spark's, or read files that their arguments name."""
+"""Functions that run code outside Spark, or read files that their arguments name."""
 _OPERATORS = frozenset({
     "Aggregate", "AsOfJoin", "CTERelationDef", "CTERelationRef", "Deduplicate", "Distinct", "Except", "Expand",
     "Filter", "Generate", "GlobalLimit", "Intersect", "Join", "LateralJoin", "LimitAll", "LocalLimit", "LocalRelation",
@@ -48,17 +48,19 @@ _OPERATORS = frozenset({
 })  # fmt: skip
 """Names of Spark's logical operators that compute over the rows they get."""
 _LEAVES = (".Literal", ".UnresolvedAttribute", ".UnresolvedStar", ".UnresolvedRelation")
-"""Have nothing in them. To ask a JVM takes time."""
+"""Classes without children. Asking a JVM takes time."""
 _TABLE_FUNCTIONS = frozenset({
     "range", "explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack",
     "json_tuple", "variant_explode", "variant_explode_outer",
 })  # fmt: skip
-_UNSAFE = "Write it without; where the query may do all that the runner may, set `unsafe: true` beside it"
+_UNSAFE = (
+    "Write the query without it; if the query may do everything that the runner may, set `unsafe: true` next to it"
+)
 
 _PLAN = "org.apache.spark.sql.catalyst.plans.QueryPlan"
 _WITH_PLAN = "org.apache.spark.sql.catalyst.expressions.PlanExpression"
 _instances: dict[tuple[str, str], bool] = {}
-"""Whether Java's classes, by name, are of a kind. Asking takes longer than walking."""
+"""Whether Java classes, by name, are of a kind. Asking takes longer than walking."""
 
 
 class UnsafeQueryError(UserError):
@@ -69,9 +71,10 @@ class UnsafeQueryError(UserError):
 
 
 def check_text(spark: SparkSession, query: str, table: str) -> None:
-    """Raise `UnsafeQueryError` where a query names something other than `table` and known functions.
+    """Raise `UnsafeQueryError` if a query names something other than `table` and known functions.
 
-    Raises Spark's `ParseException` for what is not a statement by itself, as what closes a bracket around it.
+    Raises Spark's `ParseException` for text that is not a complete statement, such as one that closes a bracket around
+    it.
     """
     if type(spark) is not SparkSession:
         if (found := unsafe_part(query)) is not None:
@@ -92,7 +95,7 @@ def check_text(spark: SparkSession, query: str, table: str) -> None:
 def _check_node(node: Any, name: str, known: set[str], catalog: Any) -> None:
     short = name.rpartition(".")[2]
     if "Identifier" in short and "Unresolved" in short:
-        _refuse(node, "it has a name put together with IDENTIFIER, so that it cannot be seen what it names")
+        _refuse(node, "it uses IDENTIFIER to compose a name, so it is unknown what it refers to")
     if short == "UnresolvedRelation":
         parts = [str(node.multipartIdentifier().apply(at)) for at in range(node.multipartIdentifier().size())]
         if len(parts) != 1 or parts[0].lower() not in known:
@@ -109,7 +112,7 @@ def _check_node(node: Any, name: str, known: set[str], catalog: Any) -> None:
         _check_function(node, [str(node.name().funcName()).lower()], catalog)
     elif _is_instance(node, name, _PLAN):
         if short not in _OPERATORS:
-            _refuse(node, f"it is, or has in it, more than a SELECT ({short})")
+            _refuse(node, f"it is, or contains, more than a SELECT ({short})")
     elif not name.startswith(_PARSED_EXPRESSIONS):
         _refuse(node, f"it does more than compute ({short})")
 
@@ -117,9 +120,9 @@ def _check_node(node: Any, name: str, known: set[str], catalog: Any) -> None:
 def _check_function(node: Any, parts: list[str], catalog: Any) -> None:
     *place, function = parts
     if place not in ([], ["builtin"], ["system", "builtin"]):
-        _refuse(node, f"it calls `{'.'.join(parts)}`, which is none of Spark's own functions")
+        _refuse(node, f"it calls `{'.'.join(parts)}`, which is not one of Spark's functions")
     found = catalog.lookupBuiltinOrTempFunction(function)
-    # What is not there has no class, and the analysis says what may have been meant.
+    # An unknown function has no class, and the analysis suggests what may have been meant.
     name = str(found.get().getClassName()) if found.isDefined() else _EXPRESSIONS
     if function in UNSAFE_FUNCTIONS or name.startswith(_REFUSED_EXPRESSIONS) or not name.startswith(_EXPRESSIONS):
         _refuse(node, f"it calls `{function}`, {UNSAFE_FUNCTIONS.get(function, 'which does more than compute')}")
@@ -134,7 +137,8 @@ def _names_given(node: Any, class_name: str) -> Iterator[str]:
 
 
 def _nodes(plan: Any) -> Iterator[tuple[Any, str]]:
-    """A plan with all operators and expressions in it, those of its subqueries too, each with the name of its class."""
+    """A plan with all operators and expressions in it, including those of its subqueries, each with the name of its
+    class."""
     waiting = [plan]
     while waiting:
         node = waiting.pop()

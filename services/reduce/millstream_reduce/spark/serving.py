@@ -1,8 +1,8 @@
-"""What a driver process does once Spark is there: a first task, then requests, and jobs of its own while there are no
+"""What a driver process does once Spark has started: a first task, then requests, and warm-up jobs while there are no
 requests.
 
 Above it: the process. Below it: the gRPC service, whose requests go to the executor, and the session. It knows the wire
-and nothing of what a job computes. Its imports take as long as a JVM's start.
+protocol, but not what a job computes. Its imports take as long as the start of a JVM.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 10.0
-"""From the request to stop until requests that are not answered are broken off."""
+"""Time from the request to stop until unanswered requests are aborted."""
 _NO_EXECUTOR_S = 20.0
-"""After so long without an answer to the first task it is said what may be wrong."""
+"""After this time without an answer to the first task, a message says what may be wrong."""
 _WARM_UP_PAUSE = 3.0
-"""Times a warm-up job's own time until the next one, so that at most a quarter of a processor goes into them."""
+"""The pause until the next warm-up job, in multiples of the job's own time, so that warming up uses at most a quarter
+of a processor."""
 _BUSY_S = 0.1
 """How often to check whether there is time for a warm-up job."""
 
@@ -59,12 +60,11 @@ async def serve(
     """Serve on `address` until `stopped`. Sets `ready` when it does. Raises `SessionLostError` and
     `InfrastructureError`.
 
-    `token`: if there is one, requests without it are refused.
-    `begun_s`: when the process was started, for the description.
+    `token`: if given, requests without it are refused. `begun_s`: when the process was started, for the description.
     """
     windows = preparing.write_windows(directory / "warm-up")
     async with open_tasks() as tasks:
-        # A Python worker takes as long to start as the first task, and the machine may have a processor for each.
+        # Starting a Python worker takes as long as the first task, and the machine may have a processor for each.
         background = [
             tasks.create_task(_end_with(session), name="end of Spark"),
             tasks.create_task(_start_worker(session), name="first Python worker"),
@@ -75,13 +75,13 @@ async def serve(
         server = await _open_server(SparkDriverService(session, executor, jobs.check, description), address, token)
         try:
             background.append(tasks.create_task(_run_jobs(session, executor, windows), name="jobs"))
-            # What was imported stays: looking through it for garbage again and again would find nothing.
+            # Imported modules stay: searching them for garbage repeatedly would find nothing.
             gc.freeze()
             ready.set()
             _say_ready(session, description)
             await stopped.wait()
         finally:
-            # Also when Spark is gone: then there is nothing to wait for.
+            # Even if Spark is gone: then there is nothing to wait for.
             await server.stop(STOP_GRACE_S if stopped.is_set() else None)
         for task in background:
             task.cancel()
@@ -100,7 +100,7 @@ async def _open_server(service: SparkDriverService, address: str, token: str) ->
 
 
 async def _first_task(session: Session) -> None:
-    """Without it Spark is not ready: a cluster may have taken the application, and nothing to run it on."""
+    """Without it Spark is not ready: a cluster may have accepted the application without resources to run it."""
     async with open_tasks() as tasks:
         waiting = tasks.create_task(_say_when_long(session), name="say when long")
         try:
@@ -110,7 +110,7 @@ async def _first_task(session: Session) -> None:
 
 
 async def _start_worker(session: Session) -> None:
-    """Where it is on this machine. What goes wrong here goes wrong in the first job as well, which tells it."""
+    """Start it if it runs on this machine. An error here also occurs in the first job, which reports it."""
     if session.description.local:
         with suppress(Exception):
             await session.run(start_worker)
@@ -124,20 +124,21 @@ async def _say_when_long(session: Session) -> None:
         if session.description.local:
             _log.warning(
                 "Spark on this machine is still starting: its first task has not run within %.0f s. Its JVM answers, "
-                "so nothing is wrong with it: the machine is slow, or busy",
+                "so Spark works: the machine is slow or busy",
                 waited_s,
             )
             continue
         _log.warning(
-            "%s has taken the application, but runs no task: does it have a worker with enough free memory and cores "
+            "%s has accepted the application, but runs no task: does it have a worker with enough free memory and "
+            "cores "
             "(`spark.executor.memory`, `spark.executor.cores`)?",
             session.description.place,
         )
 
 
 async def _run_jobs(session: Session, executor: Executor, windows: JobWindows) -> None:
-    """Run what is asked for, and the warm-up in its gaps. Raises `InfrastructureError` where no job can run."""
-    # Before any window's: where Spark cannot run the simplest job, no window is at fault, and none may be given up.
+    """Run requests, and the warm-up between them. Raises `InfrastructureError` if no job can run."""
+    # Before any window: if Spark cannot run the simplest job, no window is at fault, and none may be given up.
     await session.run(preparing.warm_up, windows)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.serve(), name="requests")
@@ -145,7 +146,7 @@ async def _run_jobs(session: Session, executor: Executor, windows: JobWindows) -
 
 
 async def _warm_up(session: Session, executor: Executor, windows: JobWindows) -> None:
-    """Run small jobs in the gaps between real ones, until as many of both have run as Java takes to compile itself."""
+    """Run small jobs between real ones, until Java has compiled itself over enough of both."""
     own = 0
     while own + executor.jobs < preparing.JOBS:
         if not executor.idle:
@@ -155,7 +156,7 @@ async def _warm_up(session: Session, executor: Executor, windows: JobWindows) ->
         try:
             await session.run(preparing.warm_up, windows)
         except RetryLaterError:
-            # An executor may be lost at any time; clients ask again then, too.
+            # An executor may be lost at any time; clients then ask again, too.
             await session.check_alive()
         own += 1
         if own > preparing.FIRST_JOBS or executor.jobs:
@@ -190,7 +191,7 @@ def _say_ready(session: Session, description: spark_pb2.DescribeResponse) -> Non
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", GRPC_MESSAGE_BYTES_MAX),
-    # Clients of another machine ask whether this one is still there, also while a long job runs.
+    # Clients on another machine ask whether this one is alive, even while a long job runs.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
@@ -205,7 +206,7 @@ class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
     def __init__(
         self, session: Session, executor: Executor, check: CheckProgram, description: spark_pb2.DescribeResponse
     ) -> None:
-        """`description` is complete but for the numbers of jobs."""
+        """`description` is complete except for the numbers of jobs."""
         self._session = session
         self._executor = executor
         self._check = check

@@ -1,9 +1,9 @@
-"""A Spark session: opened, asked to run something in a thread, cancelled, watched.
+"""A Spark session: opens it, runs functions in threads, cancels and watches them.
 
-Above it: the executor of jobs. Below it: PySpark, and the JVM or the Spark Connect server behind it. What it runs are
-functions of the session; it knows neither windows nor programs.
+Above it: the executor of jobs. Below it: PySpark, and the JVM or the Spark Connect server behind it. It runs functions
+of the session; it knows neither windows nor programs.
 
-Spark itself tries a master for a minute and then speaks of "all masters unresponsive"; here it is said at once what
+Spark itself tries a master for a minute and then reports "all masters unresponsive"; this module reports at once what
 refuses, and where.
 """
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 JOBS_MAX = 2
-"""Jobs at a time: on two cores a second one brings half as much again, a third nothing."""
+"""Concurrent jobs: on two cores a second one brings half as much again, a third nothing."""
 _OTHER_CALLS_MAX = 3
-"""Beside them: a check of a program, a probe, a cancellation."""
+"""Calls besides them: a check of a program, a probe, a cancellation."""
 SESSION_TIMEOUT_S = 600.0
-"""Until a session of a cluster or server is there. One on this machine may take as long as its JVM works."""
+"""Time until a session of a cluster or server exists. One on this machine may take as long as its JVM works."""
 PROBE_TIMEOUT_S = 60.0
 _CANCEL_REPEAT_S = 0.5
 _ENDING_S = 2.0
@@ -55,7 +55,7 @@ Answer = TypeVar("Answer")
 
 
 class SessionLostError(SparkEndedError):
-    """The session is gone: a new process has to begin again."""
+    """The session is gone: a new process has to start over."""
 
     def __init__(self, reason: str, killed_by: int = 0) -> None:
         super().__init__(codes.SPARK_LOST, reason, killed_by)
@@ -69,7 +69,7 @@ class SessionDescription:
     place: str
     """The master or server."""
     java_version: str
-    """Empty where it runs elsewhere and does not tell."""
+    """Empty if it runs elsewhere and is not reported."""
     cached: bool
     """It started from the ahead-of-time cache."""
     local: bool = False
@@ -77,7 +77,7 @@ class SessionDescription:
 
 
 class Session:
-    """An open session. Made by `open_session`."""
+    """An open session. Created by `open_session`."""
 
     def __init__(
         self, spark: SparkSession, description: SessionDescription, jvm: Jvm | None, calls: ThreadPoolExecutor
@@ -89,9 +89,9 @@ class Session:
         self._tags = count(1)
 
     async def lost(self) -> str:
-        """Wait until it is known to be gone. Says why."""
+        """Wait until it is known to be gone. Returns why."""
         if self._jvm is None:
-            # Nothing tells; a job fails, and then `probe`.
+            # Nothing reports it; a job fails, and then `probe`.
             await asyncio.Event().wait()
             raise AssertionError("it is never set")
         return await self._jvm.ended()
@@ -101,9 +101,9 @@ class Session:
         return SessionLostError(reason, self._jvm.killed_by if self._jvm is not None else 0)
 
     async def run(self, function: Callable[..., Answer], *arguments: Any, tag: str = "") -> Answer:
-        """Call `function(session, *arguments)` in a thread of its own. Cancelling stops its Spark jobs, and waits.
+        """Call `function(session, *arguments)` in its own thread. Cancelling stops its Spark jobs, and waits.
 
-        `tag`: theirs in Spark; by default a new one.
+        `tag`: that of the jobs in Spark; by default a new one.
         """
         tag = tag or f"millstream-{os.getpid()}-{next(self._tags)}"
         loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ class Session:
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
-            # Jobs that the function is about to start are not known yet, so one time may not be enough.
+            # Jobs that the function is about to start are not known yet, so cancelling once may not be enough.
             while not call.done():
                 with contextlib.suppress(Exception):
                     await loop.run_in_executor(self._calls, self._cancel, tag)
@@ -121,7 +121,7 @@ class Session:
             raise
 
     async def check_alive(self) -> None:
-        """Raise `SessionLostError` unless Spark still does what it is asked."""
+        """Raise `SessionLostError` unless Spark still runs what it is asked to."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await self.run(probe)
@@ -130,10 +130,10 @@ class Session:
                 f"Spark ({self.description.place}) has not run the simplest job within {PROBE_TIMEOUT_S:.0f} s"
             ) from None
         except Exception as error:
-            # Whatever it is: what never fails has failed.
+            # Whatever the error: a call that never fails has failed.
             reason = f"Spark ({self.description.place}) is gone: {first_line(error)}"
             if self._jvm is not None:
-                # How its JVM has ended says more, and is known in a moment.
+                # How its JVM has ended says more, and will be known in a moment.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_ENDING_S):
                         reason = await self._jvm.ended()
@@ -165,7 +165,7 @@ class Session:
 async def open_session(
     settings: SparkSettings, *, record_to: Path | None = None, on_started: Callable[[], object] = lambda: None
 ) -> AsyncIterator[Session]:
-    """Start Spark, or reach it; at most once in a process. Raises `InfrastructureError` and `UserError`.
+    """Start Spark, or connect to it; at most once in a process. Raises `InfrastructureError` and `UserError`.
 
     With `record_to` the JVM writes an ahead-of-time cache there when the block ends, which takes half a minute.
     `on_started` is called when there is nothing left to do but wait.
@@ -175,7 +175,7 @@ async def open_session(
     calls = ThreadPoolExecutor(max_workers=JOBS_MAX + _OTHER_CALLS_MAX, thread_name_prefix="spark")
 
     def started() -> None:
-        # Takes as long as a JVM needs to come up, and can be done meanwhile; before, it would only be in the way.
+        # This takes as long as a JVM needs to start, and can be done meanwhile; earlier, it would only slow that down.
         calls.submit(_import_pyspark if settings.remote is None else _import_connect)
         on_started()
 
@@ -233,7 +233,7 @@ async def _open_driver(
                 jvm.begin_to_ask(lambda: asyncio.get_running_loop().run_in_executor(asking, _answers, spark))
                 yield Session(spark, description, jvm, calls)
             finally:
-                # The watch goes on until the JVM has ended, and may not ask where nothing answers any more.
+                # The watch continues until the JVM has ended, and may not ask when nothing answers any more.
                 jvm.stop_asking()
                 # It may wait for an answer that never comes.
                 asking.shutdown(wait=False, cancel_futures=True)
@@ -241,12 +241,12 @@ async def _open_driver(
 
 
 async def _unless_ended(jvm: Jvm, work: Coroutine[Any, Any, Answer]) -> Answer:
-    """What `work` gives; `InfrastructureError` when the JVM ends before."""
+    """The result of `work`; `InfrastructureError` if the JVM ends first."""
     async with open_tasks() as tasks:
         ending = tasks.create_task(jvm.ended(), name="end of the JVM")
         working = tasks.create_task(_captured(work), name="session")
         await asyncio.wait((ending, working), return_when=asyncio.FIRST_COMPLETED)
-        # A call fails when the JVM ends under it, a little before that is known.
+        # A call fails if the JVM ends during it, a little before the end is known.
         if working.done() and isinstance(working.result(), Exception):
             await asyncio.wait((ending,), timeout=_ENDING_S)
         ended = ending.result() if ending.done() else None
@@ -276,7 +276,7 @@ async def _in_time(
     except TimeoutError:
         raise InfrastructureError(
             codes.SPARK_NOT_STARTED,
-            f"{settings.place} has been reached, but gives no session within {SESSION_TIMEOUT_S:.0f} s. Look at its "
+            f"{settings.place} was reached, but has not opened a session within {SESSION_TIMEOUT_S:.0f} s. Look at its "
             "log",
         ) from None
     except MillstreamError:
@@ -286,10 +286,10 @@ async def _in_time(
 
 
 def _start_fault(place: str, error: Exception) -> MillstreamError:
-    """Spark did not take its settings, or could not do what they say."""
+    """Spark rejected its settings, or could not do what they say."""
     text = first_line(error)
     if "IllegalArgumentException" in text or "IllegalArgumentException" in type(error).__name__:
-        return UserError(codes.SPARK_SETTINGS, f"Spark does not take its settings (`spec.spark`): {text}")
+        return UserError(codes.SPARK_SETTINGS, f"Spark rejects its settings (`spec.spark`): {text}")
     return InfrastructureError(codes.SPARK_NOT_STARTED, f"Spark does not start on {place}: {text}")
 
 
@@ -302,15 +302,15 @@ def _import_pyspark() -> None:
     import pyspark.sql
     from pyspark.sql.pandas import functions, utils
 
-    # Both would import pandas to look at its version, which takes half a second, and use nothing of it.
+    # Both would import pandas to read its version, which takes half a second, and do not use it.
     for module in (utils, functions):
         setattr(module, _LOOK_AT_PANDAS, _known_version)
-    # What hands the first object to Java imports it.
+    # It is imported when the first object is passed to Java.
     import pyspark.testing.utils  # noqa: F401
 
 
 def _known_version() -> None:
-    """Of pandas: our own dependencies say it."""
+    """The version of pandas, known from our own dependencies."""
 
 
 def _attach(gateway: Gateway, python: str) -> SparkSession:
@@ -329,7 +329,7 @@ def _attach(gateway: Gateway, python: str) -> SparkSession:
 
 
 def _connect(settings: SparkSettings) -> SparkSession:
-    """A session of its own at a Spark Connect server."""
+    """Its own session at a Spark Connect server."""
     from pyspark.sql import SparkSession
 
     _hush_queries()
@@ -341,7 +341,7 @@ def _connect(settings: SparkSettings) -> SparkSession:
 
 
 def _with_token(settings: SparkSettings) -> str:
-    """The server's address with what it asks for, which makes PySpark encrypt the connection."""
+    """The server's address with its token, which makes PySpark encrypt the connection."""
     if not settings.token:
         return settings.place
     server, _, parameters = settings.place.removeprefix("sc://").partition("/")
@@ -358,14 +358,14 @@ async def _stop(calls: ThreadPoolExecutor, spark: SparkSession) -> None:
 def _hush_py4j() -> None:
     """Keep py4j from reporting connections that end with their JVM: the error of the pending answer says so.
 
-    It gives Java's objects back in a thread of its own, also while the JVM ends, and says so with the root logger.
+    It releases Java objects in its own thread, even while the JVM ends, and reports that with the root logger.
     """
     logging.getLogger("py4j").setLevel(logging.ERROR)
     logging.getLogger().addFilter(_not_from_py4j)
 
 
 def _hush_queries() -> None:
-    """Keep PySpark from logging what is wrong with a query, in a form of its own: the answer says so."""
+    """Keep PySpark from logging errors of a query in its own format: the answer reports them."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -377,34 +377,34 @@ def _not_from_py4j(record: logging.LogRecord) -> bool:
 
 
 def _answers(spark: SparkSession) -> None:
-    """Have the JVM say something. Blocking."""
+    """Make the JVM answer. Blocking."""
     java: Any = spark.sparkContext._jvm
     java.java.lang.System.nanoTime()
 
 
 def start_worker(spark: SparkSession) -> None:
-    """Have a Python worker on this machine started, and do nothing. Blocking."""
+    """Start a Python worker on this machine, and do nothing with it. Blocking."""
     spark.range(0, 1, 1, 1).mapInArrow(lambda batches: batches, "id BIGINT").collect()
 
 
 def probe(spark: SparkSession) -> None:
-    """Have one task run. Blocking; waits for an executor however long there is none."""
+    """Run one task. Blocking; waits for an executor, however long there is none."""
     spark.range(1).collect()
 
 
 def _clear(directory: Path) -> None:
-    """Make the directory of temporary files, without what a killed driver has left in it."""
+    """Create the directory of temporary files, without what a killed driver has left in it."""
     try:
         shutil.rmtree(directory, ignore_errors=True)
         make_private_directories(directory)
     except OSError as error:
         raise InfrastructureError(
-            codes.CANNOT_WRITE, f"cannot make {directory} for Spark's temporary files: {error.strerror}"
+            codes.CANNOT_WRITE, f"cannot create {directory} for Spark's temporary files: {error.strerror}"
         ) from error
 
 
 def first_line(error: BaseException) -> str:
-    """What happened, in a line: of an exception of Java's the message, without its stack."""
+    """What happened, in one line: for a Java exception the message without its stack."""
     java = getattr(error, "java_exception", None)
     if java is not None:
         with contextlib.suppress(Exception):
@@ -416,7 +416,7 @@ def first_line(error: BaseException) -> str:
 _log = logging.getLogger(__name__)
 
 WAIT_S = 30.0
-"""How long a server that cannot be reached is tried again: it may just be starting again."""
+"""How long to retry a server that cannot be reached, because it may just be restarting."""
 _RETRY_S = 0.5
 _CONNECT_TIMEOUT_S = 3.0
 _DEFAULT_PORTS = {"spark": 7077, "sc": 15002, "https": 443, "http": 80}
@@ -424,7 +424,7 @@ _PLACE = re.compile(r"(?:k8s://)?(?P<scheme>[a-z][a-z0-9]*)://(?P<hosts>[^/;]+)"
 
 
 def addresses_of(place: str) -> list[tuple[str, int]]:
-    """Hosts and ports of a master or server; of several masters any will do. Empty for one that has none (yarn)."""
+    """Hosts and ports of a master or server; of several masters any will do. Empty if it has none (yarn)."""
     if place.startswith("k8s://") and "://" not in place.removeprefix("k8s://"):
         place = "k8s://https://" + place.removeprefix("k8s://")
     match = _PLACE.match(place)
@@ -440,7 +440,7 @@ def addresses_of(place: str) -> list[tuple[str, int]]:
 
 
 async def await_server(place: str, *, wait_s: float = WAIT_S) -> None:
-    """Return when one of its addresses takes a connection; raise `InfrastructureError` after `wait_s`."""
+    """Return when one of its addresses accepts a connection; raise `InfrastructureError` after `wait_s`."""
     addresses = addresses_of(place)
     if not addresses:
         return

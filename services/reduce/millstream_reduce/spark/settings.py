@@ -2,8 +2,8 @@
 
     pipeline ─► settings_of ─► SparkSettings ═ file ═► driver process ─► session_conf, driver_conf ─► Spark
 
-Above it: those who start a driver, and the session. Below it: nothing of Spark's. Why each setting is as it is stands
-beside it; figures were measured on two cores with Spark 4.3.
+Above it: the code that starts a driver, and the session. Below it: nothing of Spark. A comment at each setting says
+why; figures were measured on two cores with Spark 4.3.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ if TYPE_CHECKING:
     from millstream.spec.models import Pipeline
 
 TOKEN_VARIABLE = "MILLSTREAM_SPARK_TOKEN"
-"""Environment variable with the token, for the driver and for those who ask it."""
+"""Environment variable with the token, for the driver and its clients."""
 DRIVER_MEMORY_BYTES = 1024 * MIB
 LOCAL_TASKS_MAX = 8
-"""Tasks at a time of a Spark on this machine, unless the master says otherwise: each has a Python process."""
+"""Concurrent tasks of a Spark on this machine, unless the master says otherwise: each has a Python process."""
 _TASK_ATTEMPTS = 4
 _LOCAL = re.compile(r"local(?:\[(?P<tasks>\d+|\*)(?:, *(?P<attempts>\d+))?\])?")
 
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """Which Spark, and what it may use."""
+    """Which Spark to use, and with which resources."""
 
     directory: Path
-    """For temporary files, the driver's alone. What lies there when it starts is removed."""
+    """For temporary files of the driver alone. Its contents are removed at the start."""
     master: str | None = None
-    """As Spark writes it; None: on this machine, unless there is a `remote`."""
+    """In Spark's notation; None: on this machine, unless there is a `remote`."""
     remote: str | None = None
     """Address of a Spark Connect server, "sc://host:port"; None: Spark is started here."""
     token: str = ""
-    """What the Spark Connect server asks for."""
+    """The token that the Spark Connect server requires."""
     encryption: bool = False
-    """Of what Spark's processes send each other, and of what they write beside the heap."""
+    """Whether to encrypt what Spark's processes send each other, and what they write outside the heap."""
     driver_memory_bytes: int = DRIVER_MEMORY_BYTES
     """Heap of the JVM that is started here."""
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Spark's own settings. They come before ours."""
+    """Spark's own settings, which override ours."""
     name: str = "millstream"
     """How a cluster shows this driver."""
     functions: bool = True
-    """Functions of the user's run in its Python workers; otherwise those read rows for queries and no more."""
+    """Whether users' functions run in its Python workers; otherwise those only read rows for queries."""
 
     @property
     def local_tasks(self) -> int | None:
-        """How many tasks run at a time on this machine; None: they run elsewhere."""
+        """How many tasks run concurrently on this machine; None: they run elsewhere."""
         match = _LOCAL.fullmatch(self._named_master)
         if self.remote is not None or match is None:
             return None
@@ -66,7 +66,7 @@ class SparkSettings:
 
     @property
     def effective_master(self) -> str:
-        """The master, with attempts: a task of `local[N]` alone is tried once, whatever killed it."""
+        """The master, with attempts: a task of a plain `local[N]` is tried once, whatever killed it."""
         match = _LOCAL.fullmatch(self._named_master)
         if match is None:
             return self._named_master
@@ -94,7 +94,7 @@ class SparkSettings:
 
 
 def check_address(address: str, token: str) -> None:
-    """Raise `UserError` where every machine that reaches `address` could have queries and functions run."""
+    """Raise `UserError` if any machine that can reach `address` could run queries and functions."""
     if not token and not address.startswith("unix:"):
         raise UserError(
             codes.SPARK_TOKEN,
@@ -105,8 +105,8 @@ def check_address(address: str, token: str) -> None:
 
 
 def settings_of(pipeline: Pipeline, base_dir: Path, directory: Path) -> SparkSettings:
-    """What a pipeline says of its Spark, with what it refers to. `directory` is for temporary files."""
-    # Processes that are given their settings need nothing of the spec.
+    """What a pipeline says about its Spark, with references resolved. `directory` is for temporary files."""
+    # Processes that get their settings ready do not need the spec.
     from millstream.spec.references import resolve
 
     spark = pipeline.spec.spark
@@ -138,11 +138,11 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 SQL_CONF = {
     "spark.sql.session.timeZone": "UTC",
-    # Tables made from Arrow are not turned into rows by the driver: twice as fast from 100,000 rows on.
+    # The driver does not turn tables from Arrow into rows: twice as fast from 100,000 rows on.
     "spark.sql.execution.arrow.localRelationThreshold": "0",
-    # The traceback of a user's function without the frames of Spark's own.
+    # The traceback of a user's function without Spark's frames.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
-    # A worker that dies of a signal says where it was.
+    # A worker that dies of a signal reports where it was.
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
 }
 """For any session, also at a Spark Connect server."""
@@ -152,7 +152,7 @@ _DRIVER_CONF = {
     "spark.ui.showConsoleProgress": "false",
     # Over loopback TCP every task with Python code waits 40 ms for a delayed acknowledgement.
     "spark.python.unix.domain.socket.enabled": "true",
-    # A large job does not hold up a small one.
+    # A large job must not hold up a small one.
     "spark.scheduler.mode": "FAIR",
     "spark.locality.wait": "0",
 }
@@ -161,7 +161,7 @@ _LOCAL_CONF = {
     "spark.log.level": "ERROR",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Jobs are small: planning them twice costs more than it brings.
+    # Jobs are small: planning them twice costs more than it saves.
     "spark.sql.adaptive.enabled": "false",
 }
 
@@ -169,12 +169,12 @@ _OPTIMIZED_LATER = [
     f"-XX:Tier4{name}Threshold={10 * default}"
     for name, default in (("Invocation", 5_000), ("MinInvocation", 600), ("Compile", 15_000), ("BackEdge", 40_000))
 ]
-"""Java's optimizing compiler waits until something has run ten times as often as it would by itself. It took a third of
-all processor time from a start to the first result; over 300 small jobs it takes 3.7 s then instead of 8.8 s, and the
-last ones are as fast."""
+"""Java's optimizing compiler waits until code has run ten times as often as by default. It took a third of all
+processor time from the start to the first result. Over 300 small jobs it now takes 3.7 s instead of 8.8 s, and the last
+ones are as fast."""
 
 SECRET = "spark.authenticate.secret"
-"""Setting with the secret that a standalone cluster was given."""
+"""Setting with the secret of a standalone cluster."""
 
 _CLUSTER_CONF = {
     "spark.log.level": "WARN",
@@ -184,7 +184,7 @@ _CLUSTER_CONF = {
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a driver's JVM may put things."""
+    """Where a driver's JVM may store things."""
 
     scratch: Path
     """For its temporary files: shuffle data, extracted libraries."""
@@ -193,12 +193,12 @@ class Places:
 
 
 def session_conf(settings: SparkSettings) -> dict[str, str]:
-    """For a session at a Spark Connect server."""
+    """Settings for a session at a Spark Connect server."""
     return {**SQL_CONF, "spark.sql.shuffle.partitions": str(_CLUSTER_PARTITIONS), **settings.conf}
 
 
 def driver_conf(settings: SparkSettings, places: Places, java_options: Sequence[str]) -> dict[str, str]:
-    """For a JVM that is started here. `java_options` come beside those that every such JVM has."""
+    """Settings for a JVM that is started here. `java_options` are added to those of every such JVM."""
     tasks = settings.local_tasks
     ours = {
         **SQL_CONF,
@@ -227,9 +227,9 @@ def driver_conf(settings: SparkSettings, places: Places, java_options: Sequence[
 
 
 def _protection(settings: SparkSettings) -> dict[str, str]:
-    """Who may talk to the driver and its executors, and what others may read of it."""
-    # A standalone master and its workers have a secret from their operator; elsewhere Spark makes one
-    # for each run, which no command line shows.
+    """Who may talk to the driver and its executors, and what others may read of their data."""
+    # A standalone master and its workers get a secret from their operator; elsewhere Spark creates one for each run,
+    # which no command line shows.
     if settings.effective_master.startswith("spark://") and SECRET not in settings.conf:
         return {}
     ours = {"spark.authenticate": "true"}
@@ -240,14 +240,14 @@ def _protection(settings: SparkSettings) -> dict[str, str]:
 
 def _options(settings: SparkSettings, places: Places) -> list[str]:
     options = [
-        # Without it an OutOfMemoryError kills some thread of Spark's, and the job hangs forever.
+        # Without it, an OutOfMemoryError kills one of Spark's threads, and the job hangs forever.
         "-XX:+ExitOnOutOfMemoryError",
         # No files in /tmp for tools that look at running JVMs; a killed JVM leaves them behind.
         "-XX:-UsePerfData",
         f"-Djava.io.tmpdir={places.scratch}",
     ]
     if settings.local_tasks is not None and settings.local_tasks <= _SMALL_MACHINE_TASKS:
-        # Half the memory of the default collector, and shorter pauses when there are two processors.
+        # Half the memory of the default collector, and shorter pauses on two processors.
         options += ["-XX:+UseSerialGC", *_OPTIMIZED_LATER]
     return options
 
@@ -258,7 +258,7 @@ def _names_collector(options: str) -> bool:
 
 
 def _quoted(option: str) -> str:
-    """As Spark's launcher takes it apart again."""
+    """Quoted for Spark's launcher."""
     if not any(character in option for character in " \t\"'\\"):
         return option
     escaped = option.replace("\\", "\\\\").replace('"', '\\"')

@@ -72,7 +72,7 @@ def alone(query: str, view: str, index: int | None = None) -> str:
 
 
 def as_results(columns: Sequence[ResultColumn], query: str) -> str:
-    """The rows of a query with these columns, and the window's index behind them, as results."""
+    """The rows of a query with these columns, followed by the window's index, as results."""
     special = {column.name.lower(): column for column in reversed(columns)}
     in_value = [column.name for column in columns if column.name.lower() not in _NOT_IN_VALUE]
     members = ", ".join(f"{text(name)}, {quoted(name)}" for name in in_value)
@@ -87,7 +87,7 @@ def as_results(columns: Sequence[ResultColumn], query: str) -> str:
 
 
 def _list(column: ResultColumn | None) -> str:
-    """A list of texts: a list as it is, anything else as the only item."""
+    """A list of texts: a list unchanged, anything else as the only item."""
     if column is None:
         return "CAST(NULL AS ARRAY<STRING>)"
     name = quoted(column.name)
@@ -109,10 +109,10 @@ def text(content: str) -> str:
 SMALL_JOB_ROWS = 300_000
 """Up to here one task is faster than several."""
 SMALL_JOB_ROWS_OF_TWO = 2_000_000
-"""The same where there are but two at a time: a task keeps two processors busy, its own and its Python worker's. A
+"""The same if there are only two at a time: a task keeps two processors busy, its own and its Python worker's. A
 million rows take one task 350 ms and 0.55 s of processor time, two tasks 370 to 450 ms and 0.65 to 0.8 s."""
 ONE_BY_ONE_WINDOWS = 32
-"""Windows in a job where each has a plan of its own."""
+"""The most windows in a job in which each window has its own plan."""
 
 _TYPES: dict[str, spark_types.DataType] = {
     "key": spark_types.StringType(),
@@ -129,7 +129,7 @@ _PARTIAL_TYPES: dict[str, spark_types.DataType] = {
     "sum": spark_types.LongType(),
     "sum_double": spark_types.DoubleType(),
 }
-"""Of partial results; the others are of the type of what they are of."""
+"""Types of partial results; the others have the type of their input."""
 _LISTS = ("keys", "tags")
 """Result columns that are lists of texts."""
 _PLACEHOLDER = "__rows_of_windows"
@@ -138,26 +138,26 @@ _names = count()
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SqlPlan:
-    """A query that Spark has understood."""
+    """A query that Spark has analysed."""
 
     query: str
     columns: Columns
     """What it reads of every row."""
     rows: spark_types.StructType
-    """Columns of the rows as the tasks give them."""
+    """Columns of the rows from the tasks."""
     window: tuple[str, ...]
     """The columns of the table `window`, as expressions over those, the window's index first."""
     results: tuple[ResultColumn, ...]
     together: str
     """The query over many windows, whose rows are in `_PLACEHOLDER`."""
     one_by_one: str
-    """Why many windows cannot share one query; empty when they can."""
+    """Why many windows cannot share one query; empty if they can."""
     partials: Partials | None = None
-    """What the tasks give instead of the rows they read, if anything."""
+    """What the tasks return instead of the rows that they read, if anything."""
 
     @property
     def result_columns(self) -> str:
-        """As Spark writes a table's."""
+        """The columns of the result as Spark writes a table's."""
         return ", ".join(f"{quoted(column.name)} {column.kind.simpleString()}" for column in self.results)
 
 
@@ -169,7 +169,7 @@ class QueryError(UserError):
 
 
 def plan_sql(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
-    """Let Spark look at a query. Raises `QueryError`."""
+    """Let Spark analyse a query. Raises `QueryError`."""
     query = program.query.strip().rstrip(";")
     declared = _declared(spark, program.value)
     fields = tuple(field.name for field in declared)
@@ -180,7 +180,7 @@ def plan_sql(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
         results = _analyse(spark, alone(query, name), query)
     _check_results(results)
     if not reads_table(query, TABLE):
-        raise QueryError(f"the query does not read the table `{TABLE}`: its results would say nothing of any record")
+        raise QueryError(f"the query does not read the table `{TABLE}`: its results would not depend on the records")
     names, reads_value = needed_columns(query)
     fields = needed_fields(query, fields) if reads_value else ()
     pruned = _table(program.value, declared, names, fields, raw=reads_value)
@@ -198,7 +198,7 @@ def plan_sql(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
 def _preaggregated(
     spark: SparkSession, value: engine_pb2.ValueSchema, declared: spark_types.StructType, plan: SqlPlan
 ) -> SqlPlan | None:
-    """The same, with most of the work done before Spark sees the rows; None where that cannot be."""
+    """The same, with most of the work done before Spark gets the rows; None if that is not possible."""
     kinds = {field.name: arrow_type(field.dataType) for field in declared}
     of = preaggregated(plan.query, kinds, [column.name for column in plan.results])
     if of is None:
@@ -238,7 +238,7 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: JobWindows, paralle
     @contextmanager
     def open_frame(of_run: Manifest | None) -> Iterator[DataFrame]:
         reader = RowReader(of_run, plan.columns, plan.partials)
-        # A plan for each task, if it may be: what has one partition needs no shuffle.
+        # A plan for each task, if possible: one partition needs no shuffle.
         cuts = range(manifest.tasks + 1) if whole_windows else (0, manifest.tasks)
         bases = [_rows(spark, plan, reader, start, stop) for start, stop in pairwise(cuts)]
         with _views(spark, bases, plan.window) as names:
@@ -267,7 +267,7 @@ def _rows(spark: SparkSession, plan: SqlPlan, reader: RowReader, start: int, sto
 
 @contextmanager
 def _views(spark: SparkSession, bases: Sequence[DataFrame], window: Sequence[str]) -> Iterator[list[str]]:
-    """Each of `bases` as a table `window` under a name of its own."""
+    """Each of `bases` as a table `window`, with its own name."""
     names = [f"__rows_{next(_names)}" for _ in bases]
     try:
         for name, base in zip(names, bases, strict=True):
@@ -285,7 +285,7 @@ def _view(spark: SparkSession, base: DataFrame, window: Sequence[str]) -> Iterat
 
 
 def _check_text(spark: SparkSession, query: str) -> None:
-    """Before Spark looks anything up that it names. Raises `QueryError`."""
+    """Check it before Spark looks up any name in it. Raises `QueryError`."""
     try:
         safety.check_text(spark, query, TABLE)
     except ParseException as error:
@@ -310,7 +310,7 @@ def _analyse(spark: SparkSession, statement: str, query: str) -> tuple[ResultCol
 
 
 def _syntax_fault(spark: SparkSession, query: str) -> str:
-    """What Spark says of the text alone: of the statement around it people should not hear."""
+    """What Spark says about the text alone: users should not read about the statement around it."""
     try:
         spark.sql(f"EXPLAIN\n{query}")
     except ParseException as error:
@@ -349,7 +349,7 @@ def _is_list(kind: spark_types.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The table `window`, or as much of it as is read."""
+    """The table `window`, or the part of it that is read."""
 
     columns: Columns
     rows: spark_types.StructType
@@ -399,7 +399,7 @@ def _table(
 def _partial_table(
     value: engine_pb2.ValueSchema, declared: spark_types.StructType, of: Preaggregation
 ) -> tuple[_Table, Partials]:
-    """The table `window` that a rewritten query reads, and what fills it."""
+    """The table `window` that a rewritten query reads, and how it is filled."""
     places = of.places()
     of_fields = {Place(field.name.lower(), is_field=True): field for field in declared}
     needed = {place: field for place, field in of_fields.items() if place in places}

@@ -1,12 +1,12 @@
-"""The way between a reduce vertex and the pipeline's Spark driver: the client, what crosses, and who may ask.
+"""The connection between a reduce vertex and the pipeline's Spark driver: the client, the messages, and authentication.
 
     vertex ─ SparkClient ══ gRPC: a token with each call ══ serving ─ driver process
              rows: whole Arrow IPC streams of bounded size; an error of ours: the status of the call, and its class
 
-The driver may not be there yet, die in the middle of an answer and come back; the client waits and asks again
-forever, because asking again costs only time. What the driver has computed but not fully answered does not exist.
-At a Unix socket every process that may open it may ask, at a port every client with the token. It comes in the
-environment, where other users of a machine cannot read it, and never on a command line, where they can.
+The driver may not have started yet, or die in the middle of an answer and be restarted; the client waits and asks again
+forever, because asking again costs only time. Results that were computed but not completely sent do not exist. On a
+Unix socket every process that may open it may ask; on a port, every client with the token. The token is passed in the
+environment, where other users of the machine cannot read it, and never on a command line, where they can.
 
 Above it: the lanes of reduces, as their engine, and the driver's server. Below it: gRPC.
 """
@@ -41,7 +41,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def call_metadata(token: str) -> Metadata:
-    """What goes along with each call."""
+    """The metadata of each call."""
     return ((_HEADER, f"{_SCHEME}{token}"),) if token else ()
 
 
@@ -66,24 +66,24 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the token of {TOKEN_VARIABLE} is missing, or another one")
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the token of {TOKEN_VARIABLE} is missing or wrong")
 
 
 PART_BYTES_MAX = 8 * MIB
-"""Of rows in one message, unless a single row is larger."""
+"""The most bytes of rows in one message, unless a single row is larger."""
 ERROR_KIND = "millstream-error"
 """Key of the trailing metadata."""
 MESSAGE_BYTES_MAX = 4096
-"""Of an error's text: it travels in a header."""
+"""The most bytes of an error's text, which is sent in a header."""
 
 
 def encoded_rows(table: pa.Table) -> Iterator[bytes]:
-    """A table in parts. Nothing for one without rows."""
+    """A table in parts; none if it has no rows."""
     waiting = list(reversed(table.to_batches()))
     while waiting:
         batch = waiting.pop()
         if batch.num_rows > 1 and batch.nbytes > PART_BYTES_MAX:
-            # By halves: values differ in size, so a share of the rows is not a share of the bytes.
+            # Divided in halves: values differ in size, so a share of the rows is not a share of the bytes.
             half = batch.num_rows // 2
             waiting += [batch.slice(half), batch.slice(0, half)]
             continue
@@ -107,7 +107,7 @@ def error_parts(error: MillstreamError) -> tuple[str, tuple[tuple[str, str], ...
 
 
 def error_from(text: str, metadata: Sequence[tuple[str, str | bytes]]) -> MillstreamError | None:
-    """Inverse of `error_parts`; None when it is not an error of ours."""
+    """Inverse of `error_parts`; None if it is not one of our errors."""
     kind = dict(metadata).get(ERROR_KIND)
     return error_of(kind, text) if isinstance(kind, str) else None
 
@@ -115,16 +115,16 @@ def error_from(text: str, metadata: Sequence[tuple[str, str | bytes]]) -> Millst
 _log = logging.getLogger(__name__)
 
 _BACKOFF = Backoff(interval_s=0.1, factor=2.0, cap_s=1.0, jitter=0.2)
-"""Short at most: each attempt waits until the driver can be reached, so none is wasted on one that starts."""
+"""A short backoff, because each attempt waits until the driver can be reached."""
 _SAID_AGAIN_S = 30.0
-"""The same trouble is logged again after this."""
+"""The same problem is logged again after this time."""
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", GRPC_MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # A driver on another machine that has vanished without a word is noticed.
+    # Notices a driver on another machine that has vanished.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -137,13 +137,14 @@ _FOR_GOOD = frozenset({
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.OUT_OF_RANGE,
 })  # fmt: skip
-"""Answers that will be the same next time, though they are not errors of ours. All others come of a lost connection."""
+"""Status codes that would be the same next time although they are not our errors. All others come from a lost
+connection."""
 
 Answer = TypeVar("Answer")
 
 
 class SparkClient:
-    """Made by `open_spark_client`."""
+    """Created by `open_spark_client`."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, token: str) -> None:
         self._address = address
@@ -152,7 +153,7 @@ class SparkClient:
         self._rng = random.Random()
 
     async def describe(self) -> spark_pb2.DescribeResponse:
-        """What runs there. Waits until Spark is ready."""
+        """Describe what runs there. Waits until Spark is ready."""
         return await self._ask(lambda: self._call(self._stub.Describe, spark_pb2.DescribeRequest()))
 
     async def check(self, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
@@ -161,9 +162,9 @@ class SparkClient:
         return await self._ask(lambda: self._call(self._stub.Check, request))
 
     async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
-        """Compute windows. The rows are as `RunResponse.rows` says; they are all there when the summary is.
+        """Compute windows. The rows are as `RunResponse.rows` says; they are complete when the summary arrives.
 
-        Raises what will not be better next time: `DamageError` (the log), `UdfError`, `UserError`,
+        Raises errors that would be the same next time: `DamageError` (the log), `UdfError`, `UserError`,
         `InfrastructureError`.
         """
         return await self._ask(lambda: self._run_once(request))
@@ -197,7 +198,7 @@ class SparkClient:
             await asyncio.sleep(_BACKOFF.delay_s(attempt, self._rng))
 
     def _trouble(self, error: grpc.aio.AioRpcError) -> RetryLaterError:
-        """What has happened, when asking again may help. Raises what it is when not."""
+        """What has happened, if asking again may help; otherwise raises the error."""
         text = error.details() or ""
         ours = error_from(text, tuple(error.trailing_metadata() or ()))
         if isinstance(ours, RetryLaterError):
@@ -207,23 +208,21 @@ class SparkClient:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             raise UserError(
                 codes.SPARK_TOKEN,
-                f"the Spark driver at {self._address} refuses: {text}. It and its vertices need the same one",
+                f"the Spark driver at {self._address} refuses: {text}. It and its vertices need the same token",
             )
         if error.code() in _FOR_GOOD:
             raise MillstreamError(
                 codes.SPARK_DRIVER_ANSWER,
                 f"the Spark driver at {self._address} refuses a request: {error.code().name}: {text}",
             )
-        return RetryLaterError(
-            codes.SPARK_LOST, f"the Spark driver at {self._address} has gone away ({error.code().name})"
-        )
+        return RetryLaterError(codes.SPARK_LOST, f"the Spark driver at {self._address} is gone ({error.code().name})")
 
 
 @asynccontextmanager
 async def open_spark_client(address: str, token: str = "") -> AsyncIterator[SparkClient]:
-    """A client of the driver at a gRPC address, "unix:/path" or "host:port". It need not be there yet.
+    """A client of the driver at a gRPC address, "unix:/path" or "host:port". It need not be running yet.
 
-    `token`: what the driver asks for, at a port.
+    `token`: the one that the driver requires on a port.
     """
     async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
         yield SparkClient(address, channel, token)

@@ -1,10 +1,11 @@
-"""What Spark on this machine forks its Python workers from: `python -m millstream_reduce.spark.worker_daemon`.
+"""The process from which Spark on this machine forks its Python workers:
+`python -m millstream_reduce.spark.worker_daemon`.
 
-PySpark's own daemon forks workers that know nothing, and each imports half a second's worth of modules in its first
-task. Here they are imported once, before the fork, and their memory is shared. Nothing may be imported that starts
-threads (gRPC): a thread does not survive a fork.
+PySpark's own daemon forks workers without modules, and each spends half a second on imports in its first task. Here the
+modules are imported once, before the fork, and their memory is shared. Nothing may be imported that starts threads
+(gRPC): a thread does not survive a fork.
 
-These workers read rows for queries, and do without pandas; those of `function_daemon` run functions of users'.
+These workers read rows for queries, without pandas; those of `function_daemon` run users' functions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from millstream_reduce.without_pandas import forgo_pandas
 
 def serve() -> None:
     """Fork workers until Spark ends this process."""
-    # A worker collects garbage after every task. It need not look at what has been imported: that would take 40 ms.
+    # A worker collects garbage after every task. It need not scan the imported modules, which would take 40 ms.
     gc.collect()
     gc.freeze()
     manager()

@@ -1,4 +1,4 @@
-"""What kind of windows: the values that decide which rows belong together. No I/O.
+"""The kind of windows: the values that decide which rows belong together. No I/O.
 
 The spec's `groupBy` becomes one of these; this module does not know the spec.
 """
@@ -22,21 +22,23 @@ class WindowConfig:
 
     kind: Literal["fixed", "sliding", "session", "global"]
     length_us: int = 0
-    """Of a fixed or sliding window."""
+    """Length of a fixed or sliding window."""
     slide_us: int = 0
     """From the start of a sliding window to that of the next."""
     timeout_us: int = 0
     """Silence that ends a session."""
     count: int | None = None
-    """A global window gives a result after so many rows of its key. Without `count` and `every_us`: at the end only."""
+    """A global window gives a result after this many rows of its key. Without `count` and `every_us`: only at the
+    end."""
     every_us: int | None = None
     """A global window gives a result when the watermark passes a multiple of this."""
     accumulate: bool = False
-    """Results of a global window are over everything so far, not only over what came since the last one."""
+    """Results of a global window cover everything so far, not only the rows since the last result."""
     keyed: bool = False
-    """Sessions and global windows are those of one key. Fixed and sliding windows are shared by all keys anyway."""
+    """Whether a session or global window belongs to one key. Fixed and sliding windows are shared by all keys
+    anyway."""
     lateness_us: int = 0
-    """A window stays open for so long after its end."""
+    """How long a window stays open after its end."""
 
     def __post_init__(self) -> None:
         spans = {
@@ -55,13 +57,13 @@ class WindowConfig:
 
     @property
     def needs_keys(self) -> bool:
-        """Windows belong to keys."""
+        """Whether windows belong to keys."""
         return self.keyed and self.kind in ("session", "global")
 
     @property
     def identity(self) -> str:
-        """Tells settings apart that would put the same rows into other windows: what is open under one of them means
-        nothing under another."""
+        """Distinguishes settings that would put the same rows into different windows: open windows of one have no
+        meaning for another."""
         parts: dict[str, int | None] = {
             "length": self.length_us,
             "slide": self.slide_us if self.kind == "sliding" else 0,

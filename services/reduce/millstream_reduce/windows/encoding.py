@@ -200,8 +200,8 @@ def _parsed(checkpoint: bytes, settings: str, kind: str) -> tuple[windows_pb2.Op
     if message.settings != settings:
         raise UserError(
             codes.WINDOWS_CHANGED,
-            f"the open windows are of other settings ({message.settings}) than the vertex now has ({settings}): give it"
-            " those back and let the pipeline drain, or start it with a new data directory",
+            f"the open windows have different settings ({message.settings}) than the vertex has now ({settings}): "
+            "restore those settings and drain the pipeline, or start it with a new data directory",
         )
     columns = (message.segments, message.offsets, message.lengths)
     places = [_column(column, "<u8").tolist() for column in columns]

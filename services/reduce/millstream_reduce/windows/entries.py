@@ -1,4 +1,4 @@
-"""Where the rows of open windows lie: the entries of the log that are still needed, by number. No I/O.
+"""The places of the rows of open windows: the entries of the log that are still needed, by number. No I/O.
 
 A piece is kept as three integers, (entry, first row, rows); the entry's place in the log is kept once, here, for as
 long as pieces of it are.
@@ -28,11 +28,11 @@ class Entries:
 
     @property
     def next_number(self) -> int:
-        """What the next entry will be called."""
+        """The number of the next entry."""
         return self._next
 
     def add(self, location: Location, pieces: int) -> int:
-        """The number of an entry of which so many pieces are kept."""
+        """The number of an entry of which this many pieces are kept."""
         number = self._next
         self._next += 1
         self._locations[number] = location
@@ -45,7 +45,7 @@ class Entries:
         self._pieces[number] += 1
 
     def drop(self, number: int, pieces: int = 1) -> None:
-        """So many pieces of it are needed no more."""
+        """This many of its pieces are no longer needed."""
         self._pieces[number] -= pieces
         if not self._pieces[number]:
             del self._pieces[number]
@@ -55,7 +55,7 @@ class Entries:
                 del self._of_segment[segment]
 
     def segments(self) -> set[int]:
-        """Segments in which they lie."""
+        """Segments that contain them."""
         return set(self._of_segment)
 
     def location(self, number: int) -> Location:

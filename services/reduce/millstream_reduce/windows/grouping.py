@@ -1,6 +1,6 @@
 """Sorting rows into groups, and finding the groups again: functions of columns. No state.
 
-Everything here costs a few numpy calls for a whole batch, whatever it holds.
+Everything here costs a few numpy calls for a whole batch, whatever it contains.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHORT_SPAN = 1 << 16
 
 
 def rises(values: Integers) -> bool:
-    """No value is below the one before it."""
+    """Whether no value is below the one before it."""
     return bool((values[1:] >= values[:-1]).all())
 
 

@@ -1,4 +1,4 @@
-"""What the results of a global window that accumulates were over so far, by key. No I/O.
+"""The rows covered so far by the results of an accumulating global window, by key. No I/O.
 
 Its results are numbered as early ones, since each is superseded by the next. When time ends, one final result per key
 is over everything, and only then are its rows released.
@@ -30,7 +30,7 @@ class History:
         return 0 if slot is None else int(self._slots.rows[slot])
 
     def take(self, slot: int, early: int | None = None) -> int:
-        """The slot's rows are part of it from now on, as of the key's next result, or of this one; returns its slot."""
+        """The slot's rows are part of it from now on, for the key's next result, or for this one; returns its slot."""
         slots = self._slots
         key: Key = slots.key[slot]
         mine = self.of_key.setdefault(key, slot)

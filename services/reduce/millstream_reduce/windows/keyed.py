@@ -1,8 +1,8 @@
-"""What sessions and global windows share: windows that belong to one key, or to all rows where there are no keys.
+"""The common part of sessions and global windows: windows that belong to one key, or to all rows if there are no keys.
 
     add ─► open slots, by key ─► due: closed, fixed, in the order in which they go ─► handed over
 
-A slot that is due takes no more rows in, so its contents are those that it had when the watermark closed it, however
+A slot that is due accepts no more rows, so its contents are those that it had when the watermark closed it, however
 late it is handed over.
 """
 
@@ -30,7 +30,7 @@ NO_LIMIT = START_OF_TIME_US - 1
 
 
 def closed_before(location: Location) -> DamageError:
-    """What is wrong with rows that no window was for when they were logged."""
+    """The error for rows that had no window when they were logged."""
     return DamageError(
         codes.SEGMENT_MISPLACED,
         f"the entry at {location.offset} of segment {location.segment} holds records whose windows were closed"
@@ -67,7 +67,7 @@ class KeyedWindows(ABC):
     def _reset(self) -> None:
         self._closed_us = START_OF_TIME_US
         self._floor_us = NO_LIMIT
-        """The watermark less the lateness, as long as the end of time was not reached: what was promised downstream."""
+        """The watermark minus the lateness, until the end of time is reached: what was published downstream."""
         self._slots = Slots()
         self._due: dict[int, None] = {}
         """Slots that are closed and not handed over, in the order in which they go."""
@@ -94,7 +94,7 @@ class KeyedWindows(ABC):
     # Rows in
 
     def depends_on_closing(self, times: Times) -> bool:
-        # Windows that end by the limit are closed: what is later meets none of them.
+        # Windows that end by the limit are closed: later rows belong to none of them.
         return len(times) > 0 and int(times.min()) < self._limit_us()
 
     def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Sorted:
@@ -159,7 +159,7 @@ class KeyedWindows(ABC):
         for slot in slots:
             del self._due[slot]
         if not self._due:
-            # A dictionary that was large stays large otherwise.
+            # Otherwise, a dictionary that was large stays large.
             self._due = {}
         self._due_of = None
         contents: Sequence[WindowContents] = self._hand_over(np.array(slots, np.int64)) if slots else []
@@ -205,7 +205,7 @@ class KeyedWindows(ABC):
         return contents
 
     def _hand_over_last(self, windows_max: int | None) -> list[WindowContents]:
-        """What is left when all that was due is handed over and time has ended."""
+        """The rest, after everything due was handed over and time has ended."""
         return []
 
     def _add_due(self, slots: Rows) -> None:
@@ -224,7 +224,7 @@ class KeyedWindows(ABC):
         return self._due_of.get(key, [])
 
     def _not_due(self, slots: Sequence[int]) -> None:
-        """Slots of one key are due no more."""
+        """Slots of one key are no longer due."""
         for slot in list(slots):
             del self._due[slot]
             if self._due_of is not None:

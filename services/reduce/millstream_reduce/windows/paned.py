@@ -33,7 +33,7 @@ from millstream_reduce.windows.entries import Entries, Triple
 from millstream_reduce.windows.grouping import NO_ROWS, rises, run_lengths, run_starts, stable_order
 
 _ALL = 2**64
-"""Above the number of every window."""
+"""Greater than the number of every window."""
 
 
 class _Pane:
@@ -160,7 +160,7 @@ class PanedWindows:
             number = self._next_closed()
             if number is None:
                 break
-            # Empty where the rows came after the window was closed: they are there for a later window.
+            # Empty if the rows came after the window was closed: they belong to a later window.
             pieces = self._pieces(number)
             if pieces:
                 closing.append(WindowContents(self._window(number), pieces, self._released(number)))
@@ -254,7 +254,7 @@ class PanedWindows:
         return end, [number for number in sorted(numbers) if self._pieces(number)]
 
     def _next_closed(self) -> int | None:
-        """The first window that is closed, not handed over, and whose panes hold rows."""
+        """The first window that is closed, not handed over, and whose panes contain rows."""
         closed = self._last_closed()
         if self._ascending:
             number = max(self._first_window(self._ascending[0]), self._handed + 1)
@@ -286,14 +286,14 @@ class PanedWindows:
         return self._entries.pieces(triples)
 
     def _panes_in(self, number: int) -> list[_Pane]:
-        """The panes of a window that hold rows."""
+        """The panes of a window that contain rows."""
         begin, end = self._bounds(number)
         if end - begin <= len(self._panes):
             return [self._panes[pane] for pane in range(begin, end) if pane in self._panes]
         return [self._panes[pane] for pane in self._panes if begin <= pane < end]
 
     def _bounds(self, number: int) -> tuple[int, int]:
-        """The first pane of a window, and the one behind its last."""
+        """The first pane of a window, and the one after its last."""
         first = number * self._per_slide
         return first, first + self._slides * self._per_slide + (1 if self._rest else 0)
 
@@ -348,7 +348,7 @@ class PanedWindows:
         return self._last_window(pane) > closed and not (self._has_gaps and pane % 2)
 
     def _panes_up_to(self, panes: Rows, number: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which panes are needed by windows up to this one only."""
+        """Which panes only windows up to this one need."""
         end = (number + 1) * self._per_slide
         if end > END_OF_TIME_US:
             return np.ones(len(panes), np.bool_)

@@ -1,8 +1,8 @@
 """Global windows that give a result whenever the watermark passes a multiple of a period. Pure.
 
-A row belongs to the result at the first multiple after its time, or, if that was given already, to the next one: a
-global window never closes, so nothing is late for it before time ends. A result is named by the first time it holds and
-by the multiple that it was given at.
+A row belongs to the result at the first multiple after its time, or, if that was already given, to the next one: a
+global window never closes, so no row is late for it before time ends. A result is named by the first time it contains
+and by the multiple at which it was given.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Open windows of keys by columns, and the pieces of each as a chain: what a million of them fit into. No I/O.
+"""Open windows of keys by columns, and the pieces of each as a chain: compact enough for a million of them. No I/O.
 
     slot    start end rows early seen head tail open key      about 60 bytes, and the key
     piece   entry first count next                            20 bytes
 
-A slot is one open window of one key. Numbers of slots and pieces are given out again once they are free.
+A slot is one open window of one key. Numbers of slots and pieces are reused once they are free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CAPACITY_MIN = 64
 
 
 class Pool:
-    """Numbers from 0 that are taken and given back, with columns that grow with them."""
+    """Numbers from 0 that are taken and returned, with columns that grow with them."""
 
     columns: ClassVar[Mapping[str, npt.DTypeLike]]
 
@@ -47,7 +47,7 @@ class Pool:
         return self.used - self._free_count
 
     def take(self, count: int) -> Rows:
-        """So many numbers. What their columns hold is left over from before."""
+        """This many numbers. Their columns contain old values."""
         again = min(count, self._free_count)
         self._free_count -= again
         numbers = self._free[self._free_count : self._free_count + again].copy()
@@ -216,7 +216,7 @@ class Slots(Pool):
         return owners[order], table[order]
 
     def free(self, slots: Rows) -> None:
-        """Their rows are needed no more."""
+        """Their rows are no longer needed."""
         if not len(slots):
             return
         _, pieces = self._chains(slots)

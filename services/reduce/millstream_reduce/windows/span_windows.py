@@ -122,7 +122,7 @@ class SpanWindows(KeyedWindows):
             self._newest.pop(key, None)
 
     def _unlist(self, slots: Rows) -> None:
-        """These slots are open no more."""
+        """These slots are no longer open."""
         for slot, key in zip(slots.tolist(), self._slots.key[slots].tolist(), strict=True):
             listed = self._several.get(key)
             if listed is None:

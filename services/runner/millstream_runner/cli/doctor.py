@@ -13,6 +13,8 @@ from millstream_runner.colours import Part, Style, show
 from millstream_runner.doctor import machine, parts
 from millstream_runner.doctor.checks import Finding, Needs, State
 from millstream_runner.local.directory import HOME
+from millstream_runner.local.formatting import folded
+from millstream_runner.local.screen import width_of
 
 CHECKS: Sequence[Callable[[Needs], Iterator[Finding]]] = (
     machine.python,
@@ -58,18 +60,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(finding: Finding) -> None:
     state: Part = (_STYLES[finding.state], f"{finding.state.value:<9}")
-    show(state, "  ", (Style.HEADING, finding.name), f": {in_line(finding.found)}", file=sys.stdout)
-    show(f"{_INDENT}for {finding.needed_for}", file=sys.stdout)
+    _show_folded([state, "  ", (Style.HEADING, finding.name), ": "], in_line(finding.found))
+    _show_folded([_INDENT], f"for {finding.needed_for}")
     if finding.remedy:
-        show(_INDENT, (Style.NAME, "to do: "), finding.remedy, file=sys.stdout)
+        _show_folded([_INDENT, (Style.NAME, "to do: ")], finding.remedy)
     sys.stdout.flush()
+
+
+def _show_folded(head: Sequence[Part], text: str) -> None:
+    """Print a text after `head`, on as many lines as it needs."""
+    used = sum(len(part if isinstance(part, str) else part[1]) for part in head)
+    first, *others = folded(text, width_of(sys.stdout), indent=len(_INDENT), used=used)
+    show(*head, first, file=sys.stdout)
+    for line in others:
+        show(line, file=sys.stdout)
 
 
 def _show_result(found: Sequence[Finding], missing: Sequence[str], of: str) -> None:
     warnings = [finding.name for finding in found if finding.state is State.WARNING]
     show(file=sys.stdout)
     if missing:
-        show((Style.ERROR, "not ready"), f"{of}: {', '.join(missing)} (see above)", file=sys.stdout)
+        _show_folded([(Style.ERROR, "not ready")], f"{of}: {', '.join(missing)} (see above)")
         return
     doubts = f"; see above: {', '.join(warnings)}" if warnings else ""
-    show((Style.GOOD, "ready"), f"{of}{doubts}", file=sys.stdout)
+    _show_folded([(Style.GOOD, "ready")], f"{of}{doubts}")

@@ -1,4 +1,4 @@
-"""The line after a run that suggests the next step to a new user."""
+"""The lines after a run that suggest the next step to a new user."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millstream.spec.loading import Loaded
+from millstream_runner.local.formatting import folded
 from millstream_writer.sinks.file.connector import FileSink
 
 _SHOWN_MAX = 3
 
 
-def next_step(loaded: Loaded, *, ended: bool) -> str:
-    """A line that says where the results are and which file to change. `ended`: another run on the same data has
-    nothing left to do. Empty if there is neither a file with results nor one to change.
+def next_step(loaded: Loaded, *, ended: bool, width: int | None = None) -> list[str]:
+    """Lines that say where the results are and which file to change. `ended`: another run on the same data has nothing
+    left to do. `width`: columns of the terminal. Empty if there is neither a file with results nor one to change.
     """
     results = list(dict.fromkeys(_results(loaded)))
     look = f"look into {_listed(results)}" if results else ""
@@ -24,9 +25,9 @@ def next_step(loaded: Loaded, *, ended: bool) -> str:
         what, is_reloaded = first
         again = " --fresh --move-outputs" if ended and results else " --fresh" if ended else ""
         command = f"millstream run {shlex.quote(str(loaded.path))}{again}"
-        change = f"{what} and `{command}`" + (" (with --watch: while it runs)" if is_reloaded else "")
+        change = f"{what} and `{command}`" + (" (or use --watch)" if is_reloaded else "")
     steps = "; ".join(filter(None, (look, change)))
-    return f"next: {steps}\n" if steps else ""
+    return folded(f"next: {steps}", width, indent=len("next: ")) if steps else []
 
 
 def _listed(names: list[str]) -> str:

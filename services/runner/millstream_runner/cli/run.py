@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet or (result.summary is not None and not result.summary.balanced):
         show_lines(result_lines(result, width_of(sys.stdout)), sys.stdout)
         if result.exit_code == 0 and result.summary is not None:
-            print(next_step(loaded, ended=result.summary.ended), end="")
+            show_lines(next_step(loaded, ended=result.summary.ended, width=width_of(sys.stdout)), sys.stdout)
     return result.exit_code
 
 
@@ -111,9 +111,7 @@ def how_it_went(result: RunResult) -> str:
     if result.failure is not None:
         return "stopped by the failure above"
     if result.summary is not None and result.summary.ended:
-        return (
-            "done: earlier runs had processed everything" if result.had_ended else "done: everything has been processed"
-        )
+        return "done: nothing was left to process" if result.had_ended else "done: everything has been processed"
     return "stopped"
 
 
@@ -124,10 +122,10 @@ def result_text(result: RunResult) -> str:
 def result_lines(result: RunResult, width: int | None = None) -> list[str]:
     """The outcome of a run, for people: its account, and the next step. `width`: columns of the terminal."""
     lines = list(summary_lines(result.summary, width)) if result.summary is not None else []
-    lines.append(f"{how_it_went(result)}, after {duration_text(result.elapsed_s)}; data directory: {result.directory}")
+    lines.append(f"{how_it_went(result)}, after {duration_text(result.elapsed_s)}")
     if result.exit_code == 0 and result.summary is not None:
         more = "start over with --fresh" if result.summary.ended else "the next run continues from here"
         lines[-1] += f" ({more})"
     elif _is_all_there(result):
-        lines[-1] += " (nothing is lost; the next run continues from here)"
-    return lines
+        lines.append("nothing is lost; the next run continues from here")
+    return [*lines, f"data directory: {result.directory}"]

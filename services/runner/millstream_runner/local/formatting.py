@@ -5,6 +5,8 @@ Above it: whatever prints. Below it: nothing.
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -15,6 +17,10 @@ CUT = "…"
 _LAG_SHOWN_AS_TIME_S = 24 * 3600.0
 """A watermark further back than this is shown as a time: the pipeline replays the past."""
 _COUNTED_EXACTLY = 10_000_000
+_WIDTH = 80
+"""Columns where the width is unknown: output that is not a terminal's is read in split windows, and pasted."""
+_JOINT = "\0"
+"""Stands for a space at which a line is not broken."""
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
@@ -27,6 +33,23 @@ def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def folded(text: str, width: int | None, *, indent: int = 0, used: int = 0) -> list[str]:
+    """The text as lines of at most `width` columns. Code in backticks is not broken, so that a command can be copied.
+
+    Lines after the first are indented by `indent` columns. `used`: columns that precede the first line.
+    """
+    whole = re.sub(r"`[^`]*`", lambda code: code.group().replace(" ", _JOINT), text)
+    lines = textwrap.wrap(
+        whole,
+        width or _WIDTH,
+        initial_indent=" " * used,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_JOINT, " ") for line in (lines[0][used:], *lines[1:])] if lines else [""]
 
 
 def shortened(text: str, width: int) -> str:

@@ -26,7 +26,7 @@ from millstream.spec.models import Edge
 from millstream.spec.values import SpecModel
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.colours import Heading
-from millstream_runner.local.formatting import aligned, shortened
+from millstream_runner.local.formatting import aligned, folded, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def _table(summary: Summary, width: int | None) -> list[str]:
     lines[:heading] = map(Heading, lines[:heading])
     if left_out:
         named = ", ".join(title for title in ACCOUNT_TITLES if title in left_out)
-        lines.append(f"the columns {named}, which do not fit this width, contain only zeros")
+        lines += folded(f"columns left out because they contain only zeros: {named}", width, indent=2)
     return lines
 
 

@@ -111,7 +111,7 @@ async def test_an_entry_behind_the_damage_shows_that_it_was_durable(tmp_path: Pa
         damaged[places[broken].offset + 40] ^= 1
         path.write_bytes(damaged)
         # The header is the log's first entry.
-        with raises(codes.SEGMENT_DAMAGED, match=f"entry {broken + 2} behind it shows that it had been durable"):
+        with raises(codes.SEGMENT_DAMAGED, match=f"entry {broken + 2} after it shows that it had been durable"):
             read(tmp_path)
 
 

@@ -262,9 +262,9 @@ async def test_segments_begun_while_the_log_is_opened_are_read_as_well(tmp_path:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"pipeline": "q"}, "holds the log of p/sum/window.0, not that of q/sum/window.0"),
+        ({"pipeline": "q"}, "contains the log of p/sum/window.0, not that of q/sum/window.0"),
         ({"vertex": "mean"}, "not that of p/mean/window.0"),
-        ({"ledger_id": "ledger-2"}, "the log of another run of p/sum/window.0, whose ledger is gone"),
+        ({"ledger_id": "ledger-2"}, "the log of another run of p/sum/window.0, whose ledger is missing"),
     ],
 )
 async def test_the_log_of_somebody_else_is_refused(tmp_path: Path, other: dict[str, str], message: str) -> None:

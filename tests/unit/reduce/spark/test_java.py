@@ -60,7 +60,7 @@ def test_a_java_without_a_release_file_is_asked(tmp_path: Path, says: str, versi
 @pytest.mark.process
 def test_a_java_that_does_not_tell_its_version_is_a_fault_of_the_machine(tmp_path: Path) -> None:
     home = make_java(tmp_path / "java", None, says="who knows")
-    with pytest.raises(InfrastructureError, match="does not tell its version; it printed: who knows"):
+    with pytest.raises(InfrastructureError, match="does not report its version; it printed: who knows"):
         find_java({"JAVA_HOME": str(home)})
 
 
@@ -156,7 +156,7 @@ def test_a_cache_that_is_missing_is_said_once_it_could_be_there(
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     advice = aot.advice()
-    assert "about 20 s longer each time: `millstream spark prepare` makes it" in advice
+    assert "about 20 s longer each time: `millstream spark prepare` creates it" in advice
     (tmp_path / aot._name(find_java())).touch()
     assert aot.advice() == ""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
