@@ -4,8 +4,8 @@
 
 Generator without a limit, a Python function, blackhole. After a warm-up, a line is laid through the samples of each
 process (least squares) and of the data directory. A process is flat when its line rises by no more than 5 % of its
-mean, or 4 MiB where that is more, over all that was measured; the data directory, whose size swings with what lies in
-the buffers, when it stays below what the buffers may hold. Exit code 1 when one is not flat.
+mean, or 4 MiB where that is more, over all that was measured; the data directory, whose size depends on what is in the
+buffers, when it stays below what the buffers may hold. Exit code 1 when one is not flat.
 """
 
 from __future__ import annotations

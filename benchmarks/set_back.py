@@ -74,7 +74,7 @@ async def running(run: PipelineRun) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def written_past(run: PipelineRun, sequence: int) -> None:
-    """Have the source alone write, until what it wrote last lies behind `sequence`."""
+    """Have the source alone write, until what it wrote last comes after `sequence`."""
     async with (
         asyncio.timeout(LIMIT_S),
         open_vertex(run.config("in"), SystemClock()) as source,

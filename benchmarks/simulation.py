@@ -5,7 +5,7 @@
     python benchmarks/simulation.py --seeds 2000 --chain map-chain                   of that shape (`CHAINED`)
     python benchmarks/simulation.py --seed 843 --trace                               what happens in one of them
 
-Exit code 1 when an invariant does not hold. What a simulation is made of stands in `tests/simulation/world.py`.
+Exit code 1 when an invariant does not hold. `tests/simulation/world.py` says what a simulation consists of.
 """
 
 from __future__ import annotations

@@ -144,6 +144,6 @@ def _user() -> dict[str, Any]:
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
-    """The command line, without what stands before the host in an address."""
+    """The command line, without the credentials before the host in an address."""
     shown = [_CREDENTIALS.sub("***@", argument) for argument in arguments]
     return [argument[:_COMMAND_CHARACTERS_MAX] for argument in shown[:100]]

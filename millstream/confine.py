@@ -166,7 +166,7 @@ def _bind(source: str, target: str) -> None:
 
 
 def _enter_file_system(settings: dict[str, Any]) -> None:
-    """Exchange the file system for one of its own. Sources lie below /old meanwhile, the new one below /new."""
+    """Exchange the file system for one of its own. Meanwhile the old one is below /old, the new one below /new."""
     base = settings["sockets"]
     # Not before: the process that waits outside goes on seeing the host's.
     _done("a file system of its own (unshare)", _libc.unshare(_CLONE_NEWNS))
@@ -265,7 +265,7 @@ def _filter(*, strict: bool, affinity: bool) -> list[tuple[int, int, int, int]]:
     for name in refused:
         program += [(_EQUAL, 0, 1, _NUMBERS[name][column]), refuse]
     if strict:
-        # Its flags lie in memory, where a filter cannot look; C libraries take the older call where it is not there.
+        # Its flags are in memory, which a filter cannot read; C libraries take the older call where it is not there.
         program += [(_EQUAL, 0, 1, _number("clone3")), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
         namespaces = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
         program += [(_EQUAL, 0, 4, _number("clone")), (_LOAD, 0, 0, 16), (_ANY_BIT, 0, 1, namespaces), refuse]

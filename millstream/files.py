@@ -2,8 +2,8 @@
 
 Above it: everything that keeps something on disk, other than the file sink, whose files are the user's and follow the
 umask. Below it: the operating system. Modes are given at the making, so no umask widens them. A link that another user
-has put where a file of ours belongs is refused, and so is a directory of another user: what lies behind it is not ours
-to write to. `tools/style.py` finds calls elsewhere that create or truncate files.
+has put where a file of ours belongs is refused, and so is a directory of another user: what it refers to is not ours to
+write to. `tools/style.py` finds calls elsewhere that create or truncate files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Frames: records held by columns. Encoding, cutting, joining; no I/O.
 
 A `Frame` keeps its columns encoded and decodes one only when it is asked for, so a process that passes
-frames on pays per frame, not per record. The format stands in `proto/millstream/frame/v1/frame.proto`; the column
+frames on pays per frame, not per record. The format is described in `proto/millstream/frame/v1/frame.proto`; the column
 codecs are the SDK's, so both sides of a UDF stream agree by construction.
 """
 

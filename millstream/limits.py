@@ -122,7 +122,7 @@ START_TIMEOUT_S = 120.0
 """From the start of a process to its first answer: a large store or log takes a while to be read after a crash, and so
 do imports on a machine that is busy."""
 COMMIT_TIMEOUT_S = 5.0
-"""How long a commit's answer is waited for before the mark is read back. The server drops an idle batch after 10 s."""
+"""How long to wait for a commit's answer before the mark is read back. The server drops an idle batch after 10 s."""
 COMMIT_LINGER_S = 0.005
 """A commit that brings few records waits for more as long as this at most, where waits have brought some. One commit
 costs as much as the work on a thousand records."""
@@ -174,7 +174,7 @@ POLL_ANSWER_BYTES_MAX = 32 * MIB
 KAFKA_CALL_S = 1.0
 """One call of Kafka's client: a lane that is closed waits no longer for it."""
 KAFKA_COMMIT_S = 10.0
-"""How long an answer to a commit is waited for before the session is opened again to check whether it happened."""
+"""How long to wait for an answer to a commit before the session is opened again to check whether it happened."""
 KAFKA_REPORTED_EVERY_S = 60.0
 """Between two messages of a client about brokers that it cannot reach."""
 KAFKA_QUEUE_MESSAGES_MAX = 500_000
@@ -231,7 +231,7 @@ OT_LITTLE_INTERVAL_S = 0.1
 OT_LITTLE_SHARE = 64
 """A buffer is as much as so many times what is little."""
 OT_PUT_TIMEOUT_S = 2.0
-"""How long one answer of the OT store is waited for."""
+"""How long to wait for one answer of the OT store."""
 OT_RETRY_INTERVAL_S = 0.1
 """From a put or read of the OT store that failed to the next attempt."""
 OT_REREAD_INTERVAL_S = 1.0

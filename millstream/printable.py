@@ -1,10 +1,10 @@
 r"""Text that came from users' data, made safe to show: a terminal obeys what it prints.
 
 Above it: everything that prints. Below it: nothing. A record, a key, a name in a file or a line of a function's log may
-hold sequences that rename a window, recolour, move the cursor over what stands there, or turn the direction of
-reading. They are shown as `\u001b`, as JSON writes them: JSON that is printed stays the same JSON. The whole command
-line prints through `printable_output`, so no command has to remember it; a module that puts a value into a line of its
-own uses `in_line`, so that the value cannot begin a line that looks like ours.
+hold sequences that rename a window, recolour, move the cursor over existing text, or turn the direction of reading.
+They are shown as `\u001b`, as JSON writes them: JSON that is printed stays the same JSON. The whole command line prints
+through `printable_output`, so no command has to remember it; a module that puts a value into a line of its own uses
+`in_line`, so that the value cannot begin a line that looks like ours.
 """
 
 from __future__ import annotations

@@ -171,5 +171,5 @@ def _mounts(paths: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _is_below(path: str, places: Collection[str]) -> bool:
-    """Whether a directory above it is shown, and with it what lies there."""
+    """Whether a directory above it is shown, with its contents."""
     return any(str(parent) in places for parent in Path(path).parents)

@@ -75,7 +75,7 @@ _NOT_A_FINDING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """Lines that stand in the code, and those that take their place."""
+    """Lines of the code, and those that replace them."""
 
     old: str
     new: str

@@ -255,6 +255,58 @@ RULES = (
         "A late record is processed all the same.",
         "A late record is still processed.",
     ),
+    Rule(
+        "record(s)",
+        ("(s)", "(es)"),
+        # A call in a quoted line of code, such as `json.loads(s)`, is not a plural.
+        re.compile(r"(?<![.\w])(?!type\b|str\b|len\b)[a-z]{2,}\((?:s|es)\)"),
+        "the count with its noun: `counted` of `millstream/plurals.py`",
+        "The run ended 2 process(es).",
+        "The run ended 2 processes.",
+    ),
+    Rule(
+        "stands in, lies in (for `is in`)",
+        ("stand", "stood", " lie", " lay"),
+        _words(
+            "(?:stands?|stood) (?:in(?! for)|on|behind|beside|before|there|at|where)|"
+            "(?:lies|lie|lay) (?:in|on|behind|beside|below|there|at|where|before)"
+        ),
+        "is in, contains, follows, is stored; a noun: the position",
+        "What stands in the file lies in the data directory.",
+        "The contents of the file are in the data directory.",
+    ),
+    Rule(
+        "in the clear",
+        ("clear",),
+        _words("in the clear"),
+        "unencrypted, in plain text",
+        "The password goes to the broker in the clear.",
+        "The password goes to the broker unencrypted.",
+    ),
+    Rule(
+        "with commas between",
+        ("between",),
+        _words("with (?:commas|spaces|a comma|a space) between"),
+        "separated by commas",
+        "Several names, with commas between them.",
+        "Several names, separated by commas.",
+    ),
+    Rule(
+        "is waited for",
+        ("waited",),
+        _words("(?:is|are|was|were|be|been) waited for"),
+        "say who waits: the lane waits for",
+        "A server that is away is waited for.",
+        "The lane waits for a server that is away.",
+    ),
+    Rule(
+        "for want of",
+        ("want",),
+        _words("for want of"),
+        "for lack of, because there is no",
+        "A commit is refused for want of space.",
+        "A commit is refused for lack of space.",
+    ),
 )
 
 LEFT_OUT = frozenset(

@@ -5,7 +5,7 @@
 Everything happens in an empty folder that holds nothing but `wheels/`, with the two distributions. Pages that are
 named together are one session, which begins with the tutorial's first one. Of a page count
 
-- blocks with a title (```` ```python title="price.py" ````): a file, written as it stands there;
+- blocks with a title (```` ```python title="price.py" ````): a file, written exactly as shown;
 - blocks of the language `console`: lines that begin with `$ ` are typed, `> ` continues them, and what follows is what
   comes back. `...` on a line of its own stands for any lines, within a line for any text.
 

@@ -3,8 +3,8 @@
     python tools/lowest.py                 all of them
     python tools/lowest.py -k ledger       whatever pytest takes
 
-The environment lies in `.venv-lowest`; packages are resolved again each time, and installed where they have changed.
-What only the tests need (pytest, ruff and the like) is as in the lock.
+The environment is in `.venv-lowest`; packages are resolved again each time, and installed where they have changed. What
+only the tests need (pytest, ruff and the like) is as in the lock.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ PARTITIONS = 4
 
 
 def order_of(number: int, orders: int) -> tuple[str, datetime, int]:
-    """Its shop, its time and what it costs; the times lie in half an hour around midnight."""
+    """Its shop, its time and what it costs; the times are in half an hour around midnight."""
     return f"shop {number % SHOPS}", BEGIN + timedelta(minutes=MINUTES) * number / orders, 100 + number % 7
 
 

@@ -59,10 +59,10 @@ class BigQueryDataset(SpecModel):
     """The service, or `http://host:port` for an emulator, without encryption or credentials. Default: that of Google
     Cloud."""
     timeout_s: PositiveDuration = field(default=30.0, alias="timeout")
-    """How long an answer is waited for; then it is tried again. Duration, default 30s."""
+    """How long to wait for an answer; then it is tried again. Duration, default 30s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Credentials where they would be sent in the clear."""
+        """Credentials where they would be sent unencrypted."""
         yield from super().relation_problems()
         if self.credentials is not None and not self.encrypted:
             what = "`credentials` are not sent over a connection that is not encrypted"
@@ -89,4 +89,4 @@ def dataset_notes(settings: BigQueryDataset, path: Path) -> Iterator[tuple[Path,
     """What to know about the way to a dataset."""
     host = urlsplit(settings.endpoint).hostname or ""
     if not settings.encrypted and not stays_on_this_machine(host.lower()):
-        yield (*path, "endpoint"), f"the records go to {host} in the clear; https:// encrypts them"
+        yield (*path, "endpoint"), f"the records go to {host} unencrypted; https:// encrypts them"

@@ -1,8 +1,8 @@
 """Files that say how to reach a broker: read, checked, and their certificates loaded. What else they hold is each
 technology's own.
 
-Secrets stand in the environment or in files of their own, so an access file may be read by others; nothing of it comes
-from a command line, which every user of a machine can read. Above it: technologies. Below it: YAML and references.
+Secrets are in the environment or in separate files, so an access file may be read by others; nothing of it comes from a
+command line, which every user of a machine can read. Above it: technologies. Below it: YAML and references.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TlsFiles(SpecModel):
 
 
 def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
-    """What stands in the file. Raises `UserError` for one that cannot be used; no message holds a secret."""
+    """The contents of the file. Raises `UserError` for an unusable one; no message contains a secret."""
     try:
         with path.open("rb") as stream:
             data = stream.read(FILE_BYTES_MAX + 1)
@@ -140,7 +140,8 @@ def check_url(server: str, schemes: tuple[str, ...]) -> None:
         usual, encrypted = schemes
         raise UserError(
             codes.BROKER_ADDRESS,
-            f"{without_secrets(server)!r} is not a URL of a broker; expected {usual}://HOST:PORT, or {encrypted}://HOST:PORT",
+            f"{without_secrets(server)!r} is not a URL of a broker; expected {usual}://HOST:PORT, or "
+            f"{encrypted}://HOST:PORT",
         )
 
 

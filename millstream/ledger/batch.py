@@ -164,7 +164,7 @@ def decode_ids(data: bytes) -> bytes:
 
 
 def frame_sequences(mark_sequence: int, messages: int, frames: int) -> tuple[int, ...]:
-    """Sequences of the frames of a landed commit: it lies in the stream without a gap, its mark last.
+    """Sequences of the frames of a landed commit: it has no gaps in the stream, and its mark is last.
 
     In a commit that is one message, that message is both.
     """

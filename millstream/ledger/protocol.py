@@ -228,7 +228,7 @@ class Ledger(Protocol):
         """Remove the frames of each of these buffers up to and including that stream sequence.
 
         A frame that holds the present mark of the lane that wrote it stays until that lane commits again. So what
-        waits in a buffer is what lies behind its reader's mark, not what is stored.
+        waits in a buffer is what comes after its reader's mark, not what is stored.
         """
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:

@@ -61,10 +61,10 @@ class PubsubProject(SpecModel):
     """The service: `https://` with the host of a region, such as `https://europe-west1-pubsub.googleapis.com`, or
     `http://host:port` for an emulator, without encryption or credentials. Default: the global address."""
     timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
-    """How long an answer is waited for, with retries. Duration, default 10s."""
+    """How long to wait for an answer, with retries. Duration, default 10s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Credentials where they would be sent in the clear."""
+        """Credentials that would be sent unencrypted."""
         if self.credentials is not None and not self.encrypted:
             what = "`credentials` are not sent over a connection that is not encrypted"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("credentials",), what, "an endpoint with https://, or neither")
@@ -86,4 +86,4 @@ def project_notes(settings: PubsubProject, path: Path) -> Iterator[tuple[Path, s
     """What to know about the way to a project."""
     host = urlsplit(settings.endpoint).hostname or ""
     if not settings.encrypted and not stays_on_this_machine(host.lower()):
-        yield (*path, "endpoint"), f"the records go to {host} in the clear; https:// encrypts them"
+        yield (*path, "endpoint"), f"the records go to {host} unencrypted; https:// encrypts them"

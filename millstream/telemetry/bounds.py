@@ -14,7 +14,7 @@ LATENCY_BOUNDS_S = (
     *(bound for bound in _SECONDS if bound > 0.015),
 )
 """Bucket bounds of the end-to-end latency: 1 ms to 10 min, at most two and a half times the one before; finer where it
-lies at low rates."""
+is at low rates."""
 CLOSE_BOUNDS_S = (
     *(bound for bound in _SECONDS if bound < 0.05),
     *(0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 0.17, 0.18, 0.19, 0.2, 0.22, 0.25, 0.28),

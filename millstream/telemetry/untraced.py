@@ -1,4 +1,4 @@
-"""Spans as lanes see them, and the one that stands where nothing is traced. No OpenTelemetry."""
+"""Spans as lanes see them, and the one that is used if nothing is traced. No OpenTelemetry."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class ReadBatch:
     frame: Frame | None = None
     """None: nothing was ready. An `ingest_time_us` of 0: not said."""
     position: bytes = b""
-    """Where the source stands behind it."""
+    """The position of the source after it."""
     ended: bool = False
     """Nothing will follow."""
     error: str = ""

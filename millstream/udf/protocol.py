@@ -185,7 +185,7 @@ class Connection:
     async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
         """What the function says of itself; this is also how it is asked whether it is well.
 
-        With `wait`, a function that is just being started is waited for. Raises `NoAnswerError` when there is no answer
+        With `wait`, it waits for a function that is just being started. Raises `NoAnswerError` when there is no answer
         after `timeout_s`, and `UdfError` for one that does not fit.
         """
 

@@ -161,7 +161,7 @@ class Sidecar:
         self._is_ready = False
         self._sources = SourceFiles(socket.parent / "imported", spec.command, spec.cwd or Path.cwd())
         self._said_of_start = ""
-        """Why it could not be started last, where a change of its files is waited for."""
+        """Why its last start failed, if it waits for a change of its files."""
 
     def statistics(self) -> SidecarStatistics:
         pid = None if self._process is None else self._process.pid

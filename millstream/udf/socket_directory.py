@@ -1,8 +1,8 @@
 """A private, short directory for a unix socket.
 
-Above it: `sidecar.py`. Below it: the file system. The path of a unix socket holds at most 107 bytes, so it cannot lie
-in a data directory of the user's. The process that makes a directory holds a lock in it; the kernel drops the lock
-when the owner dies, however it dies, and the next one to make a directory removes what is left.
+Above it: `sidecar.py`. Below it: the file system. The path of a unix socket holds at most 107 bytes, so it cannot be in
+a data directory of the user's. The process that makes a directory holds a lock in it; the kernel drops the lock when
+the owner dies, however it dies, and the next one to make a directory removes what is left.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def remove_abandoned(base: Path) -> None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory. Raises `OSError` where it is held, or a link stands in its or the lock's place."""
+    """Hold the lock of a directory. Raises `OSError` if it is held, or if the directory or the lock is a link."""
     with opened_directory(directory) as place:
         # Others may exchange what the name leads to; the descriptor stays with what was looked at.
         if os.fstat(place).st_uid != os.geteuid():

@@ -129,7 +129,7 @@ def _named(command: Sequence[str], cwd: Path) -> list[Path]:
 
 
 def _is_interpreter(path: Path) -> bool:
-    """That of a virtual environment, which may lie beside the function."""
+    """That of a virtual environment, which may be next to the function."""
     return path.name.startswith("python") and os.access(path, os.X_OK)
 
 

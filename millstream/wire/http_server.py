@@ -76,7 +76,7 @@ async def open_http_server(
     """Serve on a socket that listens and does not block, which stays the caller's to close.
 
     `where` names the listener in messages; `tls` gives the context for the next connection; `closing` is called when
-    nothing more is accepted, before the answers in progress are waited for. At most half of the descriptors that this
+    nothing more is accepted, before it waits for the answers in progress. At most half of the descriptors that this
     process may open are used.
     """
     limits = limits.fitting(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -200,7 +200,7 @@ def _results_seeds() -> Sequence[bytes]:
 
 
 def _taken(socket: MessageSocket) -> bytes | None:
-    """The next message of what has ended, so that it need not be waited for."""
+    """The next message of what has ended, so that nothing has to wait for it."""
     try:
         socket.receive().send(None)
     except TooLarge:

@@ -1,8 +1,8 @@
 """Images as `deploy/Dockerfile` makes them, in a store of the tests' own.
 
 Building takes minutes and a gigabyte, so it is a job of its own: `make test-images`. It needs root, podman, buildah,
-runc and debootstrap. The store lies in `.cache/images` and is kept, so that the next run builds only what has changed;
-the base image is made of Debian's packages, for want of a registry.
+runc and debootstrap. The store is in `.cache/images` and is kept, so that the next run builds only what has changed;
+the base image is made of Debian's packages, because there is no registry.
 """
 
 from __future__ import annotations

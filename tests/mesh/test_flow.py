@@ -138,7 +138,7 @@ async def test_a_sink_that_stands_still_stops_the_source_within_the_buffers_boun
             await running
             accounts = [await run.account(vertex) for vertex in ("in", "map", "out")]
     assert made <= HELD_MAX
-    # Each record lies in one of the two buffers, with the columns beside its value.
+    # Each record is in one of the two buffers, with the columns beside its value.
     assert disk <= HELD_MAX * (RECORD_BYTES + 100)
     assert target.numbers == list(range(RECORDS))
     assert [account.outputs or account.processed for account in accounts] == [RECORDS] * 3

@@ -72,7 +72,7 @@ async def test_a_flipped_bit_in_the_ledger_of_a_sink_is_named_and_can_be_gone_on
         assert (await running.ended()).exit_code == 0
     block = max((tmp_path / ".millstream/p/broker/store/jetstream/millstream/streams/p-out/msgs").glob("*.blk"))
     data = bytearray(block.read_bytes())
-    # In the mark itself: what removed those before it lies behind.
+    # In the mark itself: what removed those before it comes after.
     data[data.rindex(b"p-out.in-out.0.p") + 100] ^= 1
     block.write_bytes(data)
 

@@ -207,7 +207,7 @@ async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_pat
     assert len(records) == 3
     first = json.loads(records[0]["value"])["number"]
     assert [json.loads(record["value"])["number"] for record in records] == [first, first + 1, first + 2]
-    # Nothing was consumed: what lies there can be seen again, unless it has been read and removed meanwhile.
+    # Nothing was consumed: its contents can be seen again, unless it has been read and removed meanwhile.
     assert again.out == peeked.out
     assert logs.exit_code == 0
     assert all(" map-0 " in line for line in logs.out.splitlines() if "INFO" in line)

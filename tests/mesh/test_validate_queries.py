@@ -31,7 +31,7 @@ REDUCE = """\
             {query}
           value: {value}
 """
-"""Seven lines; the query stands in the fifth, the value in the last."""
+"""Seven lines; the query is in the fifth, the value in the last."""
 FIELDS = '{fields: "delay DOUBLE, origin STRING"}'
 
 

@@ -6,7 +6,7 @@
 A record is known by its id and the path it took; all sinks are compared as multisets of both, never as totals. Maps
 decide by the id alone, so that the oracle can repeat them. Which records are late is up to the run: each reduce has a
 sink of its own, `audit-<reduce>`, over its results and its late records together. They have to be that reduce's input,
-each record once; what stands there is then what every other vertex must have received from it.
+each record once; its contents are then what every other vertex must have received from it.
 """
 
 from __future__ import annotations

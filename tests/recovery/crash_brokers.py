@@ -57,7 +57,7 @@ class BrokerPlace:
 
 @asynccontextmanager
 async def open_broker(directory: Path) -> AsyncIterator[BrokerPlace]:
-    """Of one user, in the clear."""
+    """Of one user, in plain text."""
     async with open_nats_server(directory) as server:
         yield BrokerPlace("jetstream", server.url, str(server.access_file), "")
 

@@ -136,7 +136,7 @@ async def storm(
 
 
 async def _kill(run: Running, place: Place, victim: str) -> None:
-    """What was killed a moment ago is waited for."""
+    """It waits for what was killed a moment ago."""
     if victim == OUTSIDE:
         await place.restart()
     else:

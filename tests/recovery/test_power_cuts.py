@@ -1,7 +1,7 @@
 """The power is cut under a whole pipeline, again and again: broker, logs, file sinks and the runner's own files.
 
-Everything that the pipeline keeps lies on the disk that loses its power; what goes outside (answers to HTTP
-requests, requests to an HTTP target) is not taken back by that. The oracle judges what is left.
+Everything that the pipeline keeps is on the disk that loses its power; what goes outside (answers to HTTP requests,
+requests to an HTTP target) is not taken back by that. The oracle judges what is left.
 """
 
 from __future__ import annotations

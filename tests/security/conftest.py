@@ -17,7 +17,7 @@ NOBODY = 65534
 
 _TIMEOUT_S = 30.0
 
-# What a program needs is imported while it still may read this checkout, which may lie where only root can look.
+# What a program needs is imported while it still may read this checkout, which may be where only root can read.
 _BECOME = """
 import asyncio, glob, http.client, json, os, pathlib, signal, socket, ssl, stat, struct, sys, time, urllib.request
 import encodings.idna, nats

@@ -36,7 +36,7 @@ def closed_parents(path: Path) -> list[Path]:
 def run_as_nobody(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`millstream` as the user who owns nothing.
 
-    In a mount namespace of its own, where Python and this checkout can be reached: they may lie below root's home.
+    In a mount namespace of its own, where Python and this checkout can be reached: they may be below root's home.
     """
     needed = {Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve(), Path(__file__).resolve().parents[2]}
     lines = ["set -e"]

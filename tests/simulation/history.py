@@ -193,7 +193,7 @@ class History:
         return max((written.promised_us, *entries))
 
     def trimmed(self, buffer: BufferId, through: int) -> None:
-        """What is asked to be removed has to lie behind its reader's mark."""
+        """What is asked to be removed must come before its reader's mark."""
         if buffer.edge == WINDOW_INPUT or self.removed:
             # A lane's own, which it reads only where its log is lost; or a mark may have gone back meanwhile.
             return

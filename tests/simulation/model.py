@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record as it lies in a buffer."""
+    """A record as stored in a buffer."""
 
     lane: LaneId
     """That wrote it."""
@@ -40,7 +40,7 @@ class Row:
     record_id: str
     headers: Mapping[str, bytes]
     buffer: BufferId
-    """That it lies in."""
+    """The one that contains it."""
 
     @property
     def is_late(self) -> bool:

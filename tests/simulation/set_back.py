@@ -1,7 +1,7 @@
 """A ledger is again what it was some time ago, and its writers go on from there.
 
-What they write then lies at sequences that others have read already. A reader has to notice by what it has read, before
-it uses a record; a run ends where one does. One that has read nothing of what was lost goes on.
+What they write then has sequences that others have read already. A reader has to notice by what it has read, before it
+uses a record; a run ends where one does. One that has read nothing of what was lost goes on.
 """
 
 from __future__ import annotations

@@ -306,8 +306,8 @@ class World:
         # 2. A process that woke up while it was opening takes the lane over again: it need not know of its successor.
         if any(other.replaced and (other.vertex, other.replica) == (life.vertex, life.replica) for other in self.lives):
             return True
-        # 3. A commit was refused for want of room and rebuilt, and another copy of the first came late and found
-        # room. It has landed, once; the lane begins again behind it.
+        # 3. A commit was refused for lack of space and rebuilt, and another copy of the first came late and found room.
+        # It has landed, once; the lane begins again behind it.
         weather = self.plan.weather
         return weather.overtaken + weather.repeated > 0 and any(fault.kind == "full" for fault in self.plan.faults)
 

@@ -117,7 +117,7 @@ class PostgresServer:
         return False
 
     def _server_pid(self) -> int:
-        """Of the server itself: a process that watches over the parent may stand before it."""
+        """Of the server itself: a process that watches the parent may precede it."""
         family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
         return next((process.pid for process in family if process.name() == "postgres"), 0)
 

@@ -4,9 +4,9 @@
     password: {file: map.password}
     tls: {ca: ca.pem}
 
-Secrets stand in the environment or in files of their own, so the file itself may be read by others; nothing of it
-comes from a command line, which every user of a machine can read. Above it: code that is given such a file. Below it:
-what a connection is made with.
+Secrets are in the environment or in separate files, so the file itself may be read by others; nothing of it comes from
+a command line, which every user of a machine can read. Above it: code that is given such a file. Below it: what a
+connection is made with.
 """
 
 from collections.abc import Iterator, Mapping

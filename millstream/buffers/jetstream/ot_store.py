@@ -226,7 +226,7 @@ class JetStreamOtStore(RevisionedOtStore):
     async def _read_all(self) -> list[OtUpdate]:
         """Every key. One that is put again while this reads may be missed or come twice; its watcher hears of it.
 
-        Only what was put since the last time is read: it lies behind what was read then.
+        Only what was put since the last time is read: it comes after what was read then.
         """
         if self._contents.losses != self._connection.losses:
             # The server may have come back with less than it had.
@@ -242,7 +242,9 @@ class JetStreamOtStore(RevisionedOtStore):
         return [update for _, update in read.updates.values()]
 
     async def _read_behind(self, read: _Contents) -> int:
-        """Whether anything lies behind what was read last, which has to be there or replaced by what came after it."""
+        """Whether anything is stored after what was read last, which must still exist or be replaced by something
+        newer.
+        """
         found = await read_next(
             *(self._connection, self._stream, f"{self._prefix}>", read.last - 1), timeout_s=limits.OT_PUT_TIMEOUT_S
         )

@@ -4,8 +4,8 @@ Above it: the ledger and the watermark store. Below it: the connection.
 
     after 0 ──► page ──► after 912 ──► page ──► ... ──► nothing behind
 
-The server closes every page itself and tells with it how much lies behind. So a reader goes by what it got, at
-whatever pace, and never takes a broker that is silent for one that has nothing more.
+The server closes every page itself and reports how many messages follow. So a reader goes by what it got, at whatever
+pace, and never takes a broker that is silent for one that has nothing more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def read_page(
     *,
     timeout_s: float = API_TIMEOUT_S,
 ) -> int:
-    """Hand messages of `subject` behind sequence `after` to `take`, in order; returns how many lie behind those.
+    """Hand messages of `subject` behind sequence `after` to `take`, in order; returns how many follow those.
 
     Raises `AnswerLostError` when the next message, or the end of the page, does not come in `timeout_s`: what was taken
     until then is right, and the next page continues after it. A server that is not the stream's leader may answer, and
@@ -82,7 +82,7 @@ async def read_page(
 async def read_next(
     connection: BrokerConnection, stream: str, subject: str, after: int, *, timeout_s: float = API_TIMEOUT_S
 ) -> tuple[PageMessage, int] | None:
-    """The first message of `subject` behind sequence `after`, and how many lie behind that; None when there is none.
+    """The first message of `subject` behind sequence `after`, and how many follow it; None when there is none.
 
     A page of one message that needs no subscription: for callers that ask often and seldom find more.
     Raises `AnswerLostError`.

@@ -192,7 +192,7 @@ class PullReader:
                 self._needs_restart(str(error))
 
     def _on_message(self, message: Msg) -> None:
-        # A frame comes under its own subject; what it answers stands in its reply. A status comes to our inbox.
+        # A frame has its own subject, and names the request in its reply subject. A status comes to our inbox.
         if not message.reply.startswith("$JS.ACK."):
             if message.subject == f"{self._inbox}.{self._round}":
                 self._heard_s = self._now_s()

@@ -87,8 +87,7 @@ class TornEnds:
         torn = torn_batch(message)
         if await self._last_stored() != torn.last:
             newest = await self._get({"last_by_subj": lane_filter_of(message["subject"])})
-            # A batch lies in the stream without a gap: what follows is either of this lane, or does not concern any
-            # lane.
+            # A batch has no gaps in the stream: what follows is either of this lane, or does not concern any lane.
             if newest is not None and newest["seq"] == torn.last:
                 raise self._damage(torn, "other lanes wrote after it, or its last messages are lost")
             return torn

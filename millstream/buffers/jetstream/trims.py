@@ -24,7 +24,7 @@ Get = Callable[[Mapping[str, object]], Awaitable[dict[str, Any] | None]]
 async def purges(stream: str, through: Mapping[BufferId, int], info: Info, get: Get) -> AsyncIterator[tuple[str, int]]:
     """Filters, and the sequence before which everything that matches is to go.
 
-    A few more than one for a buffer where the mark of a lane lies in the way.
+    A few more than one for a buffer if the mark of a lane is in the way.
     """
     # Whatever lies that far back was stored before this question, so no lane is missing in the answer.
     wanted = frames_filter(stream) if len(through) > 1 else buffer_filter(stream, *through)

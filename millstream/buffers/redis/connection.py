@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 10.0
 """How long the first connection is tried before the server counts as not reachable."""
 ANSWER_TIMEOUT_S = 5.0
-"""How long an answer is waited for."""
+"""How long to wait for an answer."""
 BLOCK_S = 2.0
 """How long the server holds a request for frames back that there are not yet."""
 RETRY_FIRST_S = 0.02

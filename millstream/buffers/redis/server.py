@@ -72,7 +72,7 @@ class RedisServerOfRun:
     def log_entry(self, line: bytes) -> bytes | None:
         match = _LINE.match(line)
         if match is None:
-            # Letters made of strokes, and what stands beside them.
+            # Letters made of strokes, and the lines next to them.
             return line if line.lstrip()[:1].isalnum() else None
         written, level, message = (part.decode(errors="replace") for part in match.groups())
         time = datetime.strptime(written, "%d %b %Y %H:%M:%S.%f").astimezone(UTC)

@@ -26,7 +26,7 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 CONNECT_TIMEOUT_S = 60.0
-"""How long a function that does not answer is waited for: it may just be started again."""
+"""How long to wait for a function that does not answer: it may just be started again."""
 OUTBOX_MESSAGES_MAX = 2
 """Messages that wait for HTTP/2 to take them."""
 REOPEN_PAUSE_S = 0.1

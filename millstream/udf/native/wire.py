@@ -2,7 +2,7 @@
 the function has one beside its own.
 
 Above it: the streams of the native protocol. Below it: gRPC, and `millstream_udf.message_socket`. How the two share the
-work stands in `millstream_udf.calls_socket`.
+work is described in `millstream_udf.calls_socket`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class CallsWire:
         if message is not None:
             return message
         # The function closes the socket when its stream ends, and the stream says why. A process that has died says
-        # nothing, and need not be waited for.
+        # nothing, and no process need wait for it.
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT_S):
                 await self._stream.end()

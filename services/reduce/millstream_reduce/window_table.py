@@ -55,9 +55,8 @@ class WindowTable(Sequence[WindowContents]):
         Args:
             keys: None where no window has one.
             pieces: How many each window has.
-            entries: Segment, offset and length of the entries that the pieces lie in.
-            piece_columns: Window by window: the number of the entry, the first row, and the rows.
-            early: Numbers of early results; None: all are final.
+            entries: Segment, offset and length of the entries that contain the pieces. piece_columns: Window by window:
+            the number of the entry, the first row, and the rows. early: Numbers of early results; None: all are final.
             released: Rows that no other window needs; None: none.
         """
         nothing = np.zeros(len(starts), np.int64)

@@ -46,7 +46,7 @@ class Sorted:
     late: Rows
     """Rows all of whose windows are closed, in the order of arrival."""
     outside: Rows = field(default_factory=lambda: np.empty(0, np.int64))
-    """Rows that lie in no window (between sliding windows whose slide is longer than their length), however old, in the
+    """Rows that are in no window (between sliding windows whose slide is longer than their length), however old, in the
     order of arrival. They are neither admitted nor late; the lane counts them as filtered."""
     joined: Rows = field(default_factory=lambda: np.empty(0, np.int64))
     """Admitted rows that would be late by themselves, but belong to a session that is open, in the order of arrival."""

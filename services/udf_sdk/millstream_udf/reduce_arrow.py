@@ -4,7 +4,7 @@ Above it: `groups` and `reducing`. Below it: pyarrow, an extra of this distribut
 only if a caller or a function uses Arrow; pandas only inside pyarrow.
 
 In:  value: binary, event_time: timestamp[us, UTC], keys: list<string> (null: the group's), headers:
-     map<string, binary> (null: none). With a schema its fields stand in place of value.
+     map<string, binary> (null: none). With a schema its fields replace value.
 Out: value: binary or string; and optional key or keys, and tags: string or list<string>; headers: map<string, binary or
      string>. Without a column value each row is a JSON object of the columns beside tags and headers.
 """

@@ -165,7 +165,7 @@ class LaneCore:
             except TimeoutError:
                 if self._hurried:
                     break
-                # The loop's timers may be a millisecond early, which is as long as what is waited for.
+                # The loop's timers may be a millisecond early, which is as long as the wait.
                 continue
             finally:
                 self._gathering = None

@@ -1,6 +1,6 @@
 """Whether the ledger is at least as new as what was published of it, and what was written of it into a target.
 
-An entry of the OT store speaks of a mark that had landed before it was made, and lies in another stream. Where it knows
+An entry of the OT store speaks of a mark that had landed before it was made, and is in another stream. Where it knows
 more than the ledger does, the ledger has lost its end, was set back, or lacks the message that held the mark. The same
 holds for a file that has records of frames behind the mark.
 

@@ -158,7 +158,7 @@ def _hidden(options: argparse.Namespace, technology: Technology) -> tuple[Path, 
     if access is not None:
         broker = [access] if access.is_dir() else technology.secret_files(access)
     if windows is not None and options.pipeline.absolute().parent == windows.absolute().parent:
-        # Both lie in the data directory of a run, with the broker's store and the logs.
+        # Both are in the data directory of a run, with the broker's store and the logs.
         return (windows.parent, *broker)
     return (options.pipeline, *([windows] if windows is not None else []), *broker)
 

@@ -127,7 +127,7 @@ class StepOpening:
         return policy
 
     async def reached(self, connect: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """What `connect` opens; it stays open as long as the replica. A system outside that is away is waited for, as
+        """What `connect` opens; it stays open as long as the replica. It waits for an external system that is away, as
         it is while records are on their way."""
         readiness, pauses = self.shared.readiness, Pauses(_AWAY_FIRST_S, _AWAY_LAST_S)
         while True:

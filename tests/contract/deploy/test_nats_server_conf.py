@@ -92,7 +92,7 @@ def test_the_file_says_what_a_commit_may_hold() -> None:
 
 
 def test_every_setting_has_a_comment() -> None:
-    """Settings stand in groups, and each group begins with the reason for it."""
+    """Settings are in groups, and each group begins with the reason for it."""
     for group in re.split(r"\n\s*\n", CONF.read_text()):
         first = group.strip().splitlines()[0].strip()
         assert first.startswith("#") or first.endswith("{"), first

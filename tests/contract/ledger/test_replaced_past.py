@@ -187,7 +187,7 @@ async def test_what_a_target_has_read_is_compared_with_what_the_buffer_holds_now
     await harness.set_back("v")
     assert await held_instead(ledger, A, [], last.sequence, last.name) == "no frame"
     await write_again(owner, 5)
-    # The take-over has a sequence of its own, so another number lies there now.
+    # The take-over has a sequence of its own, so another number is there now.
     assert await held_instead(ledger, A, [], last.sequence, last.name) not in (None, "no frame")
     assert await held_instead(ledger, A, [lost], last.sequence, last.name) is None
     other = [lost._replace(lane="another.0"), lost._replace(after=last.number, through=9)]

@@ -66,7 +66,7 @@ async def open_connect_server(directory: Path, token: str) -> AsyncIterator[str]
         "org.apache.spark.sql.connect.service.SparkConnectServer",
     ]
     async with _server(directory, "connect", [*server, *options, "spark-internal"], "Spark Connect server started"):
-        # PySpark sends a token in the clear to nowhere else.
+        # PySpark sends an unencrypted token nowhere else.
         yield f"sc://localhost:{port}"
 
 

@@ -69,7 +69,7 @@ async def test_what_is_durable_survives_the_loss_of_power(
                 await lane.flush()
             files = finished_files(path)
             assert all(map(disk.is_whole, files))
-            # Told durable: the names that say so, and the directories they lie in, must be on the disk as well.
+            # Told durable: the names that say so, and the directories that contain them, must be on the disk as well.
             assert lane.durable is not None
             if lane.durable > durable:
                 durable = lane.durable

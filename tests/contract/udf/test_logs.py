@@ -105,7 +105,7 @@ async def test_a_program_in_any_language_writes_such_lines(log: Log) -> None:
             pass
     entries = {entry["message"]: entry for entry in log.entries()}
     shell = entries["from a shell"]
-    # Names that every log record has stand beside them.
+    # Names that every log record has are next to them.
     assert (shell["level"], shell["order"], shell["name_"], shell["args_"]) == ("error", 7, "Ada", [1])
     assert (entries[other]["level"], entries[other]["stream"]) == ("info", "stderr")
 

@@ -141,7 +141,7 @@ async def within(seconds: float, holds: Callable[[], bool]) -> None:
 
 
 async def wait_for(updates: AsyncIterator[OtUpdate], lane: LaneId, watermark_us: int) -> list[int]:
-    """The watermarks of a lane, up to the one that is waited for."""
+    """The watermarks of a lane, up to the awaited one."""
     seen = []
     async with asyncio.timeout(WAIT_S):
         while True:

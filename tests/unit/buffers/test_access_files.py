@@ -1,4 +1,4 @@
-"""What stands in an access file is read, or refused with the file's name, whatever it is."""
+"""The contents of an access file are read, or refused with the file's name, whatever they are."""
 
 from __future__ import annotations
 

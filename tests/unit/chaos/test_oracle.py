@@ -70,7 +70,7 @@ def window_rows() -> list[Row]:
 
 
 def test_sums_of_windows_are_computed_from_the_numbers() -> None:
-    # Number n lies at 0.4 n seconds and is there n mod 3 times: 1 and 2 in the first window, 4 in the second, ...
+    # Number n is at 0.4 n seconds and appears n mod 3 times: 1 and 2 in the first window, 4 in the second, ...
     sums = window_sums(SERIES, 1_000_000)
     assert sums["key-1", 0] == (1, 1)
     assert sums["key-0", 0] == (2, 4)

@@ -1,4 +1,4 @@
-"""Completion: what may stand where Tab is pressed, in the real shells as well."""
+"""Completion: the candidates where Tab is pressed, in the real shells as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that read files: whatever lies in their place is the user's, the machine's or damage, never a defect."""
+"""Commands that read files: whatever is in their place is the user's, the machine's or damage, never a defect."""
 
 from __future__ import annotations
 

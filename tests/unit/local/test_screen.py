@@ -1,4 +1,4 @@
-"""What a person sees of a run, on a real terminal, and what stands in a log."""
+"""What a person sees of a run, on a real terminal, and what a log contains."""
 
 import io
 import re
@@ -55,7 +55,7 @@ def wide(vertices: int, elapsed_s: float = 0.0, *, name: str = "step") -> Scene:
 
 
 def drawn(terminal: Terminal, draw: Callable[[TerminalScreen], None]) -> list[str]:
-    """What stands on the terminal when that was drawn."""
+    """What the terminal shows after that was drawn."""
     with terminal.stream() as stream:
         screen = choose_screen(stream, quiet=False)
         assert isinstance(screen, TerminalScreen)

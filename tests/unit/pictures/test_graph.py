@@ -1,4 +1,4 @@
-"""Pictures of pipelines: nothing lies on anything else, nothing is missing, and names stay names."""
+"""Pictures of pipelines: nothing overlaps, nothing is missing, and names stay names."""
 
 from __future__ import annotations
 

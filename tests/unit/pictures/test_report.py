@@ -149,7 +149,7 @@ def test_nothing_that_users_write_becomes_more_than_text() -> None:
 
 
 def test_no_picture_changes_how_another_looks() -> None:
-    """The rules of an SVG hold for all of the page that it stands in."""
+    """The rules of an SVG apply to the whole page that contains it."""
     recording = Recording()
     for second in range(5):
         recording.take(float(second), figures(second))

@@ -27,7 +27,7 @@ spec:
 
 
 def kind_of(example: str) -> str:
-    # Where it shows what stands beside the kind, it shows the whole source.
+    # Where it shows members next to the kind, it shows the whole source.
     if example.startswith("source:\n"):
         example = dedent(example.removeprefix("source:\n"))
     source = load_text(PIPELINE % indent(example, " " * 8), PAGE).pipeline.vertex("in").source

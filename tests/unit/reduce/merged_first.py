@@ -221,7 +221,7 @@ class Story:
         return tuple(reached[edge] for edge in EDGES), queue.statistics().last_hand_over
 
     def _go_on(self, queue: Queue) -> None:
-        """The lane stands at an entry of its log again; what came after never was."""
+        """The lane is at an entry of its log again; what came after never happened."""
         place = self._place(queue)
         self.truth = copy.deepcopy(self.states[place])
         places = list(self.states)
@@ -340,7 +340,7 @@ class Story:
     def _release(self, queue: Queue) -> None:
         if self.kept:
             kept = queue.releasable()
-            # A log that is rebuilt may stand before what is gone already, and has nothing left to read up to there.
+            # A log that is rebuilt may be before input that is gone already, and has nothing left to read up to there.
             self.trimmed = {edge: max(done, kept.get(edge, 0)) for edge, done in self.trimmed.items()}
             self.milestones.release(kept)
 

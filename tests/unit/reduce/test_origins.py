@@ -25,7 +25,7 @@ def test_a_window_is_as_new_as_its_newest_record_and_a_hand_over_as_old_as_its_o
     for segment, offset, ingest_us in ((1, 64, 10), (1, 128, 20), (2, 64, 30), (2, 128, 40)):
         origins.note(Location(segment, offset, 64), ingest_us, "")
     assert origins.of(hand_over(window((1, 64), (2, 64))), NOW_US) == Origin(30, ())
-    # The rows of a window lie in any order.
+    # The rows of a window are in any order.
     assert origins.of(hand_over(window((2, 64), (1, 64))), NOW_US) == Origin(30, ())
     assert origins.of(hand_over(window((2, 128)), window((1, 64), (1, 128))), NOW_US) == Origin(20, ())
 

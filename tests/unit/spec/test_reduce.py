@@ -19,7 +19,7 @@ FIXED: dict[str, Any] = {"window": {"fixed": {"length": "60s"}}}
 
 
 def reduce_of(program: str, group_by: str = "{window: {fixed: {length: 60s}}}", more: str = "") -> str:
-    """A file whose reduce stands in line 7; its udf begins in column 24, its program in column 25."""
+    """A file whose reduce is in line 7; its udf begins in column 24, its program in column 25."""
     return (
         f"{HEAD}  vertices:\n    - {{name: in, source: {{generator: {{}}}}}}\n"
         f"    - {{name: sum, udf: {{{program}, groupBy: {group_by}}}}}\n    - {{name: out, sink: {{log: {{}}}}}}\n"

@@ -1,4 +1,4 @@
-"""Values that stand in the environment or a file: how they are written, looked up, and kept out of what is stored."""
+"""Values that are in the environment or a file: how they are written, looked up, and kept out of what is stored."""
 
 from __future__ import annotations
 

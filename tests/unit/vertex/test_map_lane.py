@@ -125,7 +125,7 @@ async def test_a_lane_killed_inside_a_frame_goes_on_inside_it(rig: Rig) -> None:
 
 
 async def commits(rig: Rig) -> list[list[int]]:
-    """Sizes of the frames in the buffer `OUT`, commit by commit: a commit lies in the ledger without a gap."""
+    """Sizes of the frames in the buffer `OUT`, commit by commit: a commit has no gaps in the ledger."""
     groups: list[list[int]] = []
     before = 0
     for sequence, data, _ in await (await rig.ledger("map")).peek(OUT, 0, 100_000):

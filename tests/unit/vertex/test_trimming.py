@@ -85,7 +85,7 @@ async def test_little_waits_for_more_and_much_does_not_wait() -> None:
     trimmer = Trimmer(trims, interval_s=0.0, little_s=3600.0)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(trimmer.run())
-        # How much lies there is not known before the first trim.
+        # How much is there is not known before the first trim.
         trimmer.consumed(A, 5000, 0)
         await until_done(trims, 1)
         for sequence in range(5001, 5401):

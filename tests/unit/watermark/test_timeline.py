@@ -155,7 +155,7 @@ def test_a_new_owner_that_starts_lower_does_not_lower_the_watermark() -> None:
 def test_a_new_owner_that_finds_its_frames_trimmed_is_still_heard() -> None:
     timeline = Timeline()
     timeline.add(1, 6, 100)
-    # All it wrote was read and trimmed, and its mark lies in another buffer: the ledger knows of no frame here.
+    # All it wrote was read and trimmed, and its mark is in another buffer: the ledger knows of no frame here.
     timeline.forget(6)
     assert timeline.add(2, 0, 100)
     assert timeline.add(2, 0, 200)

@@ -34,7 +34,7 @@ def test_taking_everything_changes_nothing() -> None:
 
 def test_positions_in_a_frame_compare_whatever_the_frame_before_was() -> None:
     item = sink_frame([b"a", b"b", b"c"], 7)
-    # A lane that came from frame 3 stands at (3, 2) inside frame 7; one whose mark says 6 stands at (6, 2).
+    # A lane that came from frame 3 is at (3, 2) inside frame 7; one whose mark says 6 is at (6, 2).
     assert exact_end([item], Position(3, 2)) == exact_end([item], Position(6, 2)) == exact_position(item, 2)
     assert exact_end([item], Position(7, 0)) == Position(7, 0)
     assert exact_position(item, 3) < exact_end([item], Position(7, 0))

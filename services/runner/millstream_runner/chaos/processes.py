@@ -66,7 +66,7 @@ def _below(parent: RunProcess, below: Mapping[int, Sequence[psutil.Process]]) ->
         except psutil.Error:
             continue
         if not command:
-            # It is dead, and has not been waited for yet.
+            # It is dead, and its parent has not reaped it yet.
             continue
         try:
             one = _known(parent, child, command)

@@ -235,7 +235,7 @@ class Session:
             self._release()
 
     def _release(self) -> None:
-        assert self._pending is not None, "something is waited for"
+        assert self._pending is not None, "the run is recovering"
         struck, waiting = self._pending
         self._pending = None
         self._board.forget(waiting)

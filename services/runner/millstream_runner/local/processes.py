@@ -27,7 +27,7 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def identity_of(pid: int) -> ProcessIdentity:
-    """The identity of a child, which may have exited already. A child keeps its id until it has been waited for, and
+    """The identity of a child, which may have exited already. A child keeps its id until its parent has reaped it, and
     after its exit there is nothing left to distinguish."""
     return identify(pid) or ProcessIdentity(pid, 0.0)
 

@@ -98,7 +98,7 @@ async def test_every_fault_is_named_at_once(tmp_path: Path, capsys: pytest.Captu
     assert any(segment_name(cut) in fault for fault in log["faults"][2:])
     assert f"{segment_name(flipped)}, offset {place.offset}: the checksum" in log["faults"][-1]
     assert "It affects records of edge in-sum after stream sequence" in log["faults"][-1]
-    # What lies behind the damaged entry is counted anyway.
+    # What follows the damaged entry is counted anyway.
     (segment,) = (segment for segment in log["segments"] if segment["number"] == flipped)
     in_it = sum(location.segment == flipped for location in written.kept.locations.values())
     assert segment["entries"] == in_it - 1

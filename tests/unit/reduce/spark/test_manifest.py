@@ -20,7 +20,7 @@ ENTRY_ROWS = 12
 
 @st.composite
 def job_windows(draw: st.DrawFn) -> JobWindows:
-    """Windows whose pieces lie in a few entries and overlap with those of others."""
+    """Windows whose pieces are in a few entries and overlap with those of others."""
     windows = []
     for _ in range(draw(st.integers(1, 6))):
         entries = draw(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 3)), min_size=1, max_size=4, unique=True))

@@ -391,7 +391,7 @@ def _rows_in(block: bytes, schema: Any) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def open_bigquery_sink(settings: BigQuerySink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target, every former owner fenced. A service that is away is waited for by the first write."""
+    """The lane's target, every former owner fenced. The first write waits for a service that is away."""
     async with linked(settings, owner.base_dir, owner.where) as link:
         lane = BigQuerySinkLane(settings, owner, link)
         try:

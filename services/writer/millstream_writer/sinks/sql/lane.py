@@ -198,7 +198,7 @@ class SqlSinkLane(RefusableLane[Change]):
             with connection.begin():
                 connection.execute(sa.text("SELECT GET_LOCK(:name, 0)"), {"name": _lock_name(token)})
         except exc.DBAPIError as error:
-            # Some clusters have no such locks. Then a hanging owner is waited for.
+            # Some clusters have no such locks. Then the sink waits for a hanging owner.
             if error.connection_invalidated:
                 raise
 

@@ -291,7 +291,7 @@ class UdfPositionLane(KeptLane[_Row]):
 
 @asynccontextmanager
 async def open_position_lane(client: UdfClient, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane, every former owner fenced. A target that is away is waited for by the first write."""
+    """The lane, every former owner fenced. The first write waits for a target that is away."""
     lane = UdfPositionLane(client, owner)
     try:
         await first_try(lane.open(), _log)

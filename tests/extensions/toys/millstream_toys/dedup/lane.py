@@ -56,7 +56,7 @@ class DedupLane:
         return not self._stopping.is_set()
 
     def _unit(self, read: ReadFrame) -> Unit:
-        # The values stand in for ids: what is admitted here counts once the unit is committed.
+        # The values serve as ids: what is admitted here counts once the unit is committed.
         new = self._seen.admit(replace(read.frame, ids_column=read.frame.values_column))
         kept = 0 if new.frame is None else new.frame.records
         account = Account(inputs=read.frame.records, processed=kept, filtered=new.repeated, outputs=kept)
