@@ -253,7 +253,7 @@ async def test_messages_that_come_again_are_left_out_by_their_ids(nats: OutsideN
             "user stranger",
         ),
         ({"subject": "other"}, codes.TARGET_UNFIT, "no stream includes the subject other"),
-        ({"positions": "elsewhere"}, codes.TARGET_UNFIT, r"does not take elsewhere\.>"),
+        ({"positions": "elsewhere"}, codes.TARGET_UNFIT, r"does not include elsewhere\.>"),
         ({"subject": "plain.a", "positions": "plain"}, codes.TARGET_UNFIT, "does not accept atomic batches"),
         ({"subject": "short.a", "positions": "short"}, codes.TARGET_UNFIT, "deletes positions after 60 s"),
     ],
