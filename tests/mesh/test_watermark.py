@@ -170,7 +170,7 @@ async def test_the_command_says_what_it_costs_and_may_be_killed(
             patched.setenv(CRASH_AT, point)
             assert (await command(tmp_path, *doing)).exit_code < 0, f"{point} was not reached"
     done = await command(tmp_path, *doing)
-    assert "lanes set back; the next run" in done.out, done.out + done.err
+    assert "set back; the next run continues from there" in done.out, done.out + done.err
     assert "set-back" in (await command(tmp_path, "audit", "--data-dir", ".millstream/p")).out
     told = await command(tmp_path, *asked)
     assert told.out.count("watermark 2024-01-31T08:00:00.000000Z") == 3
