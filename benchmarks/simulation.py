@@ -2,7 +2,7 @@
 
     python benchmarks/simulation.py --seeds 10000 [--from 0] [--jobs 2] [--json]     seeds per second, what was found
     python benchmarks/simulation.py --seeds 2000 --set-back                          ledgers lose their end as well
-    python benchmarks/simulation.py --seeds 2000 --chain map-chain                   of that shape (`CHAINED`)
+    python benchmarks/simulation.py --seeds 2000 --shape copies                      of that shape (`BESIDE`)
     python benchmarks/simulation.py --seed 843 --trace                               what happens in one of them
 
 Exit code 1 when an invariant does not hold. `tests/simulation/world.py` says what a simulation consists of.
@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.simulation.set_back import with_set_backs
-from tests.simulation.shapes import CHAINED, Shape
+from tests.simulation.shapes import BESIDE, Shape
 from tests.simulation.simulate import Outcome, simulate
 
 CHUNK = 20
@@ -79,12 +79,12 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
     parser.add_argument("--jobs", type=int, default=1, help="processes that simulate side by side")
     parser.add_argument("--set-back", action="store_true", help="ledgers are set back as well")
-    parser.add_argument("--chain", choices=CHAINED, help="pipelines with this chain only")
+    parser.add_argument("--shape", choices=BESIDE, help="pipelines of this shape only, which no seed has otherwise")
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", action="store_true", help="with --seed: tell everything that happens")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    shape = CHAINED[options.chain] if options.chain else None
+    shape = BESIDE[options.shape] if options.shape else None
     if options.seed is not None:
         adjust = with_set_backs if options.set_back else None
         outcome = simulate(options.seed, tracing=options.trace, adjust=adjust, shape=shape)

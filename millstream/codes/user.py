@@ -347,9 +347,16 @@ NOT_SET_BACK = Code(
 NOT_REPLAYED = Code(
     2308,
     "The records cannot be replayed there",
-    happened="The vertex has ended and its windows are closed, or it has never stored anything.",
+    happened=(
+        "The vertex has ended and its windows are closed, or it has never stored anything. Or its records are stored "
+        "together with those of other edges, and some of them wait: only where none wait can they be stored apart, so "
+        "that the replayed ones reach this vertex alone."
+    ),
     data="Nothing was changed, and the dead letters are unchanged.",
-    do="Run the pipeline once before a replay; if it has ended, give the records to a new run as input.",
+    do=(
+        "Run the pipeline before a replay, until no records wait; if it has ended, give the records to a new run as "
+        "input."
+    ),
 )
 
 BROKER_ACCESS_FILE = Code(

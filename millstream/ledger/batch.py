@@ -24,6 +24,7 @@ from millstream import codes, limits
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger import witness
 from millstream.ledger.protocol import Commit
+from millstream.ledger.sharing import SEPARATE, Sharing
 from millstream.ledger.subjects import frame_subject, ids_subject, is_mark_subject, lane_filter, mark_subject
 from millstream.record import ID_DIGEST_BYTES, BufferId, id_digest
 from millstream.wire.ledger.v1 import mark_pb2
@@ -53,12 +54,12 @@ class Message(NamedTuple):
     headers: dict[str, str]
 
 
-def commit_messages(stream: str, commit: Commit) -> list[Message]:
+def commit_messages(stream: str, commit: Commit, sharing: Sharing = SEPARATE) -> list[Message]:
     """The messages of a commit. Raises `UserError` or `MillstreamError` when they cannot be one batch."""
     numbers = frame_numbers(commit)
     messages = [
         Message(
-            frame_subject(stream, commit.lane, buffer),
+            frame_subject(stream, commit.lane, sharing.stored(buffer)),
             data,
             {witness.NAME: witness.name_of(commit.lane.key, number, commit.mark.commit_id)} if number else {},
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -35,6 +35,7 @@ from millstream.ledger.protocol import (
     StoredMark,
     Witness,
 )
+from millstream.ledger.sharing import Sharing
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, mark_subject, stream_name
 from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.record import BufferId, LaneId
@@ -127,6 +128,7 @@ class _Stream:
     limits: LedgerLimits
     number: int
     """Tells a stream from the one of that name before it."""
+    sharing: Sharing
     messages: dict[int, _Stored] = field(default_factory=dict)
     found_by: dict[str, dict[int, None]] = field(default_factory=dict)
     """Sequences of each subject and of each filter, in order."""
@@ -212,6 +214,10 @@ class MemoryLedger:
     def durability(self) -> Durability:
         return Durability(DurabilityLevel.MEMORY, True, "kept in the memory of this process")
 
+    @property
+    def sharing(self) -> Sharing:
+        return self._stream.sharing
+
     def statistics(self) -> LedgerStatistics:
         return self._statistics
 
@@ -231,7 +237,7 @@ class MemoryLedger:
             return StoredMark(mark, receipt.mark_sequence)
 
     async def commit(self, commit: Commit) -> Receipt:
-        messages = commit_messages(self._id, commit)
+        messages = commit_messages(self._id, commit, self.sharing)
         started_s = self._clock.monotonic_s()
         while True:
             await self._faults.pass_gate()
@@ -262,13 +268,13 @@ class MemoryLedger:
         witnesses: Iterable[Witness] | None = None,
         given_up: Iterable[GivenUp] = (),
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        subject = buffer_filter(self._id, buffer)
+        subject = self._filter(buffer)
         async with self._opened(subject, after, ReadCheck(self._id, subject, after, witnesses, given_up)) as frames:
             yield frames
 
     @asynccontextmanager
     async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with self._opened(buffer_filter(self._id, buffer), after, Unchecked()) as frames:
+        async with self._opened(self._filter(buffer), after, Unchecked()) as frames:
             yield frames
 
     @asynccontextmanager
@@ -284,7 +290,7 @@ class MemoryLedger:
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         for buffer, last in through.items():
-            for sequence in self._stream.after(buffer_filter(self._id, buffer), 0):
+            for sequence in self._stream.after(self._filter(buffer), 0):
                 if sequence > last:
                     break
                 # It stays when it holds the mark of its lane.
@@ -292,15 +298,22 @@ class MemoryLedger:
                     self._stream.remove(sequence)
         self._statistics.trims += 1
 
+    async def leave(self, edges: Collection[str]) -> None:
+        self._stream.sharing = self.sharing.without(edges)
+
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
-        found = self._stream.after(buffer_filter(self._id, buffer), after)[:frames]
+        found = self._stream.after(self._filter(buffer), after)[:frames]
         return [
             StoredFrame(sequence, self._stream.messages[sequence].message.data, self._stream.witness(sequence))
             for sequence in found
         ]
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        return self._stream.last_of(buffer_filter(self._id, buffer))
+        return self._stream.last_of(self._filter(buffer))
+
+    def _filter(self, buffer: BufferId) -> str:
+        """Matches the frames of a buffer, under the name under which they are stored."""
+        return buffer_filter(self._id, self.sharing.stored(buffer))
 
     def _look(self, subject: str, after: int, check: ReadCheck | Unchecked) -> None:
         """Raise `DamageError` when the stream does not hold what was read."""
@@ -387,7 +400,7 @@ class MemoryLedger:
         now_s = self._clock.monotonic_s()
         lane = lane_filter(self._id, commit.lane)
         for message, (buffer, _) in zip(messages, commit.frames, strict=False):
-            self._stream.store(message, (lane, buffer_filter(self._id, buffer)), now_s)
+            self._stream.store(message, (lane, self._filter(buffer)), now_s)
         for message in messages[len(commit.frames) :]:
             if message.subject == mark_subject(self._id, commit.lane):
                 for replaced in self._stream.after(message.subject, 0):
@@ -407,7 +420,7 @@ class MemoryLedger:
         mark.owner = "fault"
         mark.commit_id = self._commit_id(lane)
         commit = Commit(lane, (), mark, after=stored)
-        self._apply(commit, commit_messages(self._id, commit))
+        self._apply(commit, commit_messages(self._id, commit, self.sharing))
 
     def _commit_id(self, lane: LaneId) -> bytes:
         """New for every takeover, and the same in every run of a simulation."""
@@ -442,7 +455,7 @@ class MemoryBroker:
         stream = self._streams.get(vertex)
         if stream is None:
             self._made += 1
-            stream = self._streams[vertex] = _Stream(limits, self._made)
+            stream = self._streams[vertex] = _Stream(limits, self._made, limits.sharing)
         stream.limits = limits
         return self._opened(vertex, stream)
 

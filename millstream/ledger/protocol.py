@@ -6,13 +6,14 @@ suite (`tests/contract/ledger`). It knows lanes, buffers, marks and encoded fram
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from millstream import limits
+from millstream.ledger.sharing import SEPARATE, Sharing
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -62,6 +63,7 @@ class Commit:
 
     lane: LaneId
     frames: Sequence[FrameWrite]
+    """One for several edges that share it (`Ledger.sharing`) is given once, for the buffer of any of them."""
     mark: mark_pb2.Mark
     """`commit_id` is chosen by the caller and new for every commit."""
     after: int
@@ -159,6 +161,9 @@ class LedgerLimits:
     """Copies in a broker cluster."""
     ids_ttl_s: float = field(default=0.0)
     """Longest time ids are kept; 0 when no lane gives ids."""
+    sharing: Sharing = SEPARATE
+    """Edges that share a stored copy of their frames. It counts when the ledger is created; one that exists keeps its
+    own."""
 
 
 class Ledger(Protocol):
@@ -178,6 +183,11 @@ class Ledger(Protocol):
 
     @property
     def durability(self) -> Durability: ...
+
+    @property
+    def sharing(self) -> Sharing:
+        """Edges that share a stored copy of their frames. Each method takes the buffer of any of them, and means that
+        copy: a frame is written once, for all of them, and is trimmed when all of them have passed it."""
 
     def statistics(self) -> LedgerStatistics: ...
 
@@ -230,6 +240,10 @@ class Ledger(Protocol):
         A frame that holds the present mark of the lane that wrote it stays until that lane commits again. So what
         waits in a buffer is what comes after its reader's mark, not what is stored.
         """
+
+    async def leave(self, edges: Collection[str]) -> None:
+        """Store the frames of these edges apart from now on. Their buffers are empty then: it is for a time when
+        nothing waits in them and no lane has an owner that runs."""
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         """Up to `frames` stored frames after `after`, without consuming anything and without waiting."""

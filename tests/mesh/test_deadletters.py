@@ -97,6 +97,37 @@ async def test_a_replay_that_dies_anywhere_and_is_made_again_puts_back_each_reco
         assert sorted(files.numbers("out")) == list(range(30)), point
 
 
+@pytest.mark.guarantee("I1", "I2")
+async def test_a_replay_reaches_only_the_vertex_that_gave_the_records_up(
+    files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `map` and `all` read one stored copy of what `in` gives.
+    (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
+    policy = "retryStrategy: {backoff: {interval: 1ms, steps: 1}}"
+    files.write(
+        files.generator(30)
+        + f"- name: map\n  udf: {{python: 'picky.py:picky', {policy}}}\n"
+        + files.file_sink("all")
+        + files.file_sink("out")
+        + files.file_sink("dead"),
+        ["in -> map", "in -> all", "map -> out", "{from: map, to: dead, kind: deadLetter}"],
+    )
+    await done(tmp_path, "run", "pipeline.yaml")
+    (tmp_path / "fixed").touch()
+    for point in ("ledger.commit:after@map", "ledger.leave:before@in", "ledger.leave:after@in"):
+        with monkeypatch.context() as patched:
+            patched.setenv(CRASH_AT, point)
+            killed = await command(tmp_path, "deadletters", "replay")
+            assert killed.exit_code < 0, f"{point} was not reached: {killed.out}"
+    assert "3 replayed, 0 skipped" in (await done(tmp_path, "deadletters", "replay")).out
+    for _ in range(2):
+        ended = await done(tmp_path, "run", "pipeline.yaml")
+        assert "BALANCED" in ended.out + ended.err
+        assert sorted(files.numbers("out")) == list(range(30))
+        assert sorted(files.numbers("all")) == list(range(30))
+    assert "0 replayed, 3 skipped" in (await done(tmp_path, "deadletters", "replay")).out
+
+
 @pytest.mark.guarantee("I1")
 async def test_dead_letters_that_wait_for_their_sink_go_back_once(files: PipelineFiles, tmp_path: Path) -> None:
     (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")

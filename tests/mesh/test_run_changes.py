@@ -76,6 +76,63 @@ async def test_a_drained_pipeline_changes_and_each_record_comes_once(
     assert "a vertex called other was removed earlier" in back.err
 
 
+@pytest.mark.guarantee("I1", "I2")
+async def test_edges_that_share_a_copy_part_where_nothing_waits(
+    files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tagging = (
+        "import json\nfrom millstream_udf import Message\n\n\ndef tag(value: bytes) -> Message:\n"
+        '    return Message(value, tags=["odd"] if json.loads(value)["number"] % 2 else [])\n'
+    )
+    (tmp_path / "tagging.py").write_text(tagging, encoding="utf-8")
+    vertices = SOURCE + "- name: map\n  udf: {python: 'tagging.py:tag'}\n" + "".join(map(files.file_sink, "abc"))
+    edges = ["in -> map", "map -> a", "map -> b", "map -> c"]
+    odd = "{from: map, to: b, conditions: {tags: {values: [odd]}}}"
+    files.write(vertices, edges)
+    give(tmp_path, 0, 100)
+    await drained(tmp_path, a=100, b=100, c=100)
+    files.write(vertices, [*edges[:2], odd, edges[3]])
+    give(tmp_path, 100, 100)
+    # The first runs of it are killed in the middle of the change.
+    for point in ("ledger.take_over:after@b", "ledger.leave:before@map", "ledger.leave:after@map"):
+        with monkeypatch.context() as environment:
+            environment.setenv(CRASH_AT, point)
+            assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == -signal.SIGKILL, point
+    await drained(tmp_path, a=200, b=150, c=200)
+    # What has parted stays apart, and c gets a second partition, which is another change.
+    files.write(
+        vertices.replace("- name: c\n", "- name: c\n  partitions: 2\n"),
+        ["in -> map", "map -> a", "map -> b", "map -> c"],
+    )
+    give(tmp_path, 200, 100)
+    await drained(tmp_path, a=300, b=250, c=300)
+    assert sorted(files.numbers("a")) == sorted(files.numbers("c")) == list(range(300))
+    assert sorted(files.numbers("b")) == [n for n in range(300) if n < 100 or n >= 200 or n % 2]
+
+
+async def test_edges_that_share_a_copy_do_not_part_while_records_wait(files: PipelineFiles, tmp_path: Path) -> None:
+    held = "- name: held\n  sink: {http: {url: 'http://127.0.0.1:1/'}}\n"
+    vertices = SOURCE + files.function("identity") + files.file_sink("out") + held
+    path = files.write(vertices, ["in -> map", "map -> out", "map -> held"])
+    give(tmp_path, 0, 50)
+    async with start(tmp_path, "run", "pipeline.yaml", "--quiet") as run:
+        await run.until(lambda: run.records("out") >= 50)
+        await run.interrupt_twice()
+        assert (await run.ended()).exit_code == 130
+    before = path.read_text()
+    files.write(vertices, ["in -> map", "map -> out", "{from: map, to: held, onFull: discardLatest}"])
+    refused = await command(tmp_path, "run", "pipeline.yaml")
+    assert refused.exit_code == 2
+    assert "the records of edge map-held are stored together with those of other edges" in refused.err
+    path.write_text(before)
+    give(tmp_path, 50, 10)
+    async with start(tmp_path, "run", "pipeline.yaml", "--quiet") as run:
+        await run.until(lambda: run.records("out") >= 60)
+        await run.interrupt_twice()
+        assert (await run.ended()).exit_code == 130
+    assert sorted(files.numbers("out")) == list(range(60))
+
+
 async def test_what_waits_keeps_the_pipeline_as_it_was_and_is_named(files: PipelineFiles, tmp_path: Path) -> None:
     held = "- name: held\n  sink: {http: {url: 'http://127.0.0.1:1/'}}\n"
     edges = ["in -> map", "map -> out", "map -> held"]

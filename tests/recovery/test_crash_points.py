@@ -39,6 +39,7 @@ UNREACHED = {
     "data": "of the runner, not of a vertex: tests/recovery/test_runner_crashes.py",
     "outputs": "of the runner, not of a vertex: tests/unit/local/test_outputs.py",
     "ledger.delete": "a pipeline that is started over: tests/recovery/test_runner_crashes.py",
+    "ledger.leave": "of the runner and of replays: tests/mesh/test_run_changes.py and test_deadletters.py",
     "watermark.delete": "a pipeline that is started over: tests/recovery/test_runner_crashes.py",
     "kafka_sink": "needs a broker of Kafka: tests/contract/sinks/test_kafka.py",
     "file_sink.discard": "a lane that fails with a file unfinished: tests/contract/sinks/test_file_directory.py",

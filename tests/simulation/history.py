@@ -14,6 +14,7 @@ from typing import Protocol
 from millstream.account import Account
 from millstream.clock import START_OF_TIME_US
 from millstream.ledger.protocol import Commit, Receipt
+from millstream.ledger.sharing import Sharing
 from millstream.record import WINDOW_INPUT, BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
@@ -128,7 +129,7 @@ class History:
             for one in [*passed, *begun][-1:]:
                 self._consumed[lane.vertex, lane.key, buffer] = one
 
-    def committed(self, commit: Commit, receipt: Receipt, link: object) -> None:
+    def committed(self, commit: Commit, receipt: Receipt, link: object, sharing: Sharing) -> None:
         """A commit of the process behind `link` has landed, or was found to have landed before."""
         lane = self.lanes[commit.lane.vertex, commit.lane.key]
         mark = commit.mark
@@ -147,10 +148,12 @@ class History:
             raise Violation(f"I2: {commit.lane}: the account does not balance by {difference}: {mark.account}")
         self._check_forward(commit.lane, lane.mark, mark)
         for (buffer, data), sequence in zip(commit.frames, receipt.frame_sequences, strict=True):
-            written = self.buffers[buffer]
-            if written and written[-1].sequence >= sequence:
-                raise Violation(f"I6: {buffer}: sequence {sequence} behind {written[-1].sequence}")
-            written.append(Written(sequence, commit.lane, data, lane.promised_us, self._now_us()))
+            # One copy is what each of its readers gets.
+            for reader in sharing.readers(sharing.stored(buffer)):
+                written = self.buffers[reader]
+                if written and written[-1].sequence >= sequence:
+                    raise Violation(f"I6: {reader}: sequence {sequence} behind {written[-1].sequence}")
+                written.append(Written(sequence, commit.lane, data, lane.promised_us, self._now_us()))
         self._note_consumed(link, commit.lane, mark)
         lane.epoch = mark.epoch
         lane.marks[receipt.mark_sequence] = lane.mark = mark

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ from millstream.ledger.protocol import (
     StoredMark,
     Witness,
 )
+from millstream.ledger.sharing import Sharing
 from millstream.limits import COMMIT_TIMEOUT_S, OT_PUT_TIMEOUT_S, OT_REREAD_INTERVAL_S
 from millstream.record import BufferId, LaneId
 from millstream.watermark.memory import MemoryOtStore, OtMemory
@@ -193,6 +194,10 @@ class SimLedger:
     def durability(self) -> Durability:
         return self._inner.durability
 
+    @property
+    def sharing(self) -> Sharing:
+        return self._inner.sharing
+
     def statistics(self) -> LedgerStatistics:
         return self._inner.statistics()
 
@@ -212,7 +217,7 @@ class SimLedger:
     async def commit(self, commit: Commit) -> Receipt:
         def do() -> Receipt:
             receipt = at_once(self._inner.commit(commit))
-            self._history.committed(commit, receipt, self._link)
+            self._history.committed(commit, receipt, self._link, self.sharing)
             return receipt
 
         return await self._link.ask(do)
@@ -247,10 +252,14 @@ class SimLedger:
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         def do() -> None:
             for buffer, sequence in through.items():
-                self._history.trimmed(buffer, sequence)
+                for reader in self.sharing.readers(self.sharing.stored(buffer)):
+                    self._history.trimmed(reader, sequence)
             at_once(self._inner.trim(through))
 
         await self._link.ask(do)
+
+    async def leave(self, edges: Collection[str]) -> None:
+        raise AssertionError("no pipeline changes in a simulation")
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         return await self._link.ask(lambda: at_once(self._inner.peek(buffer, after, frames)))

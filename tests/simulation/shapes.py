@@ -292,7 +292,68 @@ def _map_chain() -> Shape:
     return Shape("map-chain", _pipeline("map-chain", vertices, edges, 0.4), behaviours, max_delay_s=0.4)
 
 
+def _copies() -> Shape:
+    """Maps, windows and sinks that read one stored copy, each in a process of its own; two more share another."""
+    vertices = [
+        _source("a", 2),
+        _map("fan", 2, 2, on_failure="deadLetter"),
+        _map("plain", 2, 2),
+        _reduce("sum", {"fixed": {"length": "500ms"}}, 2),
+        _sink("one", 2),
+        _sink("two", 2),
+        _sink("even"),
+        _sink("too"),
+        _sink("out"),
+        _sink("dead"),
+    ]
+    edges = [_edge("a", "fan"), *(_edge("fan", name) for name in ("plain", "sum", "one", "two"))]
+    edges += [_edge("fan", name, tags=("even",)) for name in ("even", "too")]
+    edges += [_edge("fan", "dead", "deadLetter"), _edge("plain", "out"), _edge("sum", "out")]
+    behaviours = {"fan": "fan", "plain": "plain"}
+    return Shape("copies", _pipeline("copies", vertices, edges, 0.4), behaviours, max_delay_s=0.4)
+
+
+def _narrow_copies() -> Shape:
+    """A copy whose readers have little room, and sessions among them."""
+    vertices = [
+        _source("a"),
+        _map("plain", 2),
+        _reduce("sum", {"session": {"timeout": "150ms"}}, 2),
+        _sink("one", 2),
+        _sink("out"),
+    ]
+    edges = [_edge("a", "plain"), _edge("a", "sum"), _edge("a", "one"), _edge("plain", "out"), _edge("sum", "out")]
+    spec = _pipeline("narrow-copies", vertices, edges, 0.3, limits={"bufferMaxLength": 12})
+    return Shape("narrow-copies", spec, {"plain": "plain"}, max_delay_s=0.3)
+
+
+def _chained_copies() -> Shape:
+    """A chain whose last vertex has a copy that two read, in the ledger of its first."""
+    vertices = [
+        _source("a", 2),
+        _map("fan", 2, on_failure="deadLetter"),
+        _map("plain", 2),
+        _sink("one", 2),
+        _sink("two", 2),
+        _sink("dead"),
+    ]
+    edges = [
+        _edge("a", "fan", chain=True),
+        _edge("fan", "plain", chain=True),
+        _edge("plain", "one"),
+        _edge("plain", "two"),
+        _edge("fan", "dead", "deadLetter"),
+    ]
+    spec = _pipeline("chained-copies", vertices, edges, 1.0)
+    return Shape("chained-copies", spec, {"fan": "fan", "plain": "plain"})
+
+
+COPIED: Mapping[str, Shape] = {shape.name: shape for shape in (_copies(), _narrow_copies(), _chained_copies())}
+"""Several edges read one stored copy."""
+
 CHAINED: Mapping[str, Shape] = {shape.name: shape for shape in (_source_chain(), _map_chain())}
+
+BESIDE: Mapping[str, Shape] = {**CHAINED, **COPIED}
 """Beside `SHAPES`, so that the seeds of those stay what they are."""
 
 SHAPES: Mapping[str, Shape] = {
@@ -320,7 +381,7 @@ SHAPES: Mapping[str, Shape] = {
 @cache
 def resolved_of(name: str) -> Resolved:
     """The pipeline as its processes get it."""
-    return resolved.load(json.dumps({"format": 1, "baseDir": "/", "pipeline": {**SHAPES, **CHAINED}[name].spec}))
+    return resolved.load(json.dumps({"format": 1, "baseDir": "/", "pipeline": {**SHAPES, **BESIDE}[name].spec}))
 
 
 def given(rng: random.Random, graph: Graph, shape: Shape, span_s: float) -> dict[tuple[str, int], Split]:

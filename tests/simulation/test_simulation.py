@@ -18,11 +18,12 @@ from millstream.ledger import memory
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import lane_filter
 from millstream.ledger.witness import ReadCheck
+from millstream_vertex import trimming
 from tests.simulation.faults import Fault
 from tests.simulation.network import Weather
 from tests.simulation.outside import BASE_US, Given, Split, Temper
 from tests.simulation.set_back import with_set_backs
-from tests.simulation.shapes import CHAINED, SHAPES, Shape
+from tests.simulation.shapes import CHAINED, COPIED, SHAPES, Shape
 from tests.simulation.simulate import Outcome, simulate
 from tests.simulation.world import World
 from tests.support.sizes import sized
@@ -54,9 +55,25 @@ def test_whatever_happens_every_invariant_holds(shape: str) -> None:
 @pytest.mark.parametrize("shape", sorted(CHAINED))
 def test_chains_hold_every_invariant(shape: str) -> None:
     outcomes = [simulate(seed, shape=CHAINED[shape]) for seed in range(2 * SEEDS)]
-    assert not [found_in(outcome, f"--chain {shape}") for outcome in outcomes if outcome.violation]
+    assert not [found_in(outcome, f"--shape {shape}") for outcome in outcomes if outcome.violation]
     assert sum(outcome.faults for outcome in outcomes) > 2 * SEEDS
     assert sum(outcome.commits for outcome in outcomes) > 20 * SEEDS
+
+
+@pytest.mark.guarantee("I1", "I2", "I4", "I5", "I8", "I9")
+@pytest.mark.parametrize("shape", sorted(COPIED))
+def test_edges_that_share_copies_hold_every_invariant(shape: str) -> None:
+    outcomes = [simulate(seed, shape=COPIED[shape]) for seed in range(2 * SEEDS)]
+    assert not [found_in(outcome, f"--shape {shape}") for outcome in outcomes if outcome.violation]
+    assert sum(outcome.faults for outcome in outcomes) > 2 * SEEDS
+    assert sum(outcome.commits for outcome in outcomes) > 20 * SEEDS
+
+
+@pytest.mark.guarantee("I1")
+def test_a_copy_that_is_trimmed_behind_the_fastest_of_its_readers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trimming, "min", max, raising=False)
+    violations = [simulate(seed, shape=COPIED["narrow-copies"]).violation for seed in range(SEEDS)]
+    assert any("is trimmed through" in violation for violation in violations)
 
 
 @pytest.mark.guarantee("I1", "I3", "I9")

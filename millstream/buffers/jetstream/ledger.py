@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -42,7 +42,16 @@ from millstream.buffers.jetstream.requests import (
 )
 from millstream.buffers.jetstream.sending import new_batch_id, send_commit
 from millstream.buffers.jetstream.stored_ids import stored_ids
-from millstream.buffers.jetstream.stream_config import LAYOUT, LAYOUT_NOW, OWNER_PIPELINE, OWNER_VERTEX, stream_config
+from millstream.buffers.jetstream.stream_config import (
+    LAYOUT,
+    LAYOUT_NOW,
+    LAYOUT_SHARED,
+    OWNER_PIPELINE,
+    OWNER_VERTEX,
+    after_leaving,
+    sharing_of,
+    stream_config,
+)
 from millstream.buffers.jetstream.torn import ServerStart, TornEnds, time_of
 from millstream.buffers.jetstream.trims import purges
 from millstream.durable import step
@@ -71,6 +80,7 @@ from millstream.ledger.protocol import (
     StoredMark,
     Witness,
 )
+from millstream.ledger.sharing import Sharing
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, stream_name
 from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.nats.access import BrokerAccess
@@ -96,6 +106,7 @@ class JetStreamLedger:
         created: str,
         durability_found: Durability,
         server_start: ServerStart,
+        sharing: Sharing,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -103,6 +114,7 @@ class JetStreamLedger:
         self._created = created
         self._durability = durability_found
         self._statistics = LedgerStatistics()
+        self._sharing = sharing
         self._torn = TornEnds(stream, self._last_stored, self._get, server_start)
 
     @property
@@ -116,6 +128,10 @@ class JetStreamLedger:
     @property
     def durability(self) -> Durability:
         return self._durability
+
+    @property
+    def sharing(self) -> Sharing:
+        return self._sharing
 
     def statistics(self) -> LedgerStatistics:
         return self._statistics
@@ -160,7 +176,7 @@ class JetStreamLedger:
             return await self._commit(commit)
 
     async def _commit(self, commit: Commit) -> Receipt:
-        messages = batch.commit_messages(self._stream, commit)
+        messages = batch.commit_messages(self._stream, commit, self._sharing)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         sequence = await self._land(commit, messages)
@@ -182,26 +198,34 @@ class JetStreamLedger:
         witnesses: Iterable[Witness] | None = None,
         given_up: Iterable[GivenUp] = (),
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        subject = buffer_filter(self._stream, buffer)
+        subject = self._filter(buffer)
         check = ReadCheck(self._stream, subject, after, witnesses, given_up)
         async with opened(self._reader(subject, after, check)) as frames:
             yield frames
 
     @asynccontextmanager
     async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with opened(self._reader(buffer_filter(self._stream, buffer), after, Unchecked())) as frames:
+        async with opened(self._reader(self._filter(buffer), after, Unchecked())) as frames:
             yield frames
 
     def _reader(self, subject: str, after: int, check: ReadCheck | Unchecked) -> PullReader:
         return PullReader(self._connection, self._stream, subject, after, self._created, self._statistics, check)
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
+        through = {self._sharing.stored(buffer): sequence for buffer, sequence in through.items()}
         async for subject, first in purges(self._stream, through, self._info, self._get):
             await self._purge(subject, first)
         self._statistics.trims += 1
 
+    async def leave(self, edges: Collection[str]) -> None:
+        config = (await self._info())["config"]
+        metadata = after_leaving(config["metadata"], edges)
+        with step("ledger.leave", self._vertex):
+            await self._ask("STREAM.UPDATE", {**config, "metadata": metadata})
+        self._sharing = sharing_of(metadata)
+
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
-        subject = buffer_filter(self._stream, buffer)
+        subject = self._filter(buffer)
         found: list[StoredFrame] = []
         while len(found) < frames:
             message = await self._get({"seq": after + 1, "next_by_subj": subject})
@@ -212,7 +236,11 @@ class JetStreamLedger:
         return found
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        return await self._last_of(buffer_filter(self._stream, buffer))
+        return await self._last_of(self._filter(buffer))
+
+    def _filter(self, buffer: BufferId) -> str:
+        """Matches the frames of a buffer, under the name under which they are stored."""
+        return buffer_filter(self._stream, self._sharing.stored(buffer))
 
     async def _last_of(self, subject: str) -> int:
         """Sequence of the last message that matches; 0 when there is none."""
@@ -360,7 +388,7 @@ class JetStreamBroker:
         if info is None:
             info = await self._make("CREATE", stream, wanted, limits)
         elif any(info["config"].get(key) != value for key, value in wanted.items() if key != "metadata"):
-            info = await self._make("UPDATE", stream, {**info["config"], **wanted}, limits)
+            info = await self._make("UPDATE", stream, {**info["config"], **wanted, **_as_made(info)}, limits)
         ledger = await self._opened(stream, vertex, info)
         durability.check(ledger.durability, self._require, self._connection.place)
         return ledger
@@ -409,11 +437,12 @@ class JetStreamBroker:
                 f"pipeline {found.get(OWNER_PIPELINE)}, but vertex {vertex} of pipeline {self._pipeline} needs that "
                 "name. Rename one of the two",
             )
-        if found.get(LAYOUT) != LAYOUT_NOW:
+        if found.get(LAYOUT) not in (LAYOUT_NOW, LAYOUT_SHARED):
             raise InfrastructureError(
                 codes.LEDGER_LAYOUT,
                 f"stream {stream} at {self._connection.place} has the layout of another version of Millstream "
-                f"(layout {found.get(LAYOUT, 'unknown')}; this one reads {LAYOUT_NOW}). Continue with that version, "
+                f"(layout {found.get(LAYOUT, 'unknown')}; this one reads {LAYOUT_NOW} and "
+                f"{LAYOUT_SHARED}). Continue with that version, "
                 "or start the pipeline over",
             )
         lost = info["state"].get("lost")
@@ -435,7 +464,8 @@ class JetStreamBroker:
         except ApiError as error:
             if error.code == NAME_IN_USE:
                 # Another process made it at the same time, from another specification.
-                return await self._make("UPDATE", stream, config, limits)
+                made = await until_answered(self._connection, f"STREAM.INFO.{stream}")
+                return await self._make("UPDATE", stream, {**config, **_as_made(made)}, limits)
             if error.code in NO_STORAGE:
                 raise InfrastructureError(
                     codes.BROKER_RESERVATION,
@@ -454,7 +484,8 @@ class JetStreamBroker:
             return known
         server, where = await self._server_settings()
         found = durability.judge(server, info["config"], where)
-        ledger = JetStreamLedger(self._connection, stream, vertex, info["created"], found, self._server_start)
+        sharing = sharing_of(info["config"]["metadata"])
+        ledger = JetStreamLedger(self._connection, stream, vertex, info["created"], found, self._server_start, sharing)
         self._ledgers[vertex] = ledger
         return ledger
 
@@ -481,6 +512,11 @@ class JetStreamBroker:
             if durability.is_of(settings, self._connection.server):
                 return settings, where
             return None, f"{where} is of a different server, {settings.get('server_name')}, from the broker"
+
+
+def _as_made(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a stream's settings stays as it was when the stream was created."""
+    return {"metadata": info["config"]["metadata"]}
 
 
 def jetstream_broker(

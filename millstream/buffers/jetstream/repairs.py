@@ -15,6 +15,7 @@ from millstream.buffers.jetstream.requests import (
     message_headers,
     until_answered,
 )
+from millstream.buffers.jetstream.stream_config import sharing_of
 from millstream.buffers.jetstream.torn import torn_batch
 from millstream.buffers.technology import LostMessages, TornCommit
 from millstream.durable import step
@@ -56,12 +57,15 @@ class JetStreamRepairs:
         except ValueError as error:
             why = f"its mark cannot be read ({error})"
         batch = torn_batch(message)
+        config = (await until_answered(self._connection, f"STREAM.INFO.{stream}"))["config"]
+        sharing = sharing_of(config["metadata"])
         frames = []
         for sequence in range(batch.first, batch.last + 1):
             one = await self._get(stream, {"seq": sequence})
             if one is not None and ".d." in one["subject"]:
                 name = witness_of(sequence, message_headers(one))
-                frames.append((buffer_of(one["subject"]), StoredFrame(sequence, message_data(one), name)))
+                frame = StoredFrame(sequence, message_data(one), name)
+                frames += [(buffer, frame) for buffer in sharing.readers(buffer_of(one["subject"]))]
         return TornCommit(stream, batch.first, batch.last, why, frames)
 
     async def cut(self, vertex: str, torn: TornCommit) -> None:

@@ -5,18 +5,23 @@ Above it: `jetstream.py`. Below it: the limits of a ledger.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from millstream.ledger.protocol import LedgerLimits
+from millstream.ledger.sharing import Sharing
 
 OWNER_PIPELINE = "millstream.pipeline"
 OWNER_VERTEX = "millstream.vertex"
 """Keys in a stream's metadata: two pipelines may give streams of one name."""
 LAYOUT = "millstream.layout"
 LAYOUT_NOW = "3"
+LAYOUT_SHARED = "4"
 """Key and value in a stream's metadata: which subjects it has, where marks are, and what frames are called. A stream
 without one has the first layout, whose marks were always messages of their own; frames of the second do not name their
-commit."""
+commit. In the fourth, edges share copies of their frames, which earlier versions would neither write nor find."""
+_SHARED = "millstream.shared"
+"""Key in a stream's metadata: `Sharing.encode`."""
 
 
 def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits) -> dict[str, Any]:
@@ -35,5 +40,19 @@ def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits)
         "allow_rollup_hdrs": True,
         "allow_direct": True,
         "allow_msg_ttl": True,
-        "metadata": {OWNER_PIPELINE: pipeline, OWNER_VERTEX: vertex, LAYOUT: LAYOUT_NOW},
+        "metadata": {OWNER_PIPELINE: pipeline, OWNER_VERTEX: vertex, **_layout(limits.sharing)},
     }
+
+
+def sharing_of(metadata: Mapping[str, str]) -> Sharing:
+    """What the metadata of a ledger's stream say about shared copies."""
+    return Sharing.decode(metadata.get(_SHARED))
+
+
+def after_leaving(metadata: Mapping[str, str], edges: Collection[str]) -> dict[str, str]:
+    """The metadata of a ledger's stream after these edges have left their shared copies."""
+    return {**metadata, _SHARED: sharing_of(metadata).without(edges).encode()}
+
+
+def _layout(sharing: Sharing) -> dict[str, str]:
+    return {LAYOUT: LAYOUT_SHARED, _SHARED: sharing.encode()} if sharing else {LAYOUT: LAYOUT_NOW}

@@ -3,10 +3,10 @@
 Above it: `millstream broker config`. Below it: the graph, and the names of streams, buckets and subjects. Pure.
 
 A vertex writes its own ledger and its own OT store, reads the ledgers of the vertices it reads from and the OT stores
-of its neighbours, and hears answers in an inbox of its own. It makes and changes no stream: a stream may be made to
-copy any other of its account. So its ledger is made beforehand, by the user of the pipeline, who may do everything in
-the account (`millstream broker prepare`). Commands that only look have a user who may read every ledger and OT store,
-and change none: it commits, trims and removes nothing.
+of its neighbours and of those who read the same frames, and hears answers in an inbox of its own. It makes and changes
+no stream: a stream may be made to copy any other of its account. So its ledger is made beforehand, by the user of the
+pipeline, who may do everything in the account (`millstream broker prepare`). Commands that only look have a user who
+may read every ledger and OT store, and change none: it commits, trims and removes nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from millstream.ledger.subjects import stream_name
 from millstream.nats.access import INBOX
 from millstream.record import WINDOW_INPUT
 from millstream.spec.graph import Graph
+from millstream.spec.models import Edge
+from millstream.spec.sharing import copy_of, same_frames
 
 VIEWER = "_view"
 """The user of commands that only look."""
@@ -111,7 +113,7 @@ def _viewer(graph: Graph) -> BrokerUser:
         ]
         if graph.edges_out[vertex.name]:
             publish.append(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*")
-        publish += [_consumer(stream, edge.name) for edge in graph.edges_out[vertex.name]]
+        publish += [_consumer(stream, name) for name in _names(graph, graph.edges_out[vertex.name])]
     return BrokerUser(f"{pipeline}.{VIEWER}", inbox, (*publish, SETTINGS_SUBJECT), (f"{inbox}.>",))
 
 
@@ -128,7 +130,7 @@ def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
     # Who is in a cycle looks at the marks of all in it, to see that it is empty.
     around = next(group for group in graph.sccs if vertex in group)
     ledgers = dict.fromkeys([vertex, *upstream, *around])
-    stores = dict.fromkeys([vertex, *upstream, *downstream, *around])
+    stores = dict.fromkeys([vertex, *upstream, *downstream, *around, *_reading_with(graph, vertex)])
     inbox = f"{INBOX}.{pipeline}.{vertex}"
     publish = [f"{own}.>", f"$KV.{bucket}.>"]
     publish += [f"$JS.API.{what}.{stream_name(pipeline, name)}" for name in ledgers for what in _READ]
@@ -144,11 +146,25 @@ def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
     return BrokerUser(f"{pipeline}.{vertex}", inbox, tuple(publish), tuple(subscribe))
 
 
+def _names(graph: Graph, edges: Iterable[Edge]) -> Iterable[str]:
+    """The names under which frames of these edges may be stored: their own, and those of the copies that they may
+    share."""
+    return dict.fromkeys(name for edge in edges for name in (edge.name, copy_of(graph, edge)) if name is not None)
+
+
+def _reading_with(graph: Graph, vertex: str) -> Iterator[str]:
+    """The vertices that read the same copies: how far they are decides what may be trimmed."""
+    for edge in graph.edges_in[vertex]:
+        for edges in same_frames(graph, edge.from_).values():
+            if edge.name in edges:
+                yield from (graph.edge(other).to for other in edges)
+
+
 def _read_buffers(graph: Graph, vertex: str) -> dict[str, list[str]]:
     """What a vertex reads frame by frame: first parts of buffers' names, by the vertex whose ledger has them."""
     buffers: dict[str, list[str]] = {}
     for edge in graph.edges_in[vertex]:
-        buffers.setdefault(edge.from_, []).append(edge.name)
+        buffers.setdefault(edge.from_, []).extend(_names(graph, [edge]))
     group_by = graph.vertex(vertex).group_by
     if group_by is not None and group_by.keeps_input:
         # A reduce that can rebuild its log finds its milestones in its own ledger.

@@ -1,6 +1,6 @@
 """Names of keys. Pure; the only place that knows how they are built.
 
-millstream:<pipeline>:<vertex>:l            hash: id, layout, limits, last sequence and bytes of the ledger
+millstream:<pipeline>:<vertex>:l            hash: id, layout, shared copies, limits, last sequence and bytes
 millstream:<pipeline>:<vertex>:l:p:<lane>   hash: the lane's mark, its sequence and the id of its commit
 millstream:<pipeline>:<vertex>:l:i:<lane>   stream: digests of record ids
 millstream:<pipeline>:<vertex>:l:n          hash: frames of each lane in each buffer

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from uuid import uuid4
 
@@ -41,7 +41,7 @@ from millstream.buffers.redis.keys import (
     vertex_prefix,
 )
 from millstream.buffers.redis.reading import RedisReader, frames_of, opened, passing
-from millstream.buffers.redis.scripts import COMMIT, MAKE, TRIM
+from millstream.buffers.redis.scripts import COMMIT, LEAVE, MAKE, TRIM
 from millstream.durable import step
 from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
 from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
@@ -60,14 +60,16 @@ from millstream.ledger.protocol import (
     StoredMark,
     Witness,
 )
+from millstream.ledger.sharing import Sharing
 from millstream.ledger.witness import REPAIR, ReadCheck, name_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 
 _log = logging.getLogger(__name__)
 
-LAYOUT = "1"
-"""Which keys a ledger has and what is in them."""
+LAYOUT, LAYOUT_SHARED = "1", "2"
+"""Which keys a ledger has and what is in them. In the second, edges share copies of their frames, which earlier
+versions would neither write nor find."""
 _PEEK_FRAMES = 16
 _IDS_PAGE = 16
 """Pieces of ids that are asked for at once; each is well below the size of a frame."""
@@ -77,7 +79,13 @@ class RedisLedger:
     """`Ledger` over the keys of one vertex."""
 
     def __init__(
-        self, connection: RedisConnection, pipeline: str, vertex: str, ledger_id: str, durability_found: Durability
+        self,
+        connection: RedisConnection,
+        pipeline: str,
+        vertex: str,
+        ledger_id: str,
+        durability_found: Durability,
+        sharing: Sharing,
     ) -> None:
         self._connection = connection
         self._name = f"{pipeline}-{vertex}"
@@ -85,6 +93,7 @@ class RedisLedger:
         self._key = ledger_key(pipeline, vertex)
         self._id = ledger_id
         self._durability = durability_found
+        self._sharing = sharing
         self._statistics = LedgerStatistics()
 
     @property
@@ -98,6 +107,10 @@ class RedisLedger:
     @property
     def durability(self) -> Durability:
         return self._durability
+
+    @property
+    def sharing(self) -> Sharing:
+        return self._sharing
 
     def statistics(self) -> LedgerStatistics:
         return self._statistics
@@ -146,9 +159,8 @@ class RedisLedger:
         self, commit: Commit, mark: bytes, ids: Sequence[bytes]
     ) -> tuple[list[str], list[str | int | bytes]]:
         """Keys and arguments of the script."""
-        buffers = {
-            buffer: number for number, buffer in enumerate(dict.fromkeys(frame.buffer for frame in commit.frames), 1)
-        }
+        stored = [self._sharing.stored(frame.buffer) for frame in commit.frames]
+        buffers = {buffer: number for number, buffer in enumerate(dict.fromkeys(stored), 1)}
         keys = [self._key, mark_key(self._key, commit.lane), ids_key(self._key, commit.lane), counts_key(self._key)]
         for buffer in buffers:
             keys += [frames_key(self._key, buffer), index_key(self._key, buffer)]
@@ -166,9 +178,9 @@ class RedisLedger:
             *map(buffer_name, buffers),
             len(commit.frames),
         ]
-        for frame, number in zip(commit.frames, frame_numbers(commit), strict=True):
+        for frame, buffer, number in zip(commit.frames, stored, frame_numbers(commit), strict=True):
             name = name_of(commit.lane.key, number, commit.mark.commit_id) if number else ""
-            arguments += [buffers[frame.buffer], name, frame.data]
+            arguments += [buffers[buffer], name, frame.data]
         return keys, [*arguments, *ids]
 
     async def _land(self, commit: Commit, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> int:
@@ -257,6 +269,7 @@ class RedisLedger:
         witnesses: Iterable[Witness] | None = None,
         given_up: Iterable[GivenUp] = (),
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        buffer = self._sharing.stored(buffer)
         name = f"{self._name}.{buffer_name(buffer)}"
         check = ReadCheck(self._name, name, after, witnesses, given_up)
         reader = RedisReader(self._connection, self._key, self._id, name, buffer, after, self._statistics, check)
@@ -265,26 +278,36 @@ class RedisLedger:
 
     @asynccontextmanager
     async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with aclosing(passing(self._connection, frames_key(self._key, buffer), after)) as frames:
+        async with aclosing(passing(self._connection, self._frames_key(buffer), after)) as frames:
             yield frames
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         """Remove the frames that every reader has passed."""
         arguments: list[str | int] = [self._id]
         for buffer, last in through.items():
-            arguments += [buffer_name(buffer), last]
+            arguments += [buffer_name(self._sharing.stored(buffer)), last]
         with step("redis.trim", self._vertex):
             if await changed(self._connection, TRIM, [self._key, counts_key(self._key)], arguments) == b"gone":
-                raise InfrastructureError(
-                    codes.LEDGER_REMOVED,
-                    f"the ledger {self._name} at {self._connection.place} no longer exists. Restore it, or start "
-                    "the pipeline over",
-                )
+                raise self._removed()
         self._statistics.trims += 1
+
+    async def leave(self, edges: Collection[str]) -> None:
+        sharing = self._sharing.without(edges)
+        with step("redis.leave", self._vertex):
+            if await changed(self._connection, LEAVE, [self._key], [self._id, sharing.encode()]) == b"gone":
+                raise self._removed()
+        self._sharing = sharing
+
+    def _removed(self) -> InfrastructureError:
+        return InfrastructureError(
+            codes.LEDGER_REMOVED,
+            f"the ledger {self._name} at {self._connection.place} no longer exists. Restore it, or start the pipeline "
+            "over",
+        )
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         found: list[StoredFrame] = []
-        key = frames_key(self._key, buffer)
+        key = self._frames_key(buffer)
         while len(found) < frames:
             count = min(_PEEK_FRAMES, frames - len(found))
             page = await until_answered(self._connection, "XRANGE", key, after + 1, "+", "COUNT", count)
@@ -295,9 +318,13 @@ class RedisLedger:
         return found
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        key = index_key(self._key, buffer)
+        key = index_key(self._key, self._sharing.stored(buffer))
         last = await until_answered(self._connection, "XREVRANGE", key, "+", "-", "COUNT", 1)
         return int(last[0][0].partition(b"-")[0]) if last else 0
+
+    def _frames_key(self, buffer: BufferId) -> str:
+        """Of the frames of a buffer, under the name under which they are stored."""
+        return frames_key(self._key, self._sharing.stored(buffer))
 
 
 class RedisBroker:
@@ -319,20 +346,27 @@ class RedisBroker:
         found = await durability.ask_durability(self._connection)
         durability.check(found, self._require, self._connection.place)
         with step("redis.make", vertex):
-            ledger_id, layout = await changed(
+            ledger_id, layout, shared = await changed(
                 self._connection,
                 MAKE,
                 [ledger_key(self._pipeline, vertex)],
-                [uuid4().hex, LAYOUT, limits.frames_per_buffer_max, limits.bytes_max],
+                [
+                    uuid4().hex,
+                    LAYOUT_SHARED if limits.sharing else LAYOUT,
+                    limits.frames_per_buffer_max,
+                    limits.bytes_max,
+                    limits.sharing.encode() if limits.sharing else "",
+                ],
             )
-        return self._opened(vertex, ledger_id.decode(), layout.decode(), found)
+        return self._opened(vertex, ledger_id.decode(), layout.decode(), found, Sharing.decode(_text(shared)))
 
     async def existing_ledger(self, vertex: str) -> Ledger | None:
         known = pairs(await until_answered(self._connection, "HGETALL", ledger_key(self._pipeline, vertex)))
         if "id" not in known:
             return None
         found = await durability.ask_durability(self._connection)
-        return self._opened(vertex, known["id"].decode(), known["layout"].decode(), found)
+        sharing = Sharing.decode(_text(known.get("shared")))
+        return self._opened(vertex, known["id"].decode(), known["layout"].decode(), found, sharing)
 
     async def delete(self, vertex: str | None = None) -> None:
         """Delete the ledgers of a pipeline, or of one of its vertices."""
@@ -342,18 +376,24 @@ class RedisBroker:
                 await remove_matching(self._connection, pattern)
         self._ledgers.clear()
 
-    def _opened(self, vertex: str, ledger_id: str, layout: str, found: Durability) -> RedisLedger:
-        if layout != LAYOUT:
+    def _opened(self, vertex: str, ledger_id: str, layout: str, found: Durability, sharing: Sharing) -> RedisLedger:
+        if layout not in (LAYOUT, LAYOUT_SHARED):
             raise InfrastructureError(
                 codes.LEDGER_LAYOUT,
                 f"the ledger of vertex {vertex} at {self._connection.place} has the layout of another version of "
-                f"Millstream (layout {layout}; this one reads {LAYOUT}). Continue with that version, or start the "
-                "pipeline over",
+                f"Millstream (layout {layout}; this one reads {LAYOUT} and {LAYOUT_SHARED}). Continue with that "
+                "version, or start the pipeline over",
             )
         known = self._ledgers.get(vertex)
         if known is None or known.ledger_id.partition(" ")[2] != ledger_id:
-            known = self._ledgers[vertex] = RedisLedger(self._connection, self._pipeline, vertex, ledger_id, found)
+            known = self._ledgers[vertex] = RedisLedger(
+                self._connection, self._pipeline, vertex, ledger_id, found, sharing
+            )
         return known
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
 
 
 async def remove_matching(connection: RedisConnection, pattern: str) -> None:

@@ -13,6 +13,7 @@ from millstream.buffers.redis.keys import buffer_name, counts_key, ledger_key
 from millstream.buffers.redis.scripts import REMOVE
 from millstream.buffers.technology import LostMessages, TornCommit
 from millstream.durable import step
+from millstream.ledger.sharing import Sharing
 from millstream.record import BufferId, LaneId
 
 
@@ -43,5 +44,7 @@ class RedisRepairs:
     async def remove(self, vertex: str, buffer: BufferId, sequence: int) -> None:
         """Remove one message of a buffer."""
         ledger = ledger_key(self._pipeline, vertex)
+        shared = await until_answered(self._connection, "HGET", ledger, "shared")
+        name = buffer_name(Sharing.decode(shared.decode() if shared else None).stored(buffer))
         with step("redis.remove"):
-            await changed(self._connection, REMOVE, [ledger, counts_key(ledger)], [buffer_name(buffer), sequence])
+            await changed(self._connection, REMOVE, [ledger, counts_key(ledger)], [name, sequence])

@@ -11,13 +11,13 @@ from __future__ import annotations
 from millstream.redis.client import script_of
 
 MAKE = script_of("""
--- KEYS: ledger.  ARGV: a new id, layout, frames of a lane in a buffer at most, bytes at most.
--- Returns the ledger's id and layout.
+-- KEYS: ledger.  ARGV: a new id, layout, frames of a lane in a buffer at most, bytes at most, which edges share copies.
+-- Returns the ledger's id and layout, and which edges share copies in it.
 if redis.call('EXISTS', KEYS[1]) == 0 then
-  redis.call('HSET', KEYS[1], 'id', ARGV[1], 'layout', ARGV[2], 'sequence', '0', 'bytes', '0')
+  redis.call('HSET', KEYS[1], 'id', ARGV[1], 'layout', ARGV[2], 'sequence', '0', 'bytes', '0', 'shared', ARGV[5])
 end
 redis.call('HSET', KEYS[1], 'frames_max', ARGV[3], 'bytes_max', ARGV[4])
-return redis.call('HMGET', KEYS[1], 'id', 'layout')
+return redis.call('HMGET', KEYS[1], 'id', 'layout', 'shared')
 """)
 
 COMMIT = script_of("""
@@ -128,6 +128,13 @@ for i = 2, #ARGV, 2 do
   end
 end
 if freed > 0 then redis.call('HSET', KEYS[1], 'bytes', text(tonumber(ledger[2]) - freed)) end
+return 'ok'
+""")
+
+LEAVE = script_of("""
+-- KEYS: ledger.  ARGV: ledger id, which edges share copies from now on.
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 'gone' end
+redis.call('HSET', KEYS[1], 'shared', ARGV[2])
 return 'ok'
 """)
 

@@ -39,6 +39,7 @@ from millstream.watermark.store import OtStores, newest
 from millstream_reader.tracker import Tracker
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.settings import members_of, route
+from millstream_vertex.shared_copies import leave, read_now
 from millstream_writer.backpressure import Backpressure
 from millstream_writer.committer import Committer, Unit
 from millstream_writer.routing import Router, cut
@@ -92,6 +93,17 @@ class Replay:
             await self._write(lanes_of(self._graph, upstream)[0], mine, done)
         return done
 
+    async def _take_apart(self, edges: set[str]) -> None:
+        """Have the edges leave the copies that they share with others, which would read what is put back."""
+        for upstream in sorted({self._graph.edge(edge).from_ for edge in edges}):
+            ledger = await self._ledger(upstream)
+            if ledger is None:
+                continue
+            sharing = read_now(self._graph, upstream, ledger.sharing)
+            mine = [edge for edge in sorted(edges) if self._graph.edge(edge).from_ == upstream]
+            if shared := [edge for edge in mine if len(sharing.group(edge)) > 1]:
+                await leave(self._graph, upstream, shared, self._ledger, codes.NOT_REPLAYED)
+
     async def _reopen(self, edges: set[str], done: Replayed) -> None:
         graph = self._graph
         arcs = [(edge.from_, edge.to) for edge in graph.edges]
@@ -110,6 +122,7 @@ class Replay:
                     )
                 if lane.input in read:
                     ended.append(lane)
+        await self._take_apart(edges)
         for lane in ended:
             core = await self._take_over(lane)
             await core.committer.commit([], watermark_us=core.committer.mark.watermark_us, ended=False)

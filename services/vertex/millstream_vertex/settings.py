@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from millstream.clock import MICROSECONDS, Clock
 from millstream.ledger.protocol import LedgerLimits
+from millstream.ledger.sharing import Sharing
 from millstream.limits import (
     BUFFER_FRAMES_MAX,
     COMMIT_BYTES_MAX,
@@ -23,6 +24,7 @@ from millstream.spec.connectors import IdBounds
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.models import Edge, Pipeline
+from millstream.spec.sharing import same_frames
 from millstream.watermark.future import FutureBound
 from millstream.watermark.source import IdlePolicy, SourceWatermark
 from millstream_writer.backpressure import BufferLimits
@@ -80,6 +82,7 @@ def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
         frames_per_buffer_max=max(frames, default=BUFFER_FRAMES_MAX),
         bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_MARKS_BYTES * (1 + lanes),
         ids_ttl_s=ids.ttl_s if ids is not None else 0.0,
+        sharing=Sharing.of(same_frames(graph, vertex)),
     )
 
 

@@ -4,7 +4,9 @@
                                                                      is consumed every quarter of a second
 
 All lanes of a process that read one ledger share its trimmer: what it asks the broker does not grow with their number
-times that of the lanes that write. Above it: the lanes; the assembly runs it. Below it: the ledger.
+times that of the lanes that write. A copy that several edges share is trimmed up to where the slowest of its readers
+is. Readers in other processes are heard by what they publish (`OtherReader`). Above it: the lanes; the assembly runs
+it. Below it: the ledger.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from millstream.errors import RetryLaterError
+from millstream.ledger.sharing import SEPARATE, Sharing
 from millstream.limits import MIB
 from millstream.pauses import pause
 from millstream.record import BufferId
+from millstream.watermark.store import OtUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -34,9 +38,13 @@ class Trimmer:
         trim: Callable[[Mapping[BufferId, int]], Awaitable[None]],
         interval_s: float = 0.25,
         little_s: float = _LITTLE_S,
+        *,
+        sharing: Sharing = SEPARATE,
     ) -> None:
-        """`interval_s`: between two trims, however much is consumed. `little_s`: how long little waits for more."""
+        """`interval_s`: between two trims, however much is consumed. `little_s`: how long little waits for more.
+        `sharing`: the edges of the ledger that share copies and are read."""
         self._trim = trim
+        self._sharing = sharing
         self._interval_s = interval_s
         self._little_s = little_s
         self._consumed: dict[BufferId, int] = {}
@@ -77,9 +85,12 @@ class Trimmer:
         await self._try()
 
     async def _try(self) -> bool:
-        wanted = {
-            buffer: sequence for buffer, sequence in self._consumed.items() if sequence > self._trimmed.get(buffer, 0)
-        }
+        wanted: dict[BufferId, int] = {}
+        for stored in dict.fromkeys(map(self._sharing.stored, self._consumed)):
+            readers = self._sharing.readers(stored)
+            through = min(self._consumed.get(reader, 0) for reader in readers)
+            if through > self._trimmed.get(readers[0], 0):
+                wanted[readers[0]] = through
         if not wanted:
             return True
         try:
@@ -88,5 +99,22 @@ class Trimmer:
             # Nothing depends on it at once: the lanes go on.
             _log.warning("consumed frames cannot be removed now: %s", error)
             return False
-        self._trimmed.update(wanted)
+        for buffer, through in wanted.items():
+            self._trimmed.update(dict.fromkeys(self._sharing.readers(self._sharing.stored(buffer)), through))
         return True
+
+
+class OtherReader:
+    """Reads a buffer that shares its copy with one that is read here. A listener to what the vertex of that reader
+    publishes."""
+
+    def __init__(self, buffer: BufferId, trimmer: Trimmer) -> None:
+        self._buffer = buffer
+        self._trimmer = trimmer
+
+    def observe(self, update: OtUpdate) -> None:
+        """Its lane has published an entry, and has committed what that says."""
+        state = update.inputs.get(self._buffer)
+        if state is not None:
+            # It keeps the newest frame that it has read, as the readers here do.
+            self._trimmer.consumed(self._buffer, state.sequence - 1, 0)

@@ -15,20 +15,22 @@ from contextlib import asynccontextmanager
 from millstream.clock import Clock
 from millstream.errors import DamageError
 from millstream.ledger.protocol import Ledger
+from millstream.ledger.sharing import SEPARATE, Sharing
 from millstream.naming import Naming
-from millstream.record import LaneId
+from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of, lanes_of
+from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, owned_lanes
 from millstream.watermark.store import OtListener, OtStore
 from millstream_vertex.cycle import Cycle
 from millstream_vertex.input import LaneInput
 from millstream_vertex.ownership import Ownership
 from millstream_vertex.settings import buffer_limits, ledger_limits, route
-from millstream_vertex.trimming import Trimmer
+from millstream_vertex.shared_copies import checked
+from millstream_vertex.trimming import OtherReader, Trimmer
 from millstream_worker.environment import Environment, VertexConfig
 from millstream_worker.readiness import Readiness
 from millstream_writer.backpressure import Backpressure
-from millstream_writer.routing import Router
+from millstream_writer.routing import Route, Router, shared_route
 
 
 class Shared:
@@ -52,6 +54,10 @@ class Shared:
         self.rng = outside.rng
         self._ledgers: dict[str, Ledger] = {}
         self._trimmers: dict[str, Trimmer] = {}
+        self._others: dict[str, list[OtListener]] = defaultdict(list)
+        """Those who read the copies that are read here, by vertex."""
+        self._sharing = SEPARATE
+        """Edges out of the vertex that share copies."""
         self._listeners: dict[str, list[OtListener]] = defaultdict(list)
         self._ot: dict[str, OtStore] = {}
         self.ownership = Ownership()
@@ -71,6 +77,7 @@ class Shared:
         cls, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness
     ) -> AsyncIterator[Shared]:
         shared = cls(config, clock, outside, readiness)
+        shared._sharing = await shared._shared_in(config.vertex)
         try:
             await shared.listen(config.vertex, shared.ownership)
             for buffer, fill in shared.backpressure.fills.items():
@@ -100,11 +107,32 @@ class Shared:
 
     async def trimmer(self, vertex: str) -> Trimmer:
         """That of the ledger of a vertex, for all lanes of the worker."""
-        trimmer = await self.outside.trimmers.trimmer(vertex, ledger_limits(self.graph, vertex))
-        return self._trimmers.setdefault(vertex, trimmer)
+        if vertex not in self._trimmers:
+            sharing = await self._shared_in(vertex)
+            limits = ledger_limits(self.graph, vertex)
+            self._trimmers[vertex] = trimmer = await self.outside.trimmers.trimmer(vertex, limits, sharing)
+            lanes = owned_lanes(self.graph, self.config.vertex, self.config.replica)
+            for buffer in {buffer: None for lane in lanes for buffer in inputs_of(self.graph, lane)}:
+                if self.graph.edge(buffer.edge).from_ == vertex:
+                    await self._listen_to_others(buffer, sharing, trimmer)
+        return self._trimmers[vertex]
+
+    async def _listen_to_others(self, buffer: BufferId, sharing: Sharing, trimmer: Trimmer) -> None:
+        """Have the trimmer know how far those are who read the same copy as the lane of this buffer."""
+        for other in sharing.readers(sharing.stored(buffer)):
+            if other != buffer:
+                vertex, listener = self.graph.edge(other.edge).to, OtherReader(other, trimmer)
+                await self.listen(vertex, listener)
+                self._others[vertex].append(listener)
+
+    async def _shared_in(self, vertex: str) -> Sharing:
+        """The edges that share copies in the ledger of a vertex."""
+        return checked(self.graph, vertex, (await self.ledger(vertex)).sharing, f"{self.pipeline}/{vertex}")
 
     async def finish_trimming(self) -> None:
         """The last trim of all that the lanes have read."""
+        # Of those who read the same copies and end at this time, the last has to know that all the others are done.
+        await self.outside.watches.catch_up(self._others)
         for trimmer in self._trimmers.values():
             await trimmer.finish()
 
@@ -137,7 +165,10 @@ class Shared:
             [route(graph, edge) for edge in edges if not edge.chain]
             for edges in (graph.data_edges(vertex), graph.dead_letter_edges(vertex), graph.late_edges(vertex))
         )
-        return Router(data, dead, late)
+        copies: defaultdict[str, list[Route]] = defaultdict(list)
+        for one in data:
+            copies[self._sharing.stores.get(one.edge, one.edge)].append(one)
+        return Router([shared_route(routes) for routes in copies.values()], dead, late)
 
     async def cycle(self) -> tuple[Cycle, Mapping[str, Ledger]]:
         """The cycle this vertex is part of."""

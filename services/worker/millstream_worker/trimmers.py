@@ -17,6 +17,7 @@ from typing import Protocol
 
 from millstream.background import open_tasks
 from millstream.ledger.protocol import LedgerLimits
+from millstream.ledger.sharing import SEPARATE, Sharing
 from millstream.record import BufferId
 from millstream_vertex.trimming import Trimmer
 
@@ -42,13 +43,13 @@ class Trimmers:
         self._error: Exception | None = None
         self._failed = asyncio.Event()
 
-    async def trimmer(self, vertex: str, limits: LedgerLimits) -> Trimmer:
-        """That of the ledger of a vertex. `limits`: the ledger's."""
+    async def trimmer(self, vertex: str, limits: LedgerLimits, sharing: Sharing = SEPARATE) -> Trimmer:
+        """That of the ledger of a vertex. `limits`: the ledger's. `sharing`: the edges that share copies in it."""
         if vertex not in self._trimmers:
             ledger = await self._ledgers.ledger(vertex, limits)
             # Another replica may have asked meanwhile.
             if vertex not in self._trimmers:
-                trimmer = self._trimmers[vertex] = Trimmer(ledger.trim)
+                trimmer = self._trimmers[vertex] = Trimmer(ledger.trim, sharing=sharing)
                 self._running.append(self._tasks.create_task(self._run(trimmer), name=f"trim {vertex}"))
         return self._trimmers[vertex]
 

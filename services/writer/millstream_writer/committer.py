@@ -169,6 +169,12 @@ class Committer:
         self._stored = taken_over
         self._sequences = sequences
         self._router = router
+        self._sharing = ledger.sharing
+        stores: defaultdict[BufferId, list[BufferId]] = defaultdict(list)
+        for buffer in router.buffers:
+            stores[self._sharing.stored(buffer)].append(buffer)
+        self._stores = {stored: tuple(buffers) for stored, buffers in stores.items()}
+        self._readers = {buffer: self._stores[self._sharing.stored(buffer)] for buffer in router.buffers}
         self._backpressure = backpressure
         self._never_waits_for = frozenset(never_waits_for)
         self._members = tuple(members)
@@ -199,13 +205,19 @@ class Committer:
                 records, size = totals[buffer]
                 totals[buffer] = (records + frame.records, size + frame.size)
             if taken and not all(
-                self._backpressure.has_room(buffer, *totals[buffer])
+                self._backpressure.has_room(reader, *totals[buffer])
                 for buffer, _ in unit.frames
                 if self._waits_for(buffer)
+                for reader in self._readers_of(buffer)
             ):
                 break
             taken.append(waiting.popleft())
         return taken
+
+    def _readers_of(self, buffer: BufferId) -> Sequence[BufferId]:
+        """The buffers that have a frame which is written to this one: those of all edges that share it. What was
+        prepared may be for an edge that has been removed since."""
+        return self._readers.get(buffer) or self._stores.get(self._sharing.stored(buffer), (buffer,))
 
     def _waits_for(self, buffer: BufferId) -> bool:
         return buffer not in self._never_waits_for and not self._router.discards_when_full(buffer)
@@ -291,7 +303,8 @@ class Committer:
 
     def _landed(self, commit: Commit, receipt: Receipt) -> None:
         for (buffer, _), sequence in zip(commit.frames, receipt.frame_sequences, strict=True):
-            self._sequences[buffer] = sequence
+            for reader in self._readers_of(buffer):
+                self._sequences[reader] = sequence
         self._stored = StoredMark(commit.mark, receipt.mark_sequence)
         self._backpressure.written(self._lane, commit.mark.written)
 
@@ -338,8 +351,10 @@ class Committer:
                 if leave_out or self._backpressure.is_full(buffer, records, size):
                     continue
                 added[buffer] = (records + frame.records, size + frame.size)
-            elif self._waits_for(buffer) and self._backpressure.is_full(buffer):
-                await self._backpressure.wait(buffer)
+            elif self._waits_for(buffer):
+                for reader in self._readers_of(buffer):
+                    if self._backpressure.is_full(reader):
+                        await self._backpressure.wait(reader)
             kept.append((buffer, frame))
         return kept
 
@@ -409,12 +424,13 @@ class Committer:
             totals[key] = mark_pb2.Written()
             totals[key].CopyFrom(entry)
         for (buffer, frame), write in zip(kept, writes, strict=True):
-            entry = totals.setdefault(
-                (buffer.edge, buffer.partition), mark_pb2.Written(edge=buffer.edge, partition=buffer.partition)
-            )
-            entry.frames += 1
-            entry.records += frame.records
-            entry.bytes += len(write.data)
+            for reader in self._readers_of(buffer):
+                entry = totals.setdefault(
+                    (reader.edge, reader.partition), mark_pb2.Written(edge=reader.edge, partition=reader.partition)
+                )
+                entry.frames += 1
+                entry.records += frame.records
+                entry.bytes += len(write.data)
         for member, passed in zip(self._members, self._pass_on(mark, units, discarded), strict=True):
             if passed.records:
                 inner = (member.edge, self._lane.partition)

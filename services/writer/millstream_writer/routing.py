@@ -7,7 +7,7 @@ its keys. Without conditions and with one partition, a frame is passed on unchan
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from millstream import codes
@@ -49,6 +49,17 @@ class Route:
     """Records stay in the buffers until their windows are committed."""
     piece: FrameLimits = _ANY
     """Maximum to write to a buffer at once: a fraction of its capacity, so that watermarks advance in it."""
+    also: tuple[str, ...] = ()
+    """Further edges that share the stored frames of this one: what goes to it is written once, for all of them."""
+
+
+def shared_route(routes: Sequence[Route]) -> Route:
+    """The route of edges that share their frames: for each of them a frame is small enough."""
+    return replace(
+        routes[0],
+        also=tuple(route.edge for route in routes[1:]),
+        piece=FrameLimits(min(route.piece.records for route in routes), min(route.piece.size for route in routes)),
+    )
 
 
 def tag_condition(operator: str, values: Sequence[str]) -> Callable[[frozenset[bytes]], bool] | None:
@@ -100,12 +111,17 @@ class Router:
 
     @property
     def buffers(self) -> Sequence[BufferId]:
-        """All buffers that this vertex writes to."""
-        return tuple(self._buffers.values())
+        """All buffers that this vertex writes to, also those that share frames with others."""
+        return tuple(
+            BufferId(edge, partition)
+            for route in self._all
+            for edge in (route.edge, *route.also)
+            for partition in range(route.partitions)
+        )
 
     @property
     def copies_max(self) -> int:
-        """Buffers that one record may go to."""
+        """Frames that one record may be stored in."""
         return len(self._routes) + len(self._dead_letter)
 
     @property

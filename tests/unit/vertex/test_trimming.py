@@ -9,11 +9,17 @@ import pytest
 
 from millstream import codes
 from millstream.errors import RetryLaterError
+from millstream.ledger.sharing import Sharing
 from millstream.limits import MIB
 from millstream.record import BufferId
-from millstream_vertex.trimming import Trimmer
+from millstream.watermark.store import OtUpdate
+from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
+from millstream_vertex.trimming import OtherReader, Trimmer
 
 A, B = BufferId("in-map", 0), BufferId("in-map", 1)
+OTHER = BufferId("in-out", 0)
+"""Shares its copy with `A`."""
+SHARING = Sharing.of({"_in-1": ("in-map", "in-out")})
 
 
 class Trims:
@@ -114,3 +120,46 @@ async def test_what_is_little_is_trimmed_all_the_same() -> None:
         await until_done(trims, 2)
         running.cancel()
     assert trims.done == [{A: 1}, {A: 2}]
+
+
+def heard(sequence: int, edge: str = "in-out") -> OtUpdate:
+    """What a lane in another process publishes when it has committed so much."""
+    return OtUpdate(f"{edge}.0", OtEntry(epoch=1, inputs=[BufferState(edge=edge, partition=0, sequence=sequence)]))
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_a_copy_is_trimmed_behind_the_slowest_of_its_readers() -> None:
+    trims = Trims()
+    trimmer = Trimmer(trims, sharing=SHARING)
+    other = OtherReader(OTHER, trimmer)
+    trimmer.consumed(A, 9)
+    trimmer.consumed(B, 3)
+    await trimmer.finish()
+    assert trims.done == [], "nothing is known of the others yet"
+    other.observe(heard(6))
+    other.observe(heard(20, "in-map"))
+    await trimmer.finish()
+    # The frame that the other one has read last stays.
+    assert trims.done == [{A: 5}]
+    other.observe(heard(30))
+    trimmer.consumed(BufferId("in-out", 1), 2)
+    await trimmer.finish()
+    assert trims.done[1:] == [{A: 9, B: 2}]
+
+
+async def test_a_copy_is_trimmed_once_for_all_readers_of_a_process() -> None:
+    trims = Trims()
+    trimmer = Trimmer(trims, interval_s=0.0, little_s=0.0, sharing=SHARING)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(trimmer.run())
+        trimmer.consumed(A, 4)
+        trimmer.consumed(OTHER, 7)
+        await until_done(trims, 1)
+        # The faster one alone changes nothing.
+        trimmer.consumed(OTHER, 8)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        trimmer.consumed(A, 6)
+        await until_done(trims, 2)
+        running.cancel()
+    assert trims.done == [{A: 4}, {A: 6}]

@@ -67,6 +67,7 @@ class Change:
                     "they are processed (Ctrl-C drains it), then change it; or start over with --fresh, or with "
                     "another --data-dir",
                 )
+            await PipelineView(self.loaded.graph, buffer.broker, buffer.stores).separate_edges()
             former_spec = audit.spec_digest(self.directory.read_pipeline())
             audit.note(
                 self.directory,

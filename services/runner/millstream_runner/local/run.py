@@ -299,6 +299,7 @@ class _Run:
         )
         ledgers = KnownLedgers(self._directory.ledgers)
         ledgers.check(await view.ledger_ids())
+        await view.separate_edges()
         stored = summarize(self._graph, await view.marks(), {})
         check_stored(stored, self._directory.root)
         self._had_ended = stored.ended

@@ -1,7 +1,7 @@
 """A view of the broker's contents: watermarks for the screen, marks for the summary, frames for `peek`.
 
-Above it: the runner and the command line. Below it: the ledgers and the OT stores. It owns no lane and commits nothing;
-it can remove what a removed vertex has stored.
+Above it: the runner and the command line. Below it: the ledgers and the OT stores. It owns no lane and commits nothing
+while any lane runs; it can remove what a removed vertex has stored.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.summary import Summary, summarize
 from millstream_vertex.past import check_not_older
+from millstream_vertex.shared_copies import leave, leaving
 
 COUNTED_FRAMES_MAX = 1000
 """A buffer with more frames than this after a drain is not counted, because that would take long."""
@@ -69,6 +70,14 @@ class PipelineView:
         """The existing ledgers, by vertex."""
         ledgers = {vertex: await self._ledger(vertex) for vertex in self._graph.order}
         return {vertex: ledger.ledger_id for vertex, ledger in ledgers.items() if ledger is not None}
+
+    async def separate_edges(self) -> None:
+        """Have edges that no longer carry the same frames leave the copies that they share. For the runner, before it
+        starts a vertex. Raises `UserError` where records wait in them."""
+        for vertex in self._graph.order:
+            ledger = await self._ledger(vertex)
+            if ledger is not None and (edges := leaving(self._graph, vertex, ledger.sharing)):
+                await leave(self._graph, vertex, edges, self._ledger)
 
     async def marks(self, vertex: str | None = None) -> dict[LaneId, mark_pb2.Mark]:
         """The mark of every lane that has one, of one vertex or of all."""

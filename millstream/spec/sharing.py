@@ -1,0 +1,49 @@
+"""Which edges of a pipeline carry the same frames, so that one stored copy is enough for all of them. Pure.
+
+    map ─┬─► a        the same records under the same conditions, in the same partitions: stored once
+         ├─► b
+         └─► c        with other conditions: stored for itself
+
+Above it: whatever opens a ledger or checks a pipeline against one. Below it: the graph.
+"""
+
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping
+
+from millstream.spec.graph import Graph
+from millstream.spec.models import Edge
+
+_PREFIX = "_"
+"""Begins the name of a shared copy. No edge has a name like that."""
+
+
+def same_frames(graph: Graph, vertex: str) -> Mapping[str, tuple[str, ...]]:
+    """Names of the edges in the ledger of a vertex that carry the same frames, in file order: two or more, by the name
+    that their copy has in a new ledger."""
+    stages = graph.stages
+    groups: dict[str, list[str]] = defaultdict(list)
+    for edge in stages.edges_out[vertex]:
+        copy = copy_of(stages, edge)
+        if copy is not None:
+            groups[copy].append(edge.name)
+    return {copy: tuple(edges) for copy, edges in groups.items() if len(edges) > 1}
+
+
+def copy_of(graph: Graph, edge: Edge) -> str | None:
+    """The name of the copy that an edge shares with all others that carry the same frames; None for an edge whose
+    buffers hold more, or for longer, than its condition and its reader's mark say."""
+    stages = graph.stages
+    group_by = stages.vertex(edge.to).group_by
+    keeps_input = group_by is not None and group_by.keeps_input
+    in_cycle = any(edge.from_ in group and edge.to in group for group in stages.sccs)
+    if edge.kind != "data" or edge.chain or edge.on_full == "discardLatest" or keeps_input or in_cycle:
+        return None
+    # A chain writes the edges of all its vertices to one ledger, and only those of one vertex carry the same frames.
+    writer = next(one.from_ for one in graph.pipeline.spec.edges if one.name == edge.name)
+    name = f"{_PREFIX}{writer}-{stages.vertex(edge.to).partitions}"
+    tags = edge.conditions.tags if edge.conditions is not None else None
+    if tags is None or not tags.values:
+        return name
+    condition = "\n".join([tags.operator, *sorted(set(tags.values))])
+    return f"{name}-{zlib.crc32(condition.encode()):08x}"

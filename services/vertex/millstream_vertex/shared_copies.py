@@ -1,0 +1,141 @@
+"""Edges that share a stored copy of their frames, in a pipeline as it is now: which do, and how one of them leaves.
+
+    the ledger says which edges share ─► those that still carry the same frames go on ─► the others leave:
+
+    writers are fenced ─► nothing waits ─► marks of readers rely on no frame of the copy ─► the ledger stores them apart
+
+A process that dies in between has changed nothing that the pipeline as it was would see, and the next one does it
+again. Above it: workers, which refuse edges that have to leave; the runner and replays, which have the pipeline for
+themselves and let them leave. Below it: the ledgers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from uuid import uuid4
+
+from millstream import codes
+from millstream.account import consumed
+from millstream.codes.code import Code
+from millstream.errors import UserError
+from millstream.ledger.protocol import Commit, Ledger
+from millstream.ledger.sharing import Sharing
+from millstream.record import BufferId, LaneId, Position
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import buffers_of, inputs_of, lanes_of
+from millstream.spec.sharing import same_frames
+from millstream.wire.ledger.v1 import mark_pb2
+
+_OWNER = "leave"
+
+
+def read_now(graph: Graph, vertex: str, sharing: Sharing) -> Sharing:
+    """Of the edges that share in the ledger of a vertex, those of the pipeline: what has been removed is not read."""
+    edges = {edge.name for edge in graph.stages.edges_out[vertex]}
+    return sharing.without([edge for edge in sharing.stores if edge not in edges])
+
+
+def leaving(graph: Graph, vertex: str, sharing: Sharing) -> Sequence[str]:
+    """Edges that share a copy in the ledger of a vertex, and carry other frames than the others of it by now. Of edges
+    that are divided, most stay."""
+    now = read_now(graph, vertex, sharing)
+    same = {edge: group for group in same_frames(graph, vertex).values() for edge in group}
+    found: list[str] = []
+    for store in dict.fromkeys(now.stores.values()):
+        edges = [edge for edge, name in now.stores.items() if name == store]
+        stay = max(([edge for edge in edges if edge in same.get(one, (one,))] for one in edges), key=len)
+        found += [edge for edge in edges if edge not in stay]
+    return found
+
+
+def checked(graph: Graph, vertex: str, sharing: Sharing, where: str) -> Sharing:
+    """`read_now`. Raises `UserError` for an edge that has to leave its copy first."""
+    now = read_now(graph, vertex, sharing)
+    for edge in leaving(graph, vertex, sharing):
+        others = ", ".join(other for other in now.group(edge) if other != edge)
+        raise UserError(
+            codes.DATA_OF_ANOTHER_PIPELINE,
+            f"{where}: the records of edge {edge} are stored together with those of {others}, and its conditions or "
+            "the partitions of its vertex now differ from theirs. Change them back, or give the edge another name "
+            "when no records wait in it",
+        )
+    return now
+
+
+async def leave(
+    graph: Graph,
+    vertex: str,
+    edges: Sequence[str],
+    ledger_of: Callable[[str], Awaitable[Ledger | None]],
+    code: Code = codes.CHANGED_WHERE_DATA_WAITS,
+) -> None:
+    """Have these edges of a vertex's ledger leave their copies. No other process runs lanes of the pipeline.
+
+    Raises `UserError` with that code where records wait in them; then nothing was changed.
+    """
+    graph = graph.stages
+    ledger = await ledger_of(vertex)
+    assert ledger is not None, "it says which edges share"
+    # An owner from before that is still somewhere has no effect any more: it would write to the copy.
+    writers = {lane.key: (await ledger.take_over(lane, _OWNER)).mark for lane in lanes_of(graph, vertex)}
+    for edge in edges:
+        for lane, buffer in _readers(graph, edge):
+            own = await ledger_of(lane.vertex)
+            mark = await _mark(own, lane)
+            after = next((done.position for done in consumed(lane, mark) if done.buffer == buffer), Position(0))
+            if await ledger.peek(buffer, after.sequence, 1) or _is_prepared(
+                ledger.sharing.group(edge), writers.values()
+            ):
+                raise UserError(
+                    code,
+                    f"the records of edge {edge} are stored together with those of other edges, and have to be stored "
+                    "apart from now on, but records wait in it. Run the pipeline as it was until they are processed "
+                    "(Ctrl-C drains it), then repeat this",
+                )
+    for edge in edges:
+        for lane, buffer in _readers(graph, edge):
+            own = await ledger_of(lane.vertex)
+            if own is not None and await own.mark(lane) is not None:
+                await _rely_on_nothing(own, lane, buffer, writers)
+    await ledger.leave(edges)
+
+
+async def _rely_on_nothing(own: Ledger, lane: LaneId, buffer: BufferId, writers: Mapping[str, mark_pb2.Mark]) -> None:
+    """Have a reader's mark say that what it has read need not be there any more: in the place where it reads on, no
+    frame of it is."""
+    stored = await own.take_over(lane, _OWNER)
+    mark = mark_pb2.Mark()
+    mark.CopyFrom(stored.mark)
+    mark.commit_id = uuid4().bytes
+    after = next((done.position for done in consumed(lane, mark) if done.buffer == buffer), Position(0))
+    for key, writer in writers.items():
+        frames = next((one.frames for one in writer.written if _is(one, buffer)), 0)
+        if frames:
+            # The next frame of the writer has the next number.
+            mark.given_up.add(edge=buffer.edge, lane=key, sequence=after.sequence, after=0, through=frames)
+    await own.commit(Commit(lane, (), mark, stored.sequence))
+
+
+async def _mark(ledger: Ledger | None, lane: LaneId) -> mark_pb2.Mark:
+    stored = await ledger.mark(lane) if ledger is not None else None
+    return stored.mark if stored is not None else mark_pb2.Mark()
+
+
+def _readers(graph: Graph, edge: str) -> list[tuple[LaneId, BufferId]]:
+    """The lanes that read an edge, each with its buffer."""
+    buffers = set(buffers_of(graph, graph.edge(edge)))
+    return [
+        (lane, buffer)
+        for lane in lanes_of(graph, graph.edge(edge).to)
+        for buffer in inputs_of(graph, lane)
+        if buffer in buffers
+    ]
+
+
+def _is_prepared(edges: Collection[str], marks: Iterable[mark_pb2.Mark]) -> bool:
+    """Whether frames for one of the edges are prepared, and go to their buffers when a delivery is found to be made."""
+    return any(frame.edge in edges for mark in marks for frame in mark.prepared.frames)
+
+
+def _is(total: mark_pb2.Written, buffer: BufferId) -> bool:
+    return (total.edge, total.partition) == (buffer.edge, buffer.partition)
