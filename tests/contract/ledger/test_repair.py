@@ -139,7 +139,7 @@ async def test_a_torn_batch_is_cut_off(harness: JetStreamHarness, tmp_path: Path
         first, *_ = [finding async for finding in repair.findings() if "in part" in finding.what]
         assert "lane in/source.0 is stored in part in p-in, sequences 5 to 6" in first.what
         assert first.affects.startswith("2 uncommitted frames")
-        assert first.lost[0].what == "sequence 5, on its way to in-a.0: 1 records"
+        assert first.lost[0].what == "sequence 5, on its way to in-a.0: 1 record"
         assert first.lost[0].records[0].startswith("record a/in-a/0/5/0 (")
         with pytest.raises(DamageError):
             await source.ledger.mark(SOURCE)

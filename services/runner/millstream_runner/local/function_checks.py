@@ -112,12 +112,12 @@ def _places(resolved: Resolved, known: Collection[str], verdict: Verdict) -> Ite
                     (path, f"the function is not imported: `{written}` is not a Python program that uses our SDK")
                 )
                 continue
-            yield _Place(spec, path, program.function_kind.value, written, _demand(vertex.settings, placed.role, path))
+            yield _Place(spec, path, program.function_kind.value, written, _demand(vertex.settings, program, path))
 
 
-def _demand(settings: object, role: str, path: Path) -> Path | None:
+def _demand(settings: object, program: Any, path: Path) -> Path | None:
     """Where a guarantee is required that only the function can give. `path`: of its sink."""
-    if role != "sink" or not isinstance(settings, Sink) or settings.guarantee != "exactlyOnce":
+    if not isinstance(settings, Sink) or program is not settings.program or settings.guarantee != "exactlyOnce":
         return None
     return (*path[:-1], "guarantee") if settings.promise().id is GuaranteeId.BY_FUNCTION else None
 
