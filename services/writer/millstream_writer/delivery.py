@@ -33,6 +33,7 @@ from millstream.tracebacks import raised, shortened
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult, exact_end
 
 _log = logging.getLogger(__name__)
+_AWAY = "the target cannot take records now"
 
 _GUARANTEES = (Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE_IDEMPOTENT, Guarantee.EXACTLY_ONCE_TRANSACTIONAL)
 """The guarantees, weakest first."""
@@ -231,7 +232,7 @@ class Delivery:
         asked: dict[tuple[int, int], Waiting] = {}
         while True:
             parts = [self._part(frames[number], rows, tries) for number, rows, tries in pending]
-            result = await self._offer(lane, parts, end)
+            result = await self._offer(lane, policy, parts, end)
             again: list[_Pending] = []
             delay_s = 0.0
             for (number, rows, tries), failures in zip(pending, result.failures, strict=bool(result.failures)):
@@ -264,8 +265,15 @@ class Delivery:
     def _part(item: SinkFrame, rows: Sequence[int], tries: int) -> SinkFrame:
         return item if tries == 0 else replace(item.take(rows), attempt=tries)
 
-    async def _offer(self, lane: SinkLane, parts: Sequence[SinkFrame], end: Position) -> WriteResult:
-        """One attempt. A target that cannot take anything now counts as a failure of every record."""
+    async def _offer(
+        self, lane: SinkLane, policy: RetryPolicy, parts: Sequence[SinkFrame], end: Position
+    ) -> WriteResult:
+        """One attempt. A target that cannot take anything now counts as a failure of every record.
+
+        Where the target keeps a position, records are not set aside for that. Whether the last attempt had its effect
+        is unknown until the target answers, and its next position would pass these records before the lane's mark
+        says what became of them.
+        """
         try:
             with step("sink.write"):
                 result = await lane.write(parts, end)
@@ -274,18 +282,19 @@ class Delivery:
                 # There are no records for this sink: the next write tells it the position `end`.
                 return WriteResult()
             self._waits(str(error))
-            away = "the target cannot take records now"
-            result = WriteResult(
-                [
-                    [SinkFailure(row, away, retryable=True, detail=str(error)) for row in range(part.frame.records)]
-                    for part in parts
-                ]
-            )
+            counts = lane.durable is None or policy.on_failure is OnFailure.STOP
+            result = WriteResult([self._away(part, policy, str(error), counts=counts) for part in parts])
         self._statistics.errors += sum(failure.attempted for failures in result.failures for failure in failures)
         first = next((failure for failures in result.failures for failure in failures if failure.retryable), None)
         if first is not None:
             self._waits(f"{first.reason}: {first.detail}" if first.detail else first.reason)
         return result
+
+    def _away(self, part: SinkFrame, policy: RetryPolicy, detail: str, *, counts: bool) -> list[SinkFailure]:
+        """A failure of each record. `counts`: as one of its attempts."""
+        pause_s = 0.0 if counts else policy.backoff.delay_s(part.attempt + 1, self._rng)
+        failure = SinkFailure(0, _AWAY, retryable=True, attempted=counts, detail=detail, delay_s=pause_s)
+        return [replace(failure, index=row) for row in range(part.frame.records)]
 
     def _ask(
         self, failure: SinkFailure, policy: RetryPolicy, frame: SinkFrame, row: int, waiting: Waiting

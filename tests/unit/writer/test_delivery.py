@@ -229,6 +229,22 @@ async def test_a_target_that_stays_away_is_given_up_by_policy() -> None:
     assert len(primary.calls) == 3
 
 
+@pytest.mark.parametrize("on_failure", [OnFailure.FALLBACK, OnFailure.DROP])
+async def test_a_target_with_a_position_that_stays_away_is_not_given_up(on_failure: OnFailure) -> None:
+    """Its next position would pass the records, and a crash before the lane's mark does would lose them."""
+    primary, fallback = ListSink(away=30, durable=Position(0)), ListSink()
+    work = delivery(primary, on_failure, fallback=fallback)
+    account = await work.write([sink_frame([b"a"], 1), sink_frame([b"b"], 2)], Position(2))
+    assert account == Account(inputs=2, processed=2)
+    assert (primary.values(), fallback.values()) == ([b"a", b"b"], [])
+
+
+async def test_a_target_with_a_position_that_stays_away_may_stop_the_lane() -> None:
+    primary = ListSink(away=10**6, durable=Position(0))
+    with raises(codes.SINK_FUNCTION_FAILED, "after 3 attempts: the target cannot take records now"):
+        await delivery(primary, OnFailure.STOP).write([sink_frame([b"a"], 1)], Position(1))
+
+
 async def test_why_the_lane_waits_can_be_seen() -> None:
     sink = ListSink(away=10**9)
     work = delivery(sink)
