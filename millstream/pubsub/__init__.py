@@ -1,1 +1,1 @@
-"""Google Cloud Pub/Sub outside: how pipeline files name it, and the way to it."""
+"""Google Cloud Pub/Sub: how pipeline files name it, and the connection to it."""

@@ -1,7 +1,9 @@
-"""A lane's way to Pub/Sub, and what its errors mean to the lane.
+"""A lane's connection to Pub/Sub, and what its errors mean to the lane.
 
-Above it: connectors. Below it: Google's generated client. What passes by itself is tried again within `timeout`; what
-fails then, or does not pass, becomes a Millstream error, by who must act.
+Transient errors are retried within `timeout`. An error that lasts longer, or is not transient, becomes a Millstream
+error whose class says who must act.
+
+Above it: connectors. Below it: Google's generated client.
 """
 
 from __future__ import annotations
@@ -35,24 +37,24 @@ C = TypeVar("C", PublisherAsyncClient, SubscriberAsyncClient)
 A = TypeVar("A")
 
 FAILURES = (exceptions.GoogleAPICallError, exceptions.RetryError, GoogleAuthError, OSError, TimeoutError)
-"""All that goes wrong between a lane and the service."""
+"""Exceptions of the client: everything that can go wrong between a lane and the service."""
 SCOPES = ("https://www.googleapis.com/auth/pubsub",)
 _PASSES = (
     *(exceptions.Aborted, exceptions.InternalServerError, exceptions.ResourceExhausted),
     *(exceptions.ServiceUnavailable, exceptions.Unknown),
 )
-"""A request that fails so is repeated: the service says so of those that are used here."""
+"""Errors after which a request is retried, as the service documents it for the requests that are used here."""
 _AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 2.0
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # Finds out that a connection is dead, where nothing is sent otherwise.
+    # Detects a dead connection on which no requests are sent.
     ("grpc.keepalive_time_ms", 30_000),
 )
 
 
 class PubsubLink(Generic[C]):
-    """One client. Made by `linked_publisher` and `open_subscriber`; closed by `close`."""
+    """One client. Opened by `linked_publisher` and `open_subscriber`; closed by `close`."""
 
     def __init__(self, client: C, channel: grpc.aio.Channel, settings: PubsubProject, where: str) -> None:
         self.client: C = client
@@ -61,7 +63,7 @@ class PubsubLink(Generic[C]):
         self._where = where
 
     async def ask(self, call: Callable[..., Awaitable[A]], request: object, *, wait_s: float = 0.0) -> A:
-        """One request. `wait_s`: how long the service may hold it back. Raises Millstream errors."""
+        """Send one request. `wait_s`: how long the service may delay its answer. Raises Millstream errors."""
         limit_s = self._settings.timeout_s + wait_s
         again = AsyncRetry(
             predicate=_passes, initial=_AGAIN_FIRST_S, maximum=_AGAIN_LAST_S, multiplier=2.0, timeout=limit_s
@@ -84,7 +86,8 @@ def _passes(error: BaseException) -> bool:
 
 
 async def open_subscriber(settings: PubsubProject, base_dir: Path, where: str) -> PubsubLink[SubscriberAsyncClient]:
-    """Raises `UserError` for credentials that are missing or not valid. Nothing is sent to the service yet."""
+    """A client for subscriptions. Sends no request to the service yet. Raises `UserError` if the credentials are
+    missing or invalid."""
     channel = await _channel(settings, base_dir, where)
     client = SubscriberAsyncClient(transport=SubscriberGrpcAsyncIOTransport(channel=channel))
     return PubsubLink(client, channel, settings, where)
@@ -94,7 +97,7 @@ async def open_subscriber(settings: PubsubProject, base_dir: Path, where: str) -
 async def linked_publisher(
     settings: PubsubProject, base_dir: Path, where: str
 ) -> AsyncIterator[PubsubLink[PublisherAsyncClient]]:
-    """A client for a while. Raises as `open_subscriber` does."""
+    """A short-lived client for topics. Raises the same errors as `open_subscriber`."""
     channel = await _channel(settings, base_dir, where)
     client = PublisherAsyncClient(transport=PublisherGrpcAsyncIOTransport(channel=channel))
     link = PubsubLink(client, channel, settings, where)
@@ -111,7 +114,7 @@ async def _channel(settings: PubsubProject, base_dir: Path, where: str) -> grpc.
     if settings.credentials is not None:
         key = resolve(settings.credentials, base_dir, f"{where}: credentials for {settings.endpoint}")
     try:
-        # It may ask the machine's metadata server, or a token server.
+        # This may send a request to the machine's metadata server or to a token server.
         credentials = await asyncio.wait_for(asyncio.to_thread(_credentials, key), settings.timeout_s)
     except _NotAKeyError as error:
         what = f"{where}: `credentials` for {settings.endpoint} are not the JSON key of a service account"
@@ -122,11 +125,11 @@ async def _channel(settings: PubsubProject, base_dir: Path, where: str) -> grpc.
 
 
 class _NotAKeyError(Exception):
-    """It has no text of the key."""
+    """The credentials are not a key. The message has no part of their text."""
 
 
 def _credentials(key: str | None) -> Credentials:
-    """Blocks."""
+    """The credentials of a key, or those of the environment. Blocks."""
     found: Any
     if key is not None:
         make: Any = service_account.Credentials.from_service_account_info
@@ -138,11 +141,11 @@ def _credentials(key: str | None) -> Credentials:
         found, _ = google.auth.default(scopes=SCOPES)
     credentials: Credentials
     if isinstance(found, service_account.Credentials):
-        # It signs its tokens itself.
+        # A service account signs its tokens itself, without a token server.
         make = found.with_always_use_jwt_access
         credentials = make(True)
     else:
-        # gRPC reports a failure in here as a server that is away.
+        # Without this, gRPC would report a failed refresh as an unavailable server.
         found.refresh(Request())
         credentials = found
     return credentials

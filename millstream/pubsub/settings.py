@@ -1,4 +1,4 @@
-"""How pipeline files name a project of Pub/Sub, and what is in it."""
+"""How pipeline files name a Google Cloud project and its topics and subscriptions."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def _checked_project(written: str) -> str:
 
 
 ResourceName = Annotated[Text, After(_checked_name)]
-"""Of a topic or a subscription, without its project."""
+"""The name of a topic or a subscription, without its project."""
 
 
 class PubsubProject(SpecModel):
-    """A project, and who uses it."""
+    """A project, and the credentials for it."""
 
     noun = "a pubsub project"
 
@@ -55,35 +55,35 @@ class PubsubProject(SpecModel):
     """Id of the Google Cloud project."""
     credentials: Secret | None = None
     """The key of a service account, as the JSON that Google issues: `{file: PATH}`, `{env: NAME}`, or a key of a
-    Kubernetes Secret. Default: the credentials of the environment or of the machine, as other clients of Google Cloud
-    find them. With an `http://` endpoint none are sent."""
+    Kubernetes Secret. Default: the credentials of the environment or of the machine, which other clients of Google
+    Cloud use, too. With an `http://` endpoint, no credentials are sent."""
     endpoint: Annotated[Text, After(_checked_endpoint)] = SERVICE
-    """The service: `https://` with the host of a region, such as `https://europe-west1-pubsub.googleapis.com`, or
-    `http://host:port` for an emulator, without encryption or credentials. Default: the global address."""
+    """Address of the service: `https://` with the host of a region, such as
+    `https://europe-west1-pubsub.googleapis.com`, or `http://host:port` for an emulator, without encryption or credentials. Default: the global address."""
     timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
     """How long to wait for an answer, with retries. Duration, default 10s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Credentials that would be sent unencrypted."""
+        """Rejects credentials that would be sent unencrypted."""
         if self.credentials is not None and not self.encrypted:
             what = "`credentials` are not sent over a connection that is not encrypted"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("credentials",), what, "an endpoint with https://, or neither")
 
     @property
     def encrypted(self) -> bool:
-        """Whether the connection is."""
+        """Whether the connection is encrypted."""
         return urlsplit(self.endpoint).scheme == "https"
 
     @property
     def address(self) -> str:
-        """`host:port` that requests go to."""
+        """The `host:port` to which requests are sent."""
         parts = urlsplit(self.endpoint)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         return f"{host}:{parts.port or (443 if self.encrypted else 80)}"
 
 
 def project_notes(settings: PubsubProject, path: Path) -> Iterator[tuple[Path, str]]:
-    """What to know about the way to a project."""
+    """Notes about the connection to a project."""
     host = urlsplit(settings.endpoint).hostname or ""
     if not settings.encrypted and not stays_on_this_machine(host.lower()):
         yield (*path, "endpoint"), f"the records go to {host} unencrypted; https:// encrypts them"

@@ -2,7 +2,7 @@
 
     map ─┬─► a        the same records under the same conditions, in the same partitions: stored once
          ├─► b
-         └─► c        with other conditions: stored for itself
+         └─► c        with other conditions: stored separately
 
 Above it: whatever opens a ledger or checks a pipeline against one. Below it: the graph.
 """
@@ -15,12 +15,12 @@ from millstream.spec.graph import Graph
 from millstream.spec.models import Edge
 
 _PREFIX = "_"
-"""Begins the name of a shared copy. No edge has a name like that."""
+"""The prefix of a shared copy's name. The name of an edge cannot begin with it."""
 
 
 def same_frames(graph: Graph, vertex: str) -> Mapping[str, tuple[str, ...]]:
-    """Names of the edges in the ledger of a vertex that carry the same frames, in file order: two or more, by the name
-    that their copy has in a new ledger."""
+    """The groups of edges in a vertex's ledger that carry the same frames: for each group of two or more, the name of
+    its copy in a new ledger, and the names of the edges in file order."""
     stages = graph.stages
     groups: dict[str, list[str]] = defaultdict(list)
     for edge in stages.edges_out[vertex]:
@@ -31,8 +31,8 @@ def same_frames(graph: Graph, vertex: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def copy_of(graph: Graph, edge: Edge) -> str | None:
-    """The name of the copy that an edge shares with all others that carry the same frames; None for an edge whose
-    buffers hold more, or for longer, than its condition and its reader's mark say."""
+    """The name of the copy that an edge shares with all others that carry the same frames. None for an edge whose
+    buffers depend on more than its condition and its reader's mark."""
     stages = graph.stages
     group_by = stages.vertex(edge.to).group_by
     keeps_input = group_by is not None and group_by.keeps_input

@@ -1,12 +1,13 @@
-"""Edges that share a stored copy of their frames, in a pipeline as it is now: which do, and how one of them leaves.
+"""Edges that share a stored copy of their frames: which do so in the current pipeline, and how an edge leaves a copy.
 
-    the ledger says which edges share ─► those that still carry the same frames go on ─► the others leave:
+    the ledger says which edges share ─► those that still carry the same frames stay ─► the others leave:
 
-    writers are fenced ─► nothing waits ─► marks of readers rely on no frame of the copy ─► the ledger stores them apart
+    writers are fenced ─► no record waits ─► no reader's mark needs the copy's frames ─► the ledger separates the edges
 
-A process that dies in between has changed nothing that the pipeline as it was would see, and the next one does it
-again. Above it: workers, which refuse edges that have to leave; the runner and replays, which have the pipeline for
-themselves and let them leave. Below it: the ledgers.
+If a process dies between these steps, the former pipeline still runs as before. The next process repeats the steps.
+
+Above it: workers, which refuse edges that have to leave; the runner and replays, which make them leave while no other
+process runs the pipeline. Below it: the ledgers.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _OWNER = "leave"
 
 
 def read_now(graph: Graph, vertex: str, sharing: Sharing) -> Sharing:
-    """Of the edges that share in the ledger of a vertex, those of the pipeline: what has been removed is not read."""
+    """The edges of the current pipeline that share a copy in a vertex's ledger. Removed edges have no readers."""
     edges = {edge.name for edge in graph.stages.edges_out[vertex]}
     return sharing.without([edge for edge in sharing.stores if edge not in edges])
 
 
 def leaving(graph: Graph, vertex: str, sharing: Sharing) -> Sequence[str]:
-    """Edges that share a copy in the ledger of a vertex, and carry other frames than the others of it by now. Of edges
-    that are divided, most stay."""
+    """The edges that have to leave their copy in a vertex's ledger, because they now carry other frames than the rest.
+    The largest group of edges with the same frames stays."""
     now = read_now(graph, vertex, sharing)
     same = {edge: group for group in same_frames(graph, vertex).values() for edge in group}
     found: list[str] = []
@@ -69,14 +70,14 @@ async def leave(
     ledger_of: Callable[[str], Awaitable[Ledger | None]],
     code: Code = codes.CHANGED_WHERE_DATA_WAITS,
 ) -> None:
-    """Have these edges of a vertex's ledger leave their copies. No other process runs lanes of the pipeline.
+    """Make these edges of a vertex's ledger leave their copies. No other process may run lanes of the pipeline.
 
-    Raises `UserError` with that code where records wait in them; then nothing was changed.
+    Raises `UserError` with `code` if records wait in them; in this case, nothing has changed.
     """
     graph = graph.stages
     ledger = await ledger_of(vertex)
     assert ledger is not None, "it says which edges share"
-    # An owner from before that is still somewhere has no effect any more: it would write to the copy.
+    # This fences former owners that may still be running: they would write to the copy.
     writers = {lane.key: (await ledger.take_over(lane, _OWNER)).mark for lane in lanes_of(graph, vertex)}
     for edge in edges:
         for lane, buffer in _readers(graph, edge):
@@ -101,8 +102,8 @@ async def leave(
 
 
 async def _rely_on_nothing(own: Ledger, lane: LaneId, buffer: BufferId, writers: Mapping[str, mark_pb2.Mark]) -> None:
-    """Have a reader's mark say that what it has read need not be there any more: in the place where it reads on, no
-    frame of it is."""
+    """Record in a reader's mark that the frames it has read are no longer needed: the buffer that it continues to read
+    does not contain them."""
     stored = await own.take_over(lane, _OWNER)
     mark = mark_pb2.Mark()
     mark.CopyFrom(stored.mark)
@@ -133,7 +134,7 @@ def _readers(graph: Graph, edge: str) -> list[tuple[LaneId, BufferId]]:
 
 
 def _is_prepared(edges: Collection[str], marks: Iterable[mark_pb2.Mark]) -> bool:
-    """Whether frames for one of the edges are prepared, and go to their buffers when a delivery is found to be made."""
+    """Whether a mark has prepared frames that go to one of the edges once a delivery is confirmed."""
     return any(frame.edge in edges for mark in marks for frame in mark.prepared.frames)
 
 

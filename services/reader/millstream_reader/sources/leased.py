@@ -1,11 +1,11 @@
-"""A queue whose messages are hidden from other readers for a while, the lease, for a lane that acknowledges.
+"""A queue that leases its messages, for a lane that acknowledges: a leased message is hidden from other readers.
 
     queue ─ long polls, several at once, while the inbox has room ─► inbox
          ◄─ deleted, once committed
          ◄─ hidden for longer, while held
-         ◄─ hidden no longer, when the lane closes
+         ◄─ visible again, when the lane closes
 
-What is not deleted comes again when its lease is over, and is known by its id.
+A message that is not deleted is delivered again when its lease ends, and is recognized by its id.
 
 Above it: `acknowledged`. Below it: the requests of one kind of server.
 """
@@ -24,45 +24,45 @@ from millstream_reader.sources.acknowledged import Inbox, Message
 
 _CLOSE_S = 2.0
 _REQUESTS = 8
-"""At once, for messages that are held."""
+"""Maximum number of concurrent requests to delete or hide messages."""
 
 
 class LeasingQueue(Protocol):
-    """Requests about one queue. Errors are ours: `RetryLaterError` where it helps to try again."""
+    """The requests to one queue. They raise Millstream errors: `RetryLaterError` if another attempt may help."""
 
     async def take(self, room: int) -> Sequence[Message]:
-        """The next messages, hidden from now on; none if none come for a while. `room`: as many are wanted."""
+        """The next messages, hidden from now on; none if none arrive for a while. `room`: how many messages fit."""
 
     async def delete(self, messages: Sequence[Message]) -> None:
-        """These are committed."""
+        """Remove these messages from the queue: they are committed."""
 
     async def hide(self, messages: Sequence[Message], lease_s: int) -> None:
-        """Begin their leases again. 0: hand them out to the next reader."""
+        """Restart the leases of these messages. 0 ends them: the next reader gets the messages."""
 
     async def close(self) -> None:
-        """Called once."""
+        """Close the connection. Called once."""
 
     def waiting(self) -> int | None:
-        """Messages that wait at the server, as far as is known."""
+        """Number of messages that wait at the server, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a queue is asked."""
+    """How requests to a queue are made."""
 
     lease_s: int
-    """How long a message is hidden."""
+    """How long a message is hidden, in seconds."""
     polls: int
-    """At once. A queue that keeps an order among all messages is asked by one."""
+    """Number of concurrent polls. A queue with one order for all its messages allows only one."""
     batch: int
-    """Messages of a request to delete or to hide, at most."""
+    """Maximum number of messages in one request to delete or hide."""
 
 
 class LeasedSubscription:
     """See `Subscription`."""
 
     def __init__(self, open_queue: Callable[[], Awaitable[LeasingQueue]], pace: Pace) -> None:
-        """`open_queue`: raises where the queue is not there."""
+        """`open_queue`: raises an error if the queue does not exist."""
         self._open_queue = open_queue
         self._pace = pace
         self._queue: LeasingQueue | None = None
@@ -92,7 +92,7 @@ class LeasedSubscription:
         await self._hide(messages, self._pace.lease_s)
 
     async def adjust(self, inbox: Inbox) -> None:
-        """Polls wait for room themselves."""
+        """Has nothing to do: each poll waits until messages fit into the inbox."""
 
     async def close(self) -> None:
         queue, inbox = self._queue, self._inbox

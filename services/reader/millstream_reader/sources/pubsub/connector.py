@@ -28,14 +28,14 @@ class PubsubSource(PubsubProject):
     subscription: ResourceName
     """Name of a pull subscription in the project."""
     ack_deadline_s: Annotated[PositiveDuration, Strict(ge=3, le=600)] = field(default=60.0, alias="ackDeadline")
-    """How long the service waits for the acknowledgement of a message before it delivers it again. It is extended as
-    long as the source holds the message. Duration of 3s to 10m, in whole seconds, default 60s."""
+    """How long the service waits for the acknowledgement of a message before it delivers it again. The source
+    extends this time while it holds the message. Duration of 3s to 10m, in whole seconds, default 60s."""
     prefetch: Annotated[int, Strict(ge=10, le=20_000)] = 1000
     """Approximate maximum number of messages that are held without an acknowledgement."""
     id_attribute: Text | None = None
     """Attribute with a unique id that the publisher gave the message, such as `Millstream-Id`. A message that was
-    published twice then counts once. Default: the id that the service gave the message, which also stands in for a
-    missing attribute."""
+    published twice then counts once. Default: the id that the service gave the message; it is also used if a message
+    lacks the attribute."""
     id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
     """How long the id of a message is remembered, so that a repeated message has no effect. Duration of at least 1s,
     default 24h."""
@@ -45,7 +45,7 @@ class PubsubSource(PubsubProject):
 
     @property
     def path(self) -> str:
-        """The subscription's whole name."""
+        """The subscription's full name, with its project."""
         return f"projects/{self.project}/subscriptions/{self.subscription}"
 
 

@@ -1,4 +1,4 @@
-"""Messages of a subscription of Pub/Sub, for a lane that acknowledges.
+"""Messages of a Pub/Sub subscription, for a lane that acknowledges them.
 
     subscription ─ Pull ─► messages ─ ModifyAckDeadline: our lease, not that of the subscription ─► inbox
                  ◄─ Acknowledge, once committed
@@ -34,7 +34,8 @@ ORDERING_KEY = "PubSub-Ordering-Key"
 _POLLS = 4
 _POLL_S = 10
 _BATCH = 1000
-"""Messages of a request: what the service gives at most, and far below what it takes of acknowledgements."""
+"""Maximum number of messages in a request: the most that the service delivers at once. It accepts far more
+acknowledgements."""
 
 
 class PulledMessages:
@@ -50,12 +51,12 @@ class PulledMessages:
             answer = await self._link.ask(self._link.client.pull, request, wait_s=_POLL_S)
         except MillstreamError as error:
             if isinstance(error.__cause__, DeadlineExceeded):
-                # The service holds a request back for longer than we wait, as long as there is no message.
+                # While there are no messages, the service delays its answer for longer than this client waits.
                 return ()
             raise
         found = [message_of(message, self._spec.id_attribute) for message in PullResponse.pb(answer).received_messages]
         if found:
-            # Otherwise they have the lease of the subscription, which may be shorter than ours.
+            # Until then, their lease is that of the subscription, which may be shorter than `ackDeadline`.
             await self.hide(found, int(self._spec.ack_deadline_s))
         return found
 
@@ -74,12 +75,12 @@ class PulledMessages:
         await self._link.close()
 
     def waiting(self) -> int | None:
-        """The service tells its monitoring only."""
+        """Unknown: only the service's monitoring has this number."""
         return None
 
 
 def subscription(spec: PubsubSource, owner: SourceOwner) -> LeasedSubscription:
-    """Of a lane."""
+    """The subscription that a lane reads."""
 
     async def open_queue() -> PulledMessages:
         link = await open_subscriber(spec, owner.base_dir, f"lane {owner.lane}")
@@ -94,7 +95,7 @@ def subscription(spec: PubsubSource, owner: SourceOwner) -> LeasedSubscription:
 
 
 async def look(spec: PubsubSource, base_dir: Path) -> None:
-    """Whether the subscription is there: `validate --online`. Raises Millstream errors."""
+    """Check for `validate --online` that the subscription exists. Raises Millstream errors."""
     link = await open_subscriber(spec, base_dir, "validate --online")
     try:
         await _check(spec, link)
@@ -108,14 +109,15 @@ async def _check(spec: PubsubSource, link: PubsubLink[SubscriberAsyncClient]) ->
     except UserError as error:
         if not isinstance(error.__cause__, PermissionDenied):
             raise
-        # Some may read a subscription and not look at it. A change of nothing needs the right to read alone.
+        # Some accounts may read a subscription but not get its settings. This request changes nothing, and needs only
+        # the permission to read.
         request = ModifyAckDeadlineRequest(subscription=spec.path, ack_ids=["none"], ack_deadline_seconds=1)
         await _unless_late(link, link.client.modify_ack_deadline, request)
 
 
 async def _unless_late(link: PubsubLink[SubscriberAsyncClient], call: Callable[..., Any], request: object) -> None:
-    """A subscription that delivers exactly once refuses what names a lease that is over. Those messages come again, and
-    are known by their ids."""
+    """Send a request that may come too late: a subscription with exactly-once delivery refuses a request for an expired
+    lease. Those messages are delivered again, and are recognized by their ids."""
     try:
         await link.ask(call, request)
     except UserError as error:
@@ -124,7 +126,7 @@ async def _unless_late(link: PubsubLink[SubscriberAsyncClient], call: Callable[.
 
 
 def message_of(found: Any, id_attribute: str | None) -> Message:
-    """A message as it was handed out. Pure. `found`: a `ReceivedMessage` of the protocol."""
+    """A received message, converted for the inbox. Pure. `found`: a `ReceivedMessage` of the protocol."""
     message = found.message
     headers = {name: value.encode() for name, value in message.attributes.items()}
     if message.ordering_key:

@@ -48,10 +48,10 @@ class RabbitSource(RabbitServer):
     each id; a remembered id takes 30 bytes of memory."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Where a stream begins."""
+        """Rejects a `start` that is not a place in a stream, or that has no effect."""
         yield from super().relation_problems()
         if self.start == LATEST:
-            # It would be another place after every restart before the first message.
+            # Until the first message is read, each restart would begin at another place.
             yield ShapeProblem(codes.VALUE_MALFORMED, ("start",), "`latest` is not a place in a stream", "a time")
         elif self.start != EARLIEST and not self.stream:
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("start",), "`start` has no effect without `stream`", "both")

@@ -1,11 +1,11 @@
-"""A stream of RabbitMQ, by offset, for a lane whose mark holds the last one.
+"""A RabbitMQ stream, read by offset, for a lane whose mark has the offset of the last message.
 
     mark: offset, digest ─► consumer, from that offset on ─► the message itself: is it the one that was read?
                                                          └─► what follows: message, offset ─► inbox
 
-The server keeps nothing for this reader. An acknowledgement only asks for one more message. Offsets have gaps where the
-server notes something of its own in the stream, so a gap alone does not mean that messages were removed. They were if
-the first message that the stream has now is behind the beginning of the gap.
+The server stores no position for this reader. An acknowledgement only requests another message. Offsets have gaps where
+the server writes entries of its own to the stream, so a gap alone does not mean that messages were removed. Messages
+were removed if the first message that is now in the stream comes after the beginning of the gap.
 
 Above it: `receiving`. Below it: a connection to the server.
 """
@@ -33,7 +33,7 @@ from millstream_reader.sources.starts import start_time
 
 KIND = "rabbitmq stream"
 _WINDOW = 32
-"""Messages in flight. The server counts them, whatever their size."""
+"""Maximum number of messages in flight. The server limits their number, not their size."""
 
 
 class RabbitStream:
@@ -45,11 +45,11 @@ class RabbitStream:
         self._where = f"lane {owner.lane}"
         self._link: RabbitLink | None = None
         self._arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
-        """At most a window of messages, and one error."""
+        """At most `_WINDOW` messages, and one error."""
         self._at: int | None = None
-        """Offset of the last message that was read, or that the mark has; None before the first one."""
+        """Offset of the last message that was read, at first the one in the mark; None before the first message."""
         self._digest = ""
-        """Of the message in the mark, until it has been compared."""
+        """Digest of the message in the mark; empty once it has been compared."""
 
     @property
     def replayable(self) -> bool:
@@ -66,7 +66,7 @@ class RabbitStream:
         link = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
         arrived: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
         try:
-            # Consuming from a queue that is missing would only say so by closing the channel.
+            # If the queue is missing, consuming from it would only close the channel.
             await link.channel.queue_declare(self._spec.queue, passive=True, timeout=self._spec.timeout_s)
             start = start_time(self._spec.start)
             first = "first" if start is None else start
@@ -74,7 +74,7 @@ class RabbitStream:
         except FAILURES as error:
             await link.close()
             if OFFSET in str(error):
-                # What the server says of the argument is of no use.
+                # The server's message about the argument would not help the user.
                 what = f"{self._where}: {self._spec.queue} is not a stream; leave out `stream`"
                 raise UserError(codes.TARGET_UNFIT, what) from error
             raise link.error_of(error) from error
@@ -96,7 +96,7 @@ class RabbitStream:
             await self._take(link, item, inbox)
             if arrived.empty():
                 try:
-                    # All before it, too.
+                    # This acknowledges all messages before it, too.
                     await link.channel.basic_ack(item.delivery_tag or 0, multiple=True)
                 except FAILURES as error:
                     raise link.error_of(error) from error
@@ -125,7 +125,7 @@ class RabbitStream:
         inbox.put(Received(message.value, message.time_us, message.headers, f"{offset} {digest}"))
 
     async def _first(self, link: RabbitLink) -> int:
-        """The offset of the first message that the stream has now."""
+        """The offset of the first message that is now in the stream."""
         found: asyncio.Queue[DeliveredMessage | MillstreamError] = asyncio.Queue()
         beside = await open_link(self._spec, self._owner.base_dir, self._where, f"millstream {self._owner.lane}")
         try:
@@ -158,7 +158,7 @@ class RabbitStream:
 
 
 def open_stream(spec: RabbitSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
-    """The lane at `owner.position`. Of several lanes, one reads the stream."""
+    """The lane at `owner.position`. Only one of several lanes reads the stream."""
     idle = crc32(spec.queue.encode()) % owner.partitions != owner.lane.partition
     stream = RabbitStream(spec, owner)
     return open_receiving(KIND, spec.queue, owner, stream, idle=idle)
@@ -189,6 +189,6 @@ def _offset_of(delivered: DeliveredMessage) -> int:
 
 
 def digest_of(message: Message) -> str:
-    """By which another message at the same offset is noticed. Pure."""
+    """A digest that reveals another message at the same offset. Pure."""
     headers = b"\0".join(name.encode() + b"=" + value for name, value in sorted(message.headers.items()))
     return blake2b(message.value + b"\0" + headers, digest_size=8).hexdigest()
