@@ -59,7 +59,8 @@ class PubsubProject(SpecModel):
     Cloud use, too. With an `http://` endpoint, no credentials are sent."""
     endpoint: Annotated[Text, After(_checked_endpoint)] = SERVICE
     """Address of the service: `https://` with the host of a region, such as
-    `https://europe-west1-pubsub.googleapis.com`, or `http://host:port` for an emulator, without encryption or credentials. Default: the global address."""
+    `https://europe-west1-pubsub.googleapis.com`, or `http://host:port` for an emulator, without encryption or
+    credentials. Default: the global address."""
     timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
     """How long to wait for an answer, with retries. Duration, default 10s."""
 

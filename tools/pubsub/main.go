@@ -1,10 +1,10 @@
-// An emulator of Pub/Sub for tests: Google's own fake, as a process.
+// An emulator of Pub/Sub for tests: Google's own fake server, in a separate process.
 //
-// At the first address it takes everything. At the second one, if there is one, it speaks TLS and takes what an account
-// has signed: tokens that others have signed are refused, and so is any other account. `data-only-ACCOUNT` may do
-// everything but look at topics and subscriptions.
+// At the first address it accepts all requests. At the optional second address it uses TLS, and accepts requests with
+// a token that ACCOUNT has signed. It refuses tokens with another signature or of another account. `data-only-ACCOUNT`
+// may do everything except get topics and subscriptions.
 //
-// Run as: pubsub ADDRESS [TLS-ADDRESS CERTIFICATE KEY ACCOUNT], where the tokens are signed with the certificate's key.
+// Run as: pubsub ADDRESS [TLS-ADDRESS CERTIFICATE KEY ACCOUNT], where the certificate's key signs the tokens.
 package main
 
 import (
@@ -31,7 +31,7 @@ import (
 )
 
 func main() {
-	// Tests wait for what is handed out again.
+	// Tests wait until a message is delivered again.
 	pstest.SetMinAckDeadline(time.Second)
 	server := pstest.NewServerWithAddress(os.Args[1], pstest.ServerReactorOption{FuncName: "Publish", Reactor: schema{}})
 	if len(os.Args) == 6 {
@@ -40,7 +40,7 @@ func main() {
 	select {}
 }
 
-// schema refuses a request for a single message, as the service does where a topic has a schema that one does not fit.
+// schema refuses a whole request if one message does not fit, as the service does for a topic with a schema.
 type schema struct{}
 
 func (schema) React(request any) (bool, any, error) {
@@ -74,7 +74,7 @@ func serveAccount(service *pstest.GServer, address, certificate, key, account st
 	log.Fatal(secured.Serve(listener))
 }
 
-// verify returns the status that the service has for a token that is not valid, or not the account's.
+// verify returns the service's error for a token that is invalid or that belongs to another account.
 func verify(ctx context.Context, public *rsa.PublicKey, account, method string) error {
 	found, _ := metadata.FromIncomingContext(ctx)
 	token := strings.TrimPrefix(strings.Join(found.Get("authorization"), ""), "Bearer ")

@@ -28,7 +28,7 @@ var ErrFenced = errors.New("a newer owner has taken the lane over")
 // Write or Flush it is closed, and another instance is opened, which continues at the position that the target has.
 type PositionSink interface {
 	// Open stores lane.Epoch in the target under lane.Name, and returns the position that the target has; nil if it has
-	// none. With ErrFenced it returns the position, too: that says whether another run of the pipeline wrote there.
+	// none. It returns the position with ErrFenced, too: it says whether another run of the pipeline wrote there.
 	Open(ctx context.Context, lane SinkLane) (position []byte, err error)
 	// Write adds a record to a transaction.
 	Write(ctx context.Context, record Record) error
@@ -46,7 +46,7 @@ type Checker interface {
 	Check(ctx context.Context, record Record) error
 }
 
-// NewPositionSink makes a sink that keeps positions. Each opening of a lane has an instance.
+// NewPositionSink makes a sink that keeps positions. Each opening of a lane gets its own instance.
 func NewPositionSink(instance func() PositionSink) *Function {
 	return with(&Function{kind: udfv1.Kind_KIND_SINK, positions: instance}, nil)
 }
@@ -161,7 +161,7 @@ func (l *positionLane) write(ctx context.Context, call *udfv1.SinkCall) *udfv1.S
 	return &udfv1.SinkAnswer{}
 }
 
-// decided says where an outcome of a record belongs.
+// decided returns the error of Write, explained if it is the outcome of a record, which only Check may return.
 func decided(err error) error {
 	var deadLetter DeadLetter
 	var drop Drop
@@ -188,7 +188,7 @@ func (l *positionLane) flush(ctx context.Context, request *udfv1.SinkFlush) *udf
 	return &udfv1.SinkFlushed{Position: request.GetPosition()}
 }
 
-// discard closes the instance that is open, with what it did not flush.
+// discard closes the open instance. Records that it did not flush are discarded.
 func (l *positionLane) discard() {
 	if sink := l.sink; sink != nil {
 		l.sink = nil

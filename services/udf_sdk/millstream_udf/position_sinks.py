@@ -4,8 +4,8 @@
                             └─► write(record) ... flush(position)      one transaction, again and again
 
 An instance of the user's class serves one opening of one lane. After any failure it is closed and discarded, and the
-lane is opened again with another instance and a higher epoch. So what it had not flushed cannot get into a later
-transaction.
+lane is opened again with another instance and a higher epoch. So records that it had not flushed cannot get into a
+later transaction.
 
 Above it: the server and the test kit. Below it: a user's class. It does not know gRPC.
 """
@@ -42,7 +42,7 @@ class PositionSink:
         self._turn = asyncio.Lock()
 
     async def answer(self, request: udf_pb2.SealedSinkRequest) -> udf_pb2.SinkResponse:
-        """To one message. Never raises an `Exception`: a call that fails says so in its answer."""
+        """Answer one message. Never raises an `Exception`: the answer reports a call that fails."""
         async with self._turn:
             match request.WhichOneof("message"):
                 case "open":
@@ -54,12 +54,12 @@ class PositionSink:
             return udf_pb2.SinkResponse(answer=await self._write(request.call))
 
     async def close(self) -> None:
-        """The stream has ended."""
+        """Close the instance after the stream has ended."""
         async with self._turn:
             await self._discard()
 
     async def _open(self, request: udf_pb2.SinkOpen) -> udf_pb2.SinkOpened:
-        """Discards the instance that is open, and opens another."""
+        """Discard the open instance, and open another."""
         await self._discard()
         context = self._enter()
         try:
@@ -142,14 +142,14 @@ class PositionSink:
             return udf_pb2.SinkFlushed(error=error_text(error))
 
     async def _discard(self) -> None:
-        """Close the instance, with what it did not flush."""
+        """Close the instance. Records that it did not flush are discarded."""
         sink, self._sink = self._sink, None
         if (close := getattr(sink, "close", None)) is None:
             return
         try:
             await _awaited(close())
         except FAILURES as error:
-            # What it did not flush is discarded anyway, and the next opening fences what may be left.
+            # Records that it did not flush are discarded anyway, and the next opening fences an open transaction.
             traceback.print_exception(error)
 
     def _enter(self, call: udf_pb2.SealedSinkCall | None = None) -> Context:
@@ -159,7 +159,7 @@ class PositionSink:
         return context
 
     def _items(self, call: udf_pb2.SealedSinkCall) -> tuple[Sequence[Any], Mapping[int, Misfit]]:
-        """Values or records, as the class takes them, and those whose values do not fit its type."""
+        """The values or records, as the class takes them, and the misfits: those whose values do not fit its type."""
         inputs = Inputs(call.frame, call.id_prefix, call.first_index)
         takes_values = self._definition.takes in (Takes.VALUE, Takes.VALUES)
         if (decode := self._definition.decode) is None:
@@ -172,7 +172,7 @@ _NOT_OPEN = "the lane is not open: after a failure the client has to open it aga
 
 
 async def _awaited(result: Any) -> Any:
-    """Methods may be async."""
+    """The result of a method, which may be async."""
     return await result if inspect.isawaitable(result) else result
 
 

@@ -1,7 +1,7 @@
 """A table of positions in a user's database, for sinks that keep positions: the statements that are easy to get wrong.
 
-    lane ─► open: INSERT the lane if it is new, UPDATE its epoch unless it is as high ─► COMMIT ─► SELECT the position
-    position ─► store: UPDATE the position if the epoch is still the lane's          ─► the caller commits
+    lane ─► open: INSERT the lane if it is new, UPDATE its epoch to a higher one ─► COMMIT ─► SELECT the position
+    position ─► store: UPDATE the position if the lane's epoch is unchanged          ─► the caller commits
 
 Above it: users' sinks. Below it: a connection of the Python Database API (PEP 249) to SQLite, PostgreSQL or MySQL.
 """
@@ -18,14 +18,14 @@ from millstream_udf.values import Fenced, SinkLane
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 _HOLDERS = {"qmark": "?", "numeric": "?", "format": "%s", "pyformat": "%s"}
-"""Of a parameter, by the paramstyle of the module."""
+"""The placeholder of a parameter, by the paramstyle of the module."""
 
 
 class PositionTable:
     """Stores the position of a lane, in the transactions of a connection that also has the records.
 
-    `connection` is of sqlite3, psycopg, PyMySQL or another module of the Database API, not in autocommit mode. `table`
-    may have a schema; it is created if it does not exist. Several sinks may share it.
+    `connection` comes from sqlite3, psycopg, PyMySQL or another module of the Database API, not in autocommit mode.
+    `table` may include a schema; it is created if it does not exist. Several sinks may share it.
     """
 
     def __init__(self, connection: Any, table: str = "millstream_sink_positions") -> None:
@@ -49,9 +49,9 @@ class PositionTable:
                 self._connection.rollback()
                 what = f"{self._table} has epoch {lane.epoch} of lane {lane.name} or a higher one"
                 raise Fenced(what, position=_position(found))
-            # If another owner inserts it at the same moment, one of the two fails here, and is opened again.
+            # If another owner inserts the lane at the same moment, one of the two fails here, and is opened again.
             self._run("INSERT INTO {table} (lane, epoch, flushes) VALUES ({0}, {1}, 0)", (lane.name, lane.epoch))
-        # Before the position is read: no older owner can move it any more.
+        # After this commit, an older owner can no longer change the position, so it is safe to read it.
         self._connection.commit()
         found = self._run("SELECT position FROM {table} WHERE lane = {0}", (lane.name,), fetch=True)
         self._connection.rollback()
@@ -59,14 +59,14 @@ class PositionTable:
         return _position(found)
 
     def store(self, position: bytes) -> None:
-        """Store the position in the transaction that is open; commit after it. Raises `Fenced` if a newer owner has
-        the lane: then do not commit."""
+        """Store the position in the open transaction; commit after this call. Raises `Fenced` if a newer owner has the
+        lane: then do not commit."""
         if self._lane is None:
             raise RuntimeError("PositionTable.store was called before PositionTable.open")
         _check_transactions(self._connection)
         values = (position.decode(), self._lane.name, self._lane.epoch)
-        # Some modules count only rows that change, so one column always does. A look at the epoch instead may show that
-        # of an older snapshot.
+        # Some modules count only the rows that change, so one column always changes. A query for the epoch instead
+        # might read an older snapshot.
         update = "UPDATE {table} SET position = {0}, flushes = flushes + 1 WHERE lane = {1} AND epoch = {2}"
         if not self._run(update, values):
             self._connection.rollback()
@@ -81,7 +81,7 @@ class PositionTable:
         except Exception:  # noqa: BLE001  # each module has errors of its own; if there is another cause, the next fails
             self._connection.rollback()
             self._run(f"CREATE TABLE IF NOT EXISTS {{table}} ({columns})", ())
-        # Some databases commit a CREATE TABLE by themselves, some with the transaction.
+        # Some databases commit a CREATE TABLE automatically, others only with the transaction.
         self._connection.commit()
 
     def _run(self, statement: str, values: Sequence[Any], *, fetch: bool = False) -> Any:
@@ -112,7 +112,7 @@ def _paramstyle(connection: Any) -> str:
 
 def _check_transactions(connection: Any) -> None:
     if isinstance(connection, sqlite3.Connection):
-        # Before Python 3.12 there is only the isolation level; -1 says that it decides.
+        # Before Python 3.12, only the isolation level exists; -1 means that it decides.
         mode = getattr(connection, "autocommit", -1)
         commits = mode is True or (mode == -1 and connection.isolation_level is None)
     else:

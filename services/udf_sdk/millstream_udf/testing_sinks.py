@@ -1,7 +1,7 @@
-"""Sinks that keep positions, without a pipeline: a part of the test kit.
+"""Tests of sinks that keep positions, without a pipeline: a part of the test kit.
 
-`OpenSink` makes the calls that a pipeline makes, one at a time. `check_sink` kills the sink between them, in processes
-of its own, and lets two owners write.
+`OpenSink` makes the calls that a pipeline makes, one at a time. `check_sink` kills the sink between them, in separate
+processes, and lets two owners write.
 
 Above it: `testing`. Below it: `position_sinks`.
 """
@@ -28,12 +28,12 @@ _KILL_LIMIT_S = 60.0
 
 
 class OpenSink:
-    """A sink that keeps positions, opened for one lane; a context manager. Its `position` is the one that its target
-    had."""
+    """A sink that keeps positions, opened for one lane; a context manager. `position` is the position that the target
+    had when it was opened."""
 
     def __init__(self, sink: type, *, lane: str = LANE, epoch: int | None = None) -> None:
-        """`epoch`: by default higher than in every earlier opening. Raises `Fenced` if the target has it or a higher
-        one, and `RuntimeError` with the traceback if the sink fails."""
+        """`epoch`: by default higher than in every earlier opening. Raises `Fenced` if the target has this epoch or a
+        higher one, and `RuntimeError` with the traceback if the sink fails."""
         definition = position_sink_of(sink)
         self._loop = asyncio.new_event_loop()
         self._lane = PositionSink(definition, hello_of(definition))
@@ -69,7 +69,7 @@ class OpenSink:
         _raise(flushed.error, flushed.fenced)
 
     def close(self) -> None:
-        """Discard what was not flushed."""
+        """Close the sink. Records that were not flushed are discarded."""
         if not self._loop.is_closed():
             self._loop.run_until_complete(self._lane.close())
             self._loop.close()
@@ -84,7 +84,7 @@ class OpenSink:
 
 
 def position_sink_of(sink: Any) -> Definition:
-    """Raises `TypeError` if it is not a sink that keeps positions."""
+    """The definition of a sink. Raises `TypeError` if it does not keep positions."""
     definition = define(sink, getattr(sink, "__name__", type(sink).__name__))
     if not definition.keeps_positions:
         raise TypeError(f"{definition.name} does not keep positions: a class with open, write and flush")
@@ -92,7 +92,7 @@ def position_sink_of(sink: Any) -> Definition:
 
 
 def hello_of(definition: Definition) -> udf_pb2.Hello:
-    """As a pipeline says who it is."""
+    """The message with which a pipeline introduces itself."""
     return udf_pb2.Hello(
         protocol_version=1, kind=SINK, pipeline="test", vertex=definition.name, lane=f"in-{definition.name}.0"
     )
@@ -108,7 +108,7 @@ def _raise(error: str, fenced: str = "") -> None:
 async def write_once(
     definition: Definition, hello: udf_pb2.Hello, records: Sequence[Record[Any]], attempt: int
 ) -> udf_pb2.SinkAnswer:
-    """Check records, and write those that are not refused, as one transaction. Raises as `OpenSink`."""
+    """Check records, and write those that are not refused, in one transaction. Raises the same errors as `OpenSink`."""
     lane = PositionSink(definition, hello)
 
     async def ask(**request: Any) -> udf_pb2.SinkResponse:
@@ -133,12 +133,12 @@ async def write_once(
 
 
 def check_sink(sink: type, inputs: Sequence[Any], count: Callable[[], int]) -> None:
-    """Write `inputs` in several ways, and check after each that the target has each of them as often as it was flushed,
-    and the position of the last flush. Raises `AssertionError` that says what the sink does wrong.
+    """Write `inputs` in several ways. After each, check that the target has each of them as often as it was flushed,
+    and the position of the last flush. Raises an `AssertionError` that says what the sink does wrong.
 
-    `sink` writes to an empty target, and does not refuse any of the inputs; `count` is the number of records that the
-    target has. Some processes are killed in between: they import the module of `sink`, so what it writes to must be
-    known there too, from the environment for example.
+    `sink` writes to an empty target, and does not refuse any of the inputs; `count` returns the number of records
+    in the target. The test kills some processes, which import the module of `sink`. So they must know the target, too,
+    for example from the environment.
     """
     number = len(inputs)
     with OpenSink(sink) as first:
@@ -196,7 +196,7 @@ def _check(is_true: bool, what: str) -> None:  # as `assert`
 
 
 def _killed(sink: type, inputs: Sequence[Any], position: bytes | None) -> None:
-    """A process writes, flushes if there is a position, and dies."""
+    """Run a process that writes, flushes if there is a position, and dies."""
     process = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(sink, inputs, position))
     process.start()
     process.join(_KILL_LIMIT_S)

@@ -1,6 +1,6 @@
-"""A connection on which rows are appended to one stream of BigQuery: several requests in flight, by their offsets.
+"""A connection that appends rows to one BigQuery stream: several requests in flight, ordered by their offsets.
 
-Above it: the lane. Below it: gRPC. What an answer means is decided here; what follows from it, by the lane.
+Above it: the lane. Below it: gRPC. This module interprets the answers; the lane acts on them.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from google.protobuf import descriptor_pb2
 from millstream.bigquery.link import BigQueryLink
 
 _IN_FLIGHT = 4
-"""Requests, each of up to 10 MB."""
+"""Maximum number of requests in flight, each of up to 10 MB."""
 
 
 class RefusedRowsError(Exception):
-    """BigQuery refuses rows of a request, and has written none of it."""
+    """BigQuery refuses some rows of a request, and has written none of its rows."""
 
     def __init__(self, reasons: Sequence[tuple[int, str]]) -> None:
         super().__init__("; ".join(said for _, said in reasons))
         self.reasons = reasons
-        """Index in the request, and why."""
+        """For each refused row: its index in the request, and the reason."""
 
 
 class NotAppendedError(Exception):
-    """BigQuery does not take a request."""
+    """BigQuery rejects a request, or the connection has ended."""
 
     def __init__(self, code: grpc.StatusCode, said: str, appended: int | None = None) -> None:
         super().__init__(said)
         self.code = code
         self.said = said
         self.appended = appended
-        """Requests before it that were, where it was answered itself."""
+        """Number of requests before it that were appended; None if it is not known."""
 
 
 class Request(NamedTuple):
-    """Rows that are appended together, or not at all."""
+    """Rows of which BigQuery appends either all or none."""
 
     data: Sequence[bytes]
     offset: int | None
-    """Number of rows before it in the stream. None in a stream without offsets."""
+    """Number of rows before this request in the stream. None in a stream without offsets."""
 
 
 class Appending:
@@ -58,8 +58,9 @@ class Appending:
         self._call: Any = None
 
     async def append(self, requests: Sequence[Request]) -> int:
-        """Append them in order. Returns how many were; fewer than all where BigQuery refuses rows of the next one, and
-        `refusal` says which. Raises `NotAppendedError` and what gRPC raises; it is not known then what was written."""
+        """Append the requests in order. Returns how many were appended. If that is not all, BigQuery refuses rows of
+        the next one, and `refusal` says which. Raises `NotAppendedError` and gRPC's errors; then it is not known what
+        was written."""
         done = sent = appended = 0
         first: Exception | None = None
         async with asyncio.timeout(self._link.settings.timeout_s):
@@ -86,7 +87,7 @@ class Appending:
         return appended
 
     refusal: RefusedRowsError | None = None
-    """Of the request after the last one that was appended."""
+    """The refused rows of the request after the last one that was appended."""
 
     async def _write(self, request: Request) -> None:
         sent = types.AppendRowsRequest.pb()(write_stream=self._stream)
@@ -103,7 +104,7 @@ class Appending:
             raise NotAppendedError(await self._call.code(), await self._call.details() or "it was ended") from error
 
     def close(self) -> None:
-        """What is in flight may still be written."""
+        """End the connection. BigQuery may still write the requests in flight."""
         if self._call is not None:
             self._call.cancel()
             self._call = None

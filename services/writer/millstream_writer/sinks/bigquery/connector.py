@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class BigQuerySink(BigQueryDataset):
-    """Adds records to a table of BigQuery, by the Storage Write API."""
+    """Adds records to a BigQuery table with the Storage Write API."""
 
     noun = "a bigquery sink"
 
     table: BigQueryTableName
-    """The table, which has to exist."""
+    """Name of the table, which must exist."""
     columns: tuple[TableColumn, ...] = ()
-    """What goes into which column. Default: the whole record, in columns `id`, `event_time`, `keys`, `headers` and
+    """The value of each column. Default: the whole record, in the columns `id`, `event_time`, `keys`, `headers` and
     `value`."""
     position_table: BigQueryTableName = "millstream_positions"
-    """Table of the same dataset in which the sink keeps how far each lane is; it has to exist, with the columns that
-    the page of the sink names."""
+    """Table of the same dataset in which the sink stores the position of each lane. It must exist, with the columns on
+    the sink's page."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Each column once, with the type that the table has."""
+        """Rejects duplicate columns, and types, which the table defines."""
         yield from super().relation_problems()
         names = [column.name for column in self.columns]
         for index, column in enumerate(self.columns):
@@ -46,7 +46,7 @@ class BigQuerySink(BigQueryDataset):
 
     @property
     def rows(self) -> TableSink:
-        """What becomes of a record, in the words of sinks of tables."""
+        """How a record becomes a row, in the settings that sinks for tables share."""
         return TableSink(table="rows", columns=self.columns)
 
 

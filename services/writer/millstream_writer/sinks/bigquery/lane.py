@@ -1,15 +1,15 @@
-"""The BigQuery sink: rows in a stream that one owner has, and noted positions of which the number of rows picks one.
+"""The BigQuery sink: each owner writes rows to its own stream, and the number of rows there selects a stored position.
 
-    open ─► a stream ─► claim it ─► finalize the streams of all before ─► their rows: the position ─► note it
-    write ─► note "with n more rows, the lane is here" ─► append, at the offset that is expected ─► durable
+    open ─► create a stream ─► claim it ─► finalize all earlier streams ─► their rows: the position ─► note it
+    write ─► note "with n more rows, the lane is here" ─► append, at the expected offset ─► durable
 
-A stream that is finalized takes nothing more, so an older owner, however late it resumes, and a request, however late
-it arrives, change nothing. Of two owners that open at once, at least one sees the other's claim, since each first
-claims and then looks. After any failure the lane is taken over again, with another stream: what an offset of a stream
-means never changes, and the number of rows says what became of the last request.
+A finalized stream accepts no more rows, so neither an older owner that resumes late nor a request that arrives late
+changes anything. If two owners open the lane at the same time, at least one of them sees the other's claim, because
+each writes its claim before it reads those of others. After any failure, the lane is taken over again with another
+stream: so the meaning of an offset never changes, and the number of rows tells whether the last request was written.
 
 Above it: the delivery. Below it: the table of positions (`positions`), rows (`rows`) and the connection (`appending`);
-what becomes of a record that BigQuery refuses is in `sinks.refusable`.
+`sinks.refusable` handles the records that BigQuery refuses.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _GIVEN_UP = (*FAILURES, NotAppendedError)
 
 
 class Fault(NamedTuple):
-    """What of the tables does not fit the settings."""
+    """A mismatch between the tables and the settings."""
 
     loc: tuple[str | int, ...]
     what: str
@@ -71,18 +71,18 @@ class Fault(NamedTuple):
 
 
 class _Open:
-    """The lane taken over."""
+    """The streams of a lane that this owner has taken over."""
 
     def __init__(self, claim: Claim, rows: Appending, positions: Appending) -> None:
         self.claim = claim
         self.rows = rows
         self.positions = positions
         self.count = 0
-        """Rows in the stream, all confirmed."""
+        """Number of rows in the stream, all confirmed."""
         self.number = 0
-        """Of the last position."""
+        """Number of the last position."""
         self.unconfirmed = False
-        """The last position does not say that its rows were confirmed."""
+        """Whether the last noted position does not say yet that its rows were confirmed."""
 
     def close(self) -> None:
         self.rows.close()
@@ -90,7 +90,7 @@ class _Open:
 
 
 class BigQuerySinkLane(RefusableLane[Row]):
-    """The lane's stream, opened when it is needed, and again when it is lost."""
+    """The lane's stream, which is opened when it is needed, and replaced after a failure."""
 
     def __init__(self, settings: BigQuerySink, owner: SinkOwner, link: BigQueryLink) -> None:
         super().__init__(owner)
@@ -112,7 +112,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
     async def tick(self) -> None:
         await super().tick()
         if self._open_lane is not None and self._open_lane.unconfirmed:
-            # Streams are removed after days without traffic: then only this says how many rows there were.
+            # BigQuery removes a stream after days without traffic. Then this note alone says how many rows it had.
             async with self._session():
                 await self._note([self._noted(self._open_lane.count, *self._last)])
                 self._lane.unconfirmed = False
@@ -126,7 +126,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
 
     @asynccontextmanager
     async def _trying(self) -> AsyncIterator[Callable[[Sequence[Row]], Awaitable[None]]]:
-        """In a stream that is never committed."""
+        """Attempts in a stream that is never committed."""
         stream = await self._link.create_stream(self._settings.table, "PENDING")
         trial = Appending(self._link, stream.name, self._row_type.descriptor)
 
@@ -144,7 +144,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
     async def _transact(self, part: Part[Row]) -> None:
         lane = self._lane
         end = max(part.end, self._durable)
-        # Requests before one that was refused are written.
+        # Requests before a refused one have been written.
         made = part.made if self._owner.fallback else [row for row in part.made if row.end > self._durable]
         parts = requests_of(made)
         if not parts and end <= self._durable and not part.refused:
@@ -168,7 +168,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
                 done = await lane.rows.append(requests)
         except NotAppendedError as error:
             if error.code is grpc.StatusCode.NOT_FOUND and error.appended is not None:
-                # The stream has expired, so its rows cannot be counted later: what was noted last has to be confirmed.
+                # The stream has expired, so its rows cannot be counted later: the last note has to confirm them.
                 lane.count += sum(len(request.data) for request in requests[: error.appended])
                 at = noted[error.appended - 1][3:5] if error.appended else self._last
                 await self._note([self._noted(lane.count, *at)])
@@ -209,7 +209,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
             raise UserError(codes.TARGET_UNFIT, what)
 
     async def _history(self) -> History:
-        """What the table has of this lane at this moment."""
+        """The current content of the table for this lane."""
         where = restriction(self._owner.pipeline, self._owner.name)
         schema, blocks = await self._link.read(self._settings.position_table, list(COLUMNS), where)
         if not blocks:
@@ -231,7 +231,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[None]:
-        """The lane taken over. It is given up at the first failure that is not a record's."""
+        """Takes the lane over if necessary. Closes it after any failure, except if BigQuery refuses rows."""
         try:
             if self._open_lane is None:
                 await self._take_over()
@@ -259,7 +259,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
         if "FINALIZED" in error.said.upper():
             return fenced(self._owner, self._settings.table)
         if error.code is grpc.StatusCode.NOT_FOUND:
-            # The stream had no traffic for days. Where the table is missing, the next attempt says so.
+            # The stream had no traffic for days. If the table is missing, the next attempt reports that.
             return RetryLaterError(codes.TARGET_AWAY, f"{self._owner.where}: the stream is gone: {error.said}")
         return self._link.error_of_status(error.code, error.said)
 
@@ -290,7 +290,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
             history = await self._history()
             await self._check(history)
             counts = {one.stream: await self._finalized(one) for one in history.open_streams(claim)}
-            # An owner before may have noted something until its stream was finalized.
+            # An earlier owner may have noted a position until its stream was finalized.
             kept = await self._found(await self._history(), claim, counts)
         except BaseException:
             lane.close()
@@ -302,21 +302,22 @@ class BigQuerySinkLane(RefusableLane[Row]):
         self._taken_over(position, refused)
 
     async def _check(self, history: History) -> None:
-        """Raises where another run or a newer owner has the lane, or what it left is not this lane's."""
+        """Raises an error if another run or a newer owner has the lane, or if the stored positions do not belong to
+        this lane."""
         others = [claim for claim in history.claims if claim.owner != self._identity]
         if not others:
             return
         newest = others[-1]
         stranger = next((claim for claim in others if claim.run != self._owner.ledger_id), newest)
         last = max((one.position for of in history.noted.values() for one in of), default=self._owner.start)
-        # Where exactly the lane is, is known when its streams are finalized, which has to wait for this.
+        # The exact position is known only when the streams are finalized, and this check comes first.
         kept = Kept(stranger.run, newest.epoch, newest.owner, last, "")
         await check_kept(self._owner, kept, self._settings.table, self._by_hand, ours=False)
 
     async def _finalized(self, claim: Claim) -> int | None:
-        """Rows of its stream, which takes no more; None where BigQuery no longer has it."""
+        """Finalize the stream of a claim. Returns its number of rows; None if BigQuery no longer has it."""
         if not claim.stream:
-            # Put in by hand.
+            # The user has inserted this claim.
             return None
         try:
             with step("bigquery_sink.finalize", self._owner.lane.vertex):
@@ -329,7 +330,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
     async def _found(
         self, history: History, claim: Claim, counts: dict[str, int | None]
     ) -> tuple[Position, str, dict[Position, tuple[str, str]]]:
-        """Where the lane is, by the rows of the streams before this owner's."""
+        """The lane's position, by the number of rows in the streams of earlier owners."""
         await self._check(history)
         owner, table = self._owner, self._settings.table
         for former in reversed([one for one in history.claims if one.rank < claim.rank]):
@@ -341,7 +342,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
             end = reached(noted, counts[former.stream])
             if end is None:
                 raise self._lost("no position for the rows that its last stream has, or had")
-            # What this process itself has noted and lost the answer to is compared in the same way.
+            # The check also covers positions of this process, whose answers it may have lost.
             kept = Kept(former.run, former.epoch, former.owner, end.position, end.frame)
             await check_kept(owner, kept, table, self._by_hand, ours=former.owner == self._identity)
             return end.position, end.frame, refused_until(noted, end, owner.start)
@@ -359,7 +360,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
 
     @property
     def _by_hand(self) -> str:
-        """How the user says that the lane's mark is right."""
+        """The statements with which the user confirms that the lane's mark is right."""
         owner, table = self._owner, f"{self._settings.dataset}.{self._settings.position_table}"
         claim = Claim(owner.ledger_id, owner.epoch, "by hand", 0, "")
         cells = noted_cells(owner.pipeline, owner.name, claim, Noted(1, 0, 0, owner.start, ""))
@@ -369,7 +370,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
 
 
 def faults_of(table: Any, positions: Any, settings: BigQuerySink) -> list[Fault]:
-    """What of the two tables does not fit the settings."""
+    """Mismatches between the two tables and the settings."""
     faults = [
         Fault(("table",) if fault.column is None else ("columns", fault.column, "name"), fault.what, fault.expected)
         for fault in column_faults(table, settings)
@@ -391,7 +392,7 @@ def _rows_in(block: bytes, schema: Any) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def open_bigquery_sink(settings: BigQuerySink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane's target, every former owner fenced. The first write waits for a service that is away."""
+    """The lane's target, with every former owner fenced. If the service is away, the first write waits for it."""
     async with linked(settings, owner.base_dir, owner.where) as link:
         lane = BigQuerySinkLane(settings, owner, link)
         try:
@@ -402,7 +403,7 @@ async def open_bigquery_sink(settings: BigQuerySink, owner: SinkOwner) -> AsyncI
 
 
 async def look(settings: BigQuerySink, base_dir: Path) -> list[Fault]:
-    """What does not fit, of tables that are found. Raises errors of ours where they are not."""
+    """Mismatches between the tables and the settings. Raises Millstream errors if a table cannot be read."""
     async with linked(settings, base_dir, "validate --online") as link:
         try:
             return faults_of(await link.schema(settings.table), await link.schema(settings.position_table), settings)

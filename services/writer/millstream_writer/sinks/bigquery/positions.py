@@ -1,10 +1,10 @@
-"""How far lanes are, as rows of the table of positions; and what they mean. Pure.
+"""The positions of lanes, as rows of the table of positions, and how the rows are interpreted. Pure.
 
-    claim      this owner writes into this stream             before it looks at what others wrote
-    position   with so many rows in the stream, the lane is here     before the rows are appended
+    claim      this owner writes to this stream                  added before the owner reads what others wrote
+    position   with n rows in the stream, the lane is here       added before the rows are appended
 
-Rows are only added. BigQuery counts the rows of a stream, so which of the noted positions has been reached follows from
-that count, and from nothing else. Of two positions with the same count, the later one is meant.
+Rows are only added. BigQuery counts the rows of a stream, and this count alone determines which of the noted positions
+has been reached. If two positions have the same count, the later one applies.
 
 Above it: the lane. Below it: nothing.
 """
@@ -35,36 +35,36 @@ COLUMNS: Mapping[str, str] = {
     "frame": "STRING",
     "refused": "STRING",
 }
-"""Of the table, with their types."""
+"""Columns of the table, with their types."""
 
 Refused = Mapping[Position, tuple[str, str]]
 
 
 class Claim(NamedTuple):
-    """An owner, and the stream into which it writes."""
+    """An owner, and the stream to which it writes."""
 
     run: str
     epoch: int
     owner: str
-    """A name that no other process has."""
+    """A name that is unique to the process."""
     attempt: int
-    """A process that lost track of its stream takes the lane over again."""
+    """Number of the take-over in this process: after a failure, it takes the lane over again."""
     stream: str
 
     @property
     def rank(self) -> tuple[int, int, str]:
-        """A higher one replaces a lower."""
+        """The claim with the higher rank replaces the other."""
         return self.epoch, self.attempt, self.owner
 
 
 class Noted(NamedTuple):
-    """Where a lane is when a stream has so many rows."""
+    """The position of a lane when its stream has `rows` rows."""
 
     number: int
-    """Rising, in one stream."""
+    """Number of the position in its stream, in ascending order."""
     rows: int
     confirmed: int
-    """Of these rows, how many BigQuery had acknowledged when it was written."""
+    """How many of these rows BigQuery had confirmed when the position was noted."""
     position: Position
     frame: str
     refused: Sequence[tuple[Position, str, str]] = ()
@@ -72,19 +72,19 @@ class Noted(NamedTuple):
 
 
 class History(NamedTuple):
-    """What the table has of a lane."""
+    """The rows of the table for one lane."""
 
     claims: Sequence[Claim]
-    """By rank."""
+    """In ascending order of rank."""
     noted: Mapping[str, Sequence[Noted]]
-    """By stream, in order."""
+    """The positions of each stream, in order."""
 
     def newest(self) -> Claim | None:
         """The claim of the highest rank."""
         return self.claims[-1] if self.claims else None
 
     def open_streams(self, below: Claim) -> list[Claim]:
-        """Claims whose streams may still grow: the newest with a position, and those after it. An owner notes its
+        """Claims whose streams may still grow: the newest one with a position, and all after it. An owner notes its
         first position only when all streams before its own are finalized."""
         earlier = [claim for claim in self.claims if claim.rank < below.rank]
         settled = max((place for place, claim in enumerate(earlier) if self.noted.get(claim.stream)), default=0)
@@ -92,8 +92,8 @@ class History(NamedTuple):
 
 
 def reached(noted: Sequence[Noted], rows: int | None) -> Noted | None:
-    """The position of a stream with so many rows. `rows`: None where BigQuery no longer has the stream; then the last
-    position is known only if all its rows were confirmed. None where there is no such position."""
+    """The position for a stream with this number of rows; None if there is no such position. `rows`: None if BigQuery
+    no longer has the stream; then the last position counts if all its rows were confirmed."""
     if rows is None:
         last = noted[-1]
         return last if last.confirmed == last.rows else None
@@ -101,7 +101,7 @@ def reached(noted: Sequence[Noted], rows: int | None) -> Noted | None:
 
 
 def refused_until(noted: Sequence[Noted], end: Noted, after: Position) -> dict[Position, tuple[str, str]]:
-    """Records that were set aside behind a position, by notes that count."""
+    """The records that were set aside after the position `after`, according to the notes up to `end`."""
     found: dict[Position, tuple[str, str]] = {}
     for one in noted:
         if one.number <= end.number:
@@ -125,7 +125,7 @@ def noted_cells(pipeline: str, lane: str, claim: Claim, noted: Noted) -> list[An
 
 
 def history_of(rows: Iterable[Mapping[str, Any]]) -> History:
-    """Rows may come in any order, and more than once."""
+    """The history in these rows, which may come in any order and more than once."""
     claims: set[Claim] = set()
     noted: dict[str, dict[int, Noted]] = {}
     for row in rows:
@@ -142,7 +142,7 @@ def history_of(rows: Iterable[Mapping[str, Any]]) -> History:
 
 
 def schema_faults(schema: Any) -> list[str]:
-    """What the table lacks."""
+    """The columns that the table lacks."""
     known = {
         field.name: types.TableFieldSchema.Type(field.type_).name
         for field in schema.fields
@@ -157,12 +157,12 @@ def creation(table: str) -> str:
 
 
 def restriction(pipeline: str, lane: str) -> str:
-    """The condition for rows of a lane."""
+    """The SQL condition for the rows of a lane."""
     return f"pipeline = {literal(pipeline)} AND lane = {literal(lane)}"
 
 
 def literal(value: str | int) -> str:
-    """As BigQuery's SQL writes it."""
+    """A value as a literal of BigQuery's SQL."""
     if isinstance(value, int):
         return str(value)
     escaped = value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")

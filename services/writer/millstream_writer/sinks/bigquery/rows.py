@@ -1,7 +1,7 @@
-"""Records as rows of BigQuery: messages whose type follows from the table's schema. Pure.
+"""Records as BigQuery rows: messages whose type is derived from the table's schema. Pure.
 
-Each column of the table is a field of the message, in the type that BigQuery's documentation prefers. A value that its
-column cannot have is refused here, before anything is sent.
+Each column of the table becomes a field of the message, with the type that BigQuery's documentation prefers. A value
+that does not fit its column is refused here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from millstream_writer.sinks.tables.rows import RowFormat, as_json
 MISFIT = "value does not fit the column"
 TOO_LARGE = "record is too large for BigQuery"
 REQUEST_BYTES_MAX = 10 * 1000 * 1000
-"""Of an AppendRows request, as BigQuery documents it."""
+"""Maximum size of an AppendRows request, as BigQuery documents it."""
 ROW_BYTES_MAX = REQUEST_BYTES_MAX - 256 * 1024
-"""Of the rows in one: the rest is for the schema and the names."""
+"""Maximum size of the rows in a request: the rest is for the schema and the names."""
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _Type = types.TableFieldSchema.Type
@@ -41,11 +41,11 @@ _EPOCH_DAY = date(1970, 1, 1).toordinal()
 
 
 class Row(NamedTuple):
-    """What a record becomes."""
+    """The row of one record."""
 
     data: bytes
     end: Position
-    """Where the lane stands after it."""
+    """Position of the lane after the record."""
     frame: str
     """Name of the record's frame."""
 
@@ -54,16 +54,17 @@ class ColumnFault(NamedTuple):
     """A column of the settings or of the table that does not fit."""
 
     column: int | None
-    """Its place in the settings."""
+    """Its index in the settings; None if it is not there."""
     what: str
     expected: str
 
 
 class RowType:
-    """The message of a table's rows."""
+    """The message type of a table's rows."""
 
     def __init__(self, schema: Any, names: Sequence[str]) -> None:
-        """`names`: the columns that rows have a value for. Raises `ValueError` for a type without messages."""
+        """`names`: the columns for which rows have a value. Raises `ValueError` for a column type that messages cannot
+        represent."""
         known = {field.name.lower(): field for field in schema.fields}
         self._fields = [known[name.lower()] for name in names]
         self.descriptor = descriptor_pb2.DescriptorProto(name="Row")
@@ -76,13 +77,13 @@ class RowType:
         self._message: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("rows.Row"))
 
     def encode(self, cells: Sequence[Any]) -> bytes:
-        """Raises `ValueError` where one does not fit its column."""
+        """The message with these values. Raises `ValueError` if one does not fit its column."""
         values = {field.name: _value(field, value) for field, value in zip(self._fields, cells, strict=True)}
         return bytes(self._message(**values).SerializeToString())
 
 
 def column_faults(schema: Any, settings: BigQuerySink) -> list[ColumnFault]:
-    """What of the table's schema does not fit the settings."""
+    """Mismatches between the table's schema and the settings."""
     known = {field.name.lower(): field for field in schema.fields}
     faults = []
     written = [column.name.lower() for column in settings.rows.row]
@@ -143,11 +144,11 @@ class BigQueryFormat(RowFormat[bytes]):
 
 
 def requests_of(rows: Sequence[Row]) -> list[list[Row]]:
-    """As many as go into each request, in order."""
+    """Divide the rows into requests, in order, with as many rows as fit into each."""
     made: list[list[Row]] = []
     size = 0
     for row in rows:
-        # Each has a tag and a length of up to four bytes.
+        # Each row has a tag of one byte and a length of up to four.
         if not made or size + len(row.data) + 5 > ROW_BYTES_MAX:
             made.append([])
             size = 0
@@ -179,7 +180,7 @@ def _add(into: descriptor_pb2.DescriptorProto, field: Any, number: int) -> None:
 
 
 def _value(field: Any, value: Any) -> Any:
-    """What goes into a field; None where it stays out."""
+    """The value of a field; None if the field remains unset."""
     if value is None:
         if field.mode == _Mode.REQUIRED:
             raise ValueError(f"`{field.name}` is null, which the table does not allow")
@@ -277,7 +278,7 @@ def _date(value: Any) -> int:
 def _datetime(value: Any) -> str:
     moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     if moment.tzinfo is not None:
-        # A column without a time zone has UTC.
+        # A column without a time zone contains UTC.
         moment = moment.astimezone(UTC).replace(tzinfo=None)
     return moment.isoformat()
 
@@ -290,7 +291,7 @@ def _time(value: Any) -> str:
 
 
 def _decimal(whole: int, digits: int) -> Callable[[Any], str]:
-    """Of a type with so many digits before and behind the point."""
+    """The conversion to a type with this many digits before and after the decimal point."""
 
     def made(value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -331,4 +332,4 @@ _SCALARS: dict[int, tuple[Any, Callable[[Any], Any]]] = {
     _Type.INTERVAL: (_Field.TYPE_STRING, _plain_text),
     _Type.JSON: (_Field.TYPE_STRING, as_json),
 }
-"""The type of a field in messages, and what becomes of a value."""
+"""For each column type: the field's type in messages, and the conversion of a value."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _INDEX = re.compile(r"[^\s_+.A-Z-][^\s/\\*?\"<>|,#:A-Z]*|\.[^\s/\\*?\"<>|,#:A-Z.][^\s/\\*?\"<>|,#:A-Z]*")
 _INDEX_BYTES_MAX = 255
 _REQUEST_BYTES_MAX = 100 << 20
-"""`http.max_content_length` by default."""
+"""The default of the server's `http.max_content_length`."""
 
 
 def _checked_index(written: str) -> str:
@@ -44,27 +44,27 @@ class OpenSearchSink(WebServer):
     noun = "an opensearch sink"
 
     url: Annotated[TextOrReference, After(url_check(HTTP))]
-    """Address of the cluster, `https://host:9200`, or where that stands: `{env: NAME}` or `{file: PATH}`."""
+    """Address of the cluster, `https://host:9200`, or a reference to it: `{env: NAME}` or `{file: PATH}`."""
     index: IndexName
-    """The index, alias or data stream that documents are written to."""
+    """Index, alias or data stream to which documents are written."""
     mode: Literal["insert", "upsert"] = "insert"
-    """`insert` creates a document for each record, whose id is made of the run's and the record's; `upsert` creates or
-    replaces the document with the id that `id` names."""
+    """`insert` creates a document for each record; its id consists of the run's id and the record's. `upsert` creates
+    or replaces the document whose id is in the member that `id` names."""
     id: Text | None = None
-    """With `upsert`: dotted path of the member of the record's JSON value that is the document's id, a text or a whole
-    number. Default: the record's key; of several keys, their JSON array."""
+    """With `upsert`: dotted path of the member of the record's JSON value that has the document's id, a text or a whole
+    number. Default: the record's key; for several keys, their JSON array."""
     delete_when: DeleteWhen | None = None
-    """With `upsert`: which records delete the document of their id."""
+    """With `upsert`: which records delete the document with their id."""
     lanes_index: IndexName = "millstream-lanes"
     """With `upsert`: index in which the sink counts the owners of each lane, for the versions of documents. It is
     created when it is needed."""
     compression: Literal["none", "gzip"] = "none"
     """Compression of requests."""
     max_bytes: Quantity = 5 << 20
-    """Bytes of one request, uncompressed; a larger record is sent alone. Default 5 MiB."""
+    """Maximum uncompressed bytes of a request; a larger record is sent alone. Default 5 MiB."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Settings of `upsert`, and a limit that servers accept."""
+        """Rejects settings of `upsert` without it, and requests larger than servers accept."""
         yield from super().relation_problems()
         if self.mode != "upsert":
             for name, value in (("id", self.id), ("deleteWhen", self.delete_when)):

@@ -1,10 +1,10 @@
-"""Records as lines of a bulk request, and what an answer says of each. Pure.
+"""Records as lines of a bulk request, and the answer for each record. Pure.
 
-    insert    create, with an id of run and record: a document that exists is this one
-    upsert    index or delete, with the id that the record names and a version: a newer one stays
+    insert    create, with an id made of run and record: an existing document is this one
+    upsert    index or delete, with the record's document id and a version: a newer document stays
 
-A version is made of the number of the lane's owner and the record's place, so that it grows with every record of a lane
-and with every owner: whatever an older owner or an older request still writes, loses against a newer one.
+A version combines the number of the lane's owner with the record's place, so it increases with every record of a lane
+and with every owner. A late write of an older owner or of an older request cannot replace a newer document.
 
 Above it: the lane. Below it: frames.
 """
@@ -29,43 +29,43 @@ ID_TOO_LONG = "document id is too long"
 TOO_LARGE = "record is too large for OpenSearch"
 BUSY = "OpenSearch is busy"
 CONFLICT = 409
-"""The status of what was not written because the document is there, or is newer."""
+"""Status of a write that was rejected because the document exists, or is newer."""
 
 _RECORD_BITS = 15
 _FRAME_BITS = 28
 FRAMES_MAX = 1 << _FRAME_BITS
-"""Frames after which an owner needs a new number."""
+"""Number of frames after which an owner needs a new number."""
 OWNERS_MAX = 1 << (63 - _FRAME_BITS - _RECORD_BITS)
-"""Numbers of owners; a version has 63 bits."""
+"""Upper limit of the owners' numbers; a version has 63 bits."""
 assert max(FRAME_RECORDS_MAX, RESULT_FRAME_RECORDS_MAX) <= 1 << _RECORD_BITS
 
 _BLANK = b" \t\n\r"
 _WAITING = frozenset((429, 500, 502, 503, 504))
 _BLOCKED = "cluster_block_exception"
 _ALL_RECORDS = frozenset(("index_not_found_exception", "security_exception"))
-"""Errors that are not about a record."""
+"""Types of errors that concern all records, not one."""
 
 
 class Put(NamedTuple):
-    """What a record becomes."""
+    """The write of one record."""
 
     row: int
     lines: bytes
-    """Of the request, with their line breaks."""
+    """Lines of the request, with their line breaks."""
     id: str = ""
-    """Of the document, where it may be there in a newer version."""
+    """Id of the document if a newer version of it may exist."""
 
 
 class Owned(NamedTuple):
-    """Which versions a lane writes."""
+    """The versions that an owner of a lane writes."""
 
     number: int
-    """Of the owner, from 1 on."""
+    """Number of the owner, from 1."""
     first: int
-    """Sequence from which its frames are counted."""
+    """Sequence of the owner's first frame."""
 
     def version(self, sequence: int, index: int) -> int:
-        """Of the record at an index of the frame at a sequence."""
+        """The version for a record, by its index in the frame with this sequence."""
         assert 0 <= sequence - self.first < FRAMES_MAX, "the lane has taken a new number"
         assert index < 1 << _RECORD_BITS, "frames are cut to fewer"
         return (((self.number << _FRAME_BITS) + sequence - self.first) << _RECORD_BITS) + index
@@ -76,19 +76,19 @@ class Owned(NamedTuple):
 
 
 class Misfit(NamedTuple):
-    """What an answer says of a record that was not written."""
+    """Why a record was not written, according to the answer."""
 
     reason: str
     detail: str
     retryable: bool
     everything: bool = False
-    """It is not about this record: the index is missing, or the user lacks a permission."""
+    """Whether the reason concerns all records: the index is missing, or the user lacks a permission."""
 
 
 def convert(
     item: SinkFrame, settings: OpenSearchSink, run: str, owned: Owned | None
 ) -> tuple[list[Put], list[SinkFailure]]:
-    """What a frame's records become, and the records that cannot be documents. `owned`: for `upsert`."""
+    """The writes for a frame's records, and failures for those that cannot become documents. `owned`: for `upsert`."""
     rows, failures = _objects(item.frame.values())
     if owned is None:
         ids = item.record_ids()
@@ -100,7 +100,7 @@ def convert(
 
 
 def batches(puts: Sequence[Put], bytes_max: int) -> list[list[Put]]:
-    """As many as go into each request, in order."""
+    """Divide the writes into requests, in order, with as many as fit into each."""
     made: list[list[Put]] = []
     size = 0
     for put in puts:
@@ -113,7 +113,7 @@ def batches(puts: Sequence[Put], bytes_max: int) -> list[list[Put]]:
 
 
 def judged(answer: Mapping[str, Any]) -> Misfit | None:
-    """What one item of an answer means; None where the target has what the record says, or something newer."""
+    """The result of one write in an answer; None if the target now has this record's document, or a newer one."""
     ((operation, found),) = answer.items()
     status, error = int(found["status"]), found.get("error")
     if status < 300 or status == CONFLICT or (status == 404 and operation == "delete" and error is None):
@@ -147,7 +147,7 @@ def _upserts(
             failures.append(SinkFailure(row, ID_TOO_LONG, retryable=False, detail=detail))
             continue
         version = owned.version(item.sequence, indexes[row])
-        # The same version again is the same write again.
+        # `external_gte` accepts the same version again, because that is a repetition of the same write.
         meta = {"_id": str(name), "version": version, "version_type": "external_gte"}
         if is_deleted:
             puts.append(Put(row, _head("delete", meta), str(name)))

@@ -1,11 +1,11 @@
 """The OpenSearch sink: records as documents, by bulk requests.
 
-    insert: write ─► bulk of `create`, ids of run and record ─► created, or there already: written
+    insert: write ─► bulk of `create`, ids of run and record ─► created, or exists already: written
     upsert: open ─► a new number for this owner ─► write ─► bulk of `index` and `delete`, with versions
-                                                             └─ written, or something newer is there: written
+                                                             └─ written, or a newer one exists: written
 
-No order of kills, lost answers and late requests gives another result, because a document is created once, and a
-version never goes back. Items that the server has no capacity for are tried again; it refuses others permanently.
+Kills, lost answers and late requests do not change the result, in any order, because a document is created once and its
+version never decreases. Items for which the server lacks capacity are retried. Other rejections are permanent.
 
 Above it: the delivery. Below it: the lines (`documents`), and aiohttp.
 """
@@ -50,7 +50,7 @@ _CONFLICTS_MAX = 20
 
 
 class OpenSearchSinkLane(UnkeptLane):
-    """The session of one lane. One request at a time."""
+    """The session of one lane. It sends one request at a time."""
 
     def __init__(self, settings: OpenSearchSink, owner: SinkOwner, link: WebLink) -> None:
         self._settings = settings
@@ -59,7 +59,7 @@ class OpenSearchSinkLane(UnkeptLane):
         self._base = link.url.rstrip("/")
         self._bulk = f"{self._base}/{quote(settings.index, safe='')}/_bulk{_ONLY}"
         self._owned: Owned | None = None
-        """Of `upsert`, once it is known."""
+        """The versions of this owner with `upsert`, once they are known."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -108,9 +108,9 @@ class OpenSearchSinkLane(UnkeptLane):
         return failures
 
     async def _check_newer(self, ids: Sequence[str]) -> None:
-        """Raises unless the documents are newer by records of this owner, or the lane has another owner by now.
+        """Raises an error if a later owner, or another lane, has written a newer version of one of the documents.
 
-        An owner's own versions are never in the way of the first attempt, so this is rare.
+        Conflicts are rare: an owner's first attempt never conflicts with its own versions.
         """
         owned, owner, settings = self._owned, self._owner, self._settings
         assert owned is not None, "there are no conflicts without versions"
@@ -139,14 +139,14 @@ class OpenSearchSinkLane(UnkeptLane):
         return [SinkFailure(batch[0].row, TOO_LARGE, retryable=False, detail=detail)]
 
     def _refused(self, status: int, headers: Mapping[str, str], body: bytes) -> MillstreamError:
-        """Of a request as a whole."""
+        """The error for a request that was rejected as a whole."""
         error = _error_of(body)
         if status == 404 and error is not None:
             return self._unusable(Misfit(str(error.get("type", "")), str(error.get("reason", "")), retryable=False))
         return self._link.refused(status, headers)
 
     def _unusable(self, misfit: Misfit) -> MillstreamError:
-        """Of every record: none of them is at fault."""
+        """The error for a reason that concerns all records."""
         if misfit.retryable:
             return self._link.away(f"does not write to {self._settings.index} now: {misfit.detail}")
         if misfit.reason == "index_not_found_exception":
@@ -165,7 +165,7 @@ class OpenSearchSinkLane(UnkeptLane):
         return self._owned
 
     async def _take_over(self) -> int:
-        """A number above those of all earlier owners of the lane. A lost answer costs a number."""
+        """Reserve a number above those of all earlier owners of the lane. A lost answer leaves a number unused."""
         owner, settings, place = self._owner, self._settings, self._lane_document()
         for _ in range(_CONFLICTS_MAX):
             number, condition = await self._former(place)
@@ -184,12 +184,12 @@ class OpenSearchSinkLane(UnkeptLane):
         raise self._link.away(f"changes the document of lane {owner.name} in {settings.lanes_index} all the time")
 
     def _lane_document(self) -> str:
-        """Where the number of the lane's owner is."""
+        """Address of the document with the number of the lane's owner."""
         name = quote(f"{self._owner.pipeline}/{self._owner.name}", safe="")
         return f"{self._base}/{quote(self._settings.lanes_index, safe='')}/_doc/{name}"
 
     async def _former(self, place: str) -> tuple[int, str]:
-        """The number of the owner before, and the condition under which the next one replaces it."""
+        """The number of the previous owner, and the condition under which the next one replaces it."""
         owner = self._owner
         with translated(self._link):
             async with self._link.session.get(place, allow_redirects=False) as response:
@@ -206,7 +206,7 @@ class OpenSearchSinkLane(UnkeptLane):
 
 
 def _error_of(body: bytes) -> Mapping[str, Any] | None:
-    """What an answer says is wrong, where it says so in the way of OpenSearch."""
+    """The error in an answer, if it has the form of OpenSearch's errors."""
     try:
         found = json.loads(body)
     except ValueError:
@@ -223,7 +223,7 @@ async def open_opensearch_sink(settings: OpenSearchSink, owner: SinkOwner) -> As
 
 
 async def look(settings: OpenSearchSink, base_dir: Path) -> None:
-    """Raises Millstream errors where the cluster is not reached, or refuses."""
+    """Raises Millstream errors if the cluster cannot be reached, or rejects the request."""
     async with linked(settings, base_dir, "validate --online: the opensearch sink", HTTP) as link:
         with translated(link):
             async with link.session.get(f"{link.url.rstrip('/')}/", allow_redirects=False) as response:

@@ -25,12 +25,12 @@ class PubsubSink(PubsubProject):
     topic: ResourceName
     """Name of a topic in the project."""
     ordering_key_source: Literal["none", "key"] = "none"
-    """What becomes the ordering key of a message: nothing, or the record's keys. With `key`, messages with the same
-    keys stay in order, and each request has only messages with the same keys. A record without keys has none."""
+    """Source of a message's ordering key: none, or the record's keys. With `key`, messages with the same keys stay in
+    order, and each request has only messages with the same keys. A record without keys gets no ordering key."""
 
     @property
     def path(self) -> str:
-        """The topic's whole name."""
+        """The topic's full name, with its project."""
         return f"projects/{self.project}/topics/{self.topic}"
 
 

@@ -1,10 +1,10 @@
-"""Records to a topic of Pub/Sub, up to a thousand a request, each with an id that is the same at every attempt.
+"""Publishes records to a Pub/Sub topic, up to 1000 per request. The id of a record is the same at every attempt.
 
     write ─► requests ─► published: written
-                     └► invalid ─► halved, until it is known which records are: refused
-                     └► refused for now, no answer: to be tried again
+                     └► invalid ─► halved, until the invalid records are found: refused
+                     └► refused for now, no answer: retried
 
-Requests with the same ordering key follow each other; others go out several at once.
+Requests with the same ordering key are sent one after another; other requests are sent concurrently.
 
 Above it: the delivery. Below it: requests to the service.
 """
@@ -35,11 +35,11 @@ _log = logging.getLogger(__name__)
 
 REFUSED = "Pub/Sub refuses it"
 _REQUESTS = 8
-"""At once."""
+"""Maximum number of concurrent requests."""
 
 
 class PubsubSinkLane(UnkeptLane):
-    """A lane that publishes."""
+    """A lane that publishes messages."""
 
     def __init__(self, settings: PubsubSink, owner: SinkOwner, link: PubsubLink[PublisherAsyncClient]) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class PubsubSinkLane(UnkeptLane):
         return [failure for request in chain for failure in await self._publish(request)]
 
     async def _publish(self, puts: Sequence[Put]) -> list[SinkFailure]:
-        """The service takes all messages of a request or none."""
+        """Publish one request. The service accepts either all its messages or none."""
         raw: Any = PublishRequest.pb()
         request = PublishRequest.wrap(raw(topic=self._settings.path, messages=[put.message for put in puts]))
         try:
@@ -86,7 +86,7 @@ async def open_pubsub_sink(settings: PubsubSink, owner: SinkOwner) -> AsyncItera
 
 
 async def look(settings: PubsubSink, base_dir: Path) -> None:
-    """Whether the topic is there: `validate --online`. Raises Millstream errors."""
+    """Check for `validate --online` that the topic exists. Raises Millstream errors."""
     async with linked_publisher(settings, base_dir, "validate --online") as link:
         await _check(settings, link)
 
@@ -95,6 +95,6 @@ async def _check(settings: PubsubSink, link: PubsubLink[PublisherAsyncClient]) -
     try:
         await link.ask(link.client.get_topic, GetTopicRequest(topic=settings.path))
     except UserError as error:
-        # Some may publish and not look at the topic: the first write shows which.
+        # Some accounts may publish but not get the topic: the first write shows whether this one may.
         if not isinstance(error.__cause__, PermissionDenied):
             raise

@@ -1,4 +1,4 @@
-"""Records as messages of Pub/Sub. Pure."""
+"""Records as Pub/Sub messages. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from millstream_writer.sinks.carried import EVENT_TIME, KEYS, OURS, RECORD_ID, k
 
 HEADER = "header cannot be written"
 MESSAGES_MAX = 1000
-"""Of a request."""
+"""Maximum number of messages in a request."""
 BYTES_MAX = 9_000_000
-"""Of the messages of a request; the service takes 10 MB, in which any record has room."""
+"""Maximum bytes of the messages in a request. The service accepts 10 MB, and any record fits into that."""
 _ATTRIBUTES_MAX = 100
 _NAME_BYTES_MAX = 256
 _VALUE_BYTES_MAX = 1024
 _KEY_BYTES_MAX = 1024
 
-# The client's own types are slower by far.
+# The wrapper types of the client are much slower.
 _MESSAGE: Any = PubsubMessage.pb()
 
 
 class Put(NamedTuple):
-    """What a record becomes."""
+    """The message of one record."""
 
     row: int
     message: Any
@@ -35,7 +35,7 @@ class Put(NamedTuple):
 
 
 def convert(item: SinkFrame, run: str, *, ordered: bool) -> tuple[list[Put], list[SinkFailure]]:
-    """What a frame's records become, and the records that Pub/Sub cannot have."""
+    """The messages for a frame's records, and failures for those that cannot become messages."""
     made: list[Put] = []
     failures: list[SinkFailure] = []
     ids, frame = item.record_ids(), item.frame
@@ -49,15 +49,17 @@ def convert(item: SinkFrame, run: str, *, ordered: bool) -> tuple[list[Put], lis
             continue
         key = ordering_key(keys) if ordered else ""
         message = _MESSAGE(data=value, attributes=attributes, ordering_key=key)
-        # With the field's own tag and length.
+        # The size includes the field's tag and length.
         made.append(Put(row, message, message.ByteSize() + 8))
     return made, failures
 
 
 def requests_of(made: Sequence[Put], messages_max: int, bytes_max: int) -> list[list[list[Put]]]:
-    """Lists of requests that must follow each other; those of different lists may be in progress at the same time.
+    """Divide messages into lists of requests. Those of one list must follow each other; those of different lists may be
+    in progress at the same time.
 
-    All messages of a request have the same ordering key, as the service wants it, and those of a key stay in order.
+    All messages of a request have the same ordering key, as the service requires, and messages with the same key stay
+    in order.
     """
     chains: list[list[list[Put]]] = []
     by_key: dict[str, list[list[Put]]] = {}
@@ -79,7 +81,7 @@ def requests_of(made: Sequence[Put], messages_max: int, bytes_max: int) -> list[
 
 
 def ordering_key(keys: Sequence[bytes]) -> str:
-    """Of a record: its key, or its keys as a JSON array; a digest where that is too long."""
+    """The ordering key of a record: its key, or its keys as a JSON array; a digest if that is too long."""
     if not keys:
         return ""
     text = keys_text(keys)
@@ -87,7 +89,7 @@ def ordering_key(keys: Sequence[bytes]) -> str:
         try:
             text = keys[0].decode()
         except UnicodeDecodeError:
-            # Keys that differ only in such bytes share an order.
+            # Keys that differ only in invalid bytes get the same ordering key.
             text = keys_text(keys)
     if len(text.encode()) > _KEY_BYTES_MAX:
         return blake2b(text.encode(), digest_size=32).hexdigest()
@@ -95,7 +97,7 @@ def ordering_key(keys: Sequence[bytes]) -> str:
 
 
 def _attributes(given: Mapping[str, bytes], ours: Mapping[str, str], keys: Sequence[bytes]) -> dict[str, str]:
-    """Raises `ValueError`."""
+    """The attributes of a message. Raises `ValueError` for headers that cannot be attributes."""
     attributes: dict[str, str] = {}
     for name, value in given.items():
         if name.lower().startswith(OURS):

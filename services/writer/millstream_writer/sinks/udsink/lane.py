@@ -1,7 +1,8 @@
-"""The user-defined sink: records go to a function in a process of its own, which returns the outcome of each.
+"""The user-defined sink: a function in a separate process gets the records, and returns the outcome of each.
 
-Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`). At least once: the effect of a
-record depends on the function. It gets an id that is the same at every attempt, so that it can avoid duplicates.
+Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`). At least once: whether a
+record has its effect twice depends on the function. It gets an id for each record that is the same at every attempt, so
+it can avoid duplicates.
 """
 
 from __future__ import annotations

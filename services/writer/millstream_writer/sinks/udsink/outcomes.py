@@ -1,4 +1,4 @@
-"""What a user's function says of records that it did not write, in the words of a delivery. Pure.
+"""The outcomes that a user's function returns for records it did not write, converted for the delivery. Pure.
 
 Above it: the lanes of user-defined sinks. Below it: nothing.
 """
@@ -11,26 +11,26 @@ from millstream.udf.answers import Outcome, Result, SinkAnswer
 from millstream_writer.sink import SinkFailure
 
 FAILED = "function failed"
-"""What a record is counted under when the function gave an error; the error itself is in the message."""
+"""The reason under which a record is counted if the function returned an error. The message has the error itself."""
 _NO_REASON = "no reason given"
 
 
 def failures_of(answer: SinkAnswer, records: int) -> list[SinkFailure]:
-    """What an answer says about the records it does not count as written."""
+    """The failures of the records that an answer does not count as written."""
     if answer.error:
         return [SinkFailure(row, FAILED, retryable=True, detail=answer.error) for row in range(records)]
     return [failure_of(outcome) for outcome in answer.outcomes]
 
 
 def failure_of(outcome: Outcome) -> SinkFailure:
-    """What an outcome says about its record."""
+    """The failure of the record with this outcome."""
     row = outcome.index
     given, detail = reason_and_detail(outcome.reason, outcome.detail)
     reason = given or _NO_REASON
     if outcome.result == Result.RETRY:
         return SinkFailure(row, reason, retryable=True, attempted=False, asked=True, delay_s=outcome.delay_us / 1e6)
     if outcome.code == codes.RECORD_MISFIT.number:
-        # Counted together, however different what is wrong with them.
+        # All misfits are counted under one reason, whatever is wrong with each.
         return SinkFailure(row, MISFIT, retryable=False, detail=reason, code=codes.RECORD_MISFIT)
     if outcome.result == Result.DEAD_LETTER:
         return SinkFailure(row, reason, retryable=False, detail=detail)

@@ -1,14 +1,14 @@
-"""A user-defined sink that keeps positions: its function stores how far the lane is in the transaction of the records.
+"""A user-defined sink that keeps positions: its function stores the lane's position in the transaction of the records.
 
-    write ─► check: which records does the function refuse? ─► what is after the position ─► write ... flush(position)
+    write ─► check: which records does it refuse? ─► the records after the position ─► write ... flush(position)
 
-The function is opened with a number that it stores in its target beside the position. Each opening has a higher one
-than all before: the epoch of the lane's mark, and in it the number of the opening. So a transaction of an older
-opening, in this process or another, commits nothing any more. When the function dies or fails, the lane is opened
-again: the position says whether the last transaction counts.
+Each opening gives the function a number, which it stores in its target with the position. The number combines the epoch
+of the lane's mark with the number of the opening, so it is higher than in every earlier opening. A transaction of an
+older opening, in this process or another, can therefore no longer commit. When the function dies or fails, the lane is
+opened again, and the position says whether the last transaction was committed.
 
-The position is opaque to the function. It also has the records that were refused since the lane's mark: a function
-may refuse other records when it is asked again, but what was decided of a record that the position has passed stays.
+The position is opaque to the function. It also contains the records that were refused since the lane's mark: a function
+may refuse other records when it checks them again, but decisions about records before the position are final.
 
 Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`).
 """
@@ -53,13 +53,13 @@ _T = TypeVar("_T")
 
 TARGET = "the target of the function"
 OPENINGS_BITS = 20
-"""Of an epoch: for the openings of a lane by one owner. With all of them it has at most 63 bits."""
+"""The bits of an epoch that count the openings of a lane by one owner. The epoch has at most 63 bits in total."""
 _RECORDS_MAX = 2**31
-"""Of a transaction: what is written at once is limited by its bytes."""
+"""No limit for a transaction: the bytes of a write already limit its records."""
 
 
 class _AskedAgainError(Exception):
-    """The function asks to see a record again, at a later time."""
+    """The function has returned Retry for a record, with a delay."""
 
     def __init__(self, delay_s: float, reason: str) -> None:
         super().__init__(reason or "no reason given")
@@ -67,14 +67,14 @@ class _AskedAgainError(Exception):
 
 
 class _Row(NamedTuple):
-    """A record that is to be written."""
+    """A record to write."""
 
     item: SinkFrame
     row: int
 
 
 class UdfPositionLane(KeptLane[_Row]):
-    """The stream to the function, which is opened when it is needed, and again when it ends."""
+    """The stream to the function, which is opened when it is needed, and reopened when it ends."""
 
     def __init__(self, client: UdfClient, owner: SinkOwner) -> None:
         super().__init__(owner, _RECORDS_MAX)
@@ -86,7 +86,7 @@ class UdfPositionLane(KeptLane[_Row]):
         """The function has confirmed that it stored a position."""
         self._stream: PositionSinkStream | None = None
         self._stack = AsyncExitStack()
-        """What ends the stream."""
+        """Closing it ends the stream."""
         self._is_open = False
         """The function has opened the lane on that stream, and nothing has failed since."""
         self._decided: dict[Position, SinkFailure] = {}
@@ -105,13 +105,13 @@ class UdfPositionLane(KeptLane[_Row]):
         return await self._over_breaks(super().reach)
 
     async def close(self) -> None:
-        """What is in progress may still have its effect."""
+        """End the stream. Calls in progress may still have their effect."""
         self._stream, self._is_open = None, False
         await self._stack.aclose()
 
     async def _over_breaks(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """A function that dies is started again, and one that asks for it is asked again: neither is an attempt at the
-        records."""
+        """Repeat `call` after the function has died, or when it has returned Retry. Neither counts as an attempt to
+        write the records."""
         pauses, waiting = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S), Waiting()
         while True:
             try:
@@ -149,7 +149,7 @@ class UdfPositionLane(KeptLane[_Row]):
             what = f"{fenced(self._owner, TARGET)} ({error}). {hint}"
             raise FencedError(codes.OUTPUT_TAKEN_OVER, what) from error
         except SinkFunctionError as error:
-            # The stream goes on; what was not flushed is discarded, and the lane is opened again.
+            # The stream continues. Records that were not flushed are discarded, and the lane is opened again.
             self._is_open = False
             what = f"{self._owner.where}: the function failed, and nothing of this is in its target: {error}"
             raise RetryLaterError(codes.TARGET_AWAY, what) from error
@@ -218,7 +218,7 @@ class UdfPositionLane(KeptLane[_Row]):
         return Converted(rows, [_Row(item, row) for row in rows], ())
 
     async def _made_of(self, item: SinkFrame) -> Converted[_Row]:
-        """The function decides about records after the position. What it decided about others stays."""
+        """The function checks the records after the position. Its decisions about earlier records are final."""
         ends = [exact_position(item, index + 1) for index in item.indexes()]
         failures: list[SinkFailure] = []
         new: list[int] = []
@@ -248,7 +248,7 @@ class UdfPositionLane(KeptLane[_Row]):
             traceparent=part.frame.traceparent,
         )
         for row in rows:
-            # It may have refused them when they were tried before.
+            # It may have refused them at an earlier attempt.
             self._decided.pop(ends[row], None)
         failures = [self._refusal(outcome, rows[outcome.index]) for outcome in answer.outcomes]
         self._decided.update({ends[failure.index]: failure for failure in failures})
@@ -257,7 +257,7 @@ class UdfPositionLane(KeptLane[_Row]):
     def _refusal(self, outcome: Outcome, row: int) -> SinkFailure:
         if outcome.result is Result.RETRY:
             raise _AskedAgainError(outcome.delay_us / MICROSECONDS, outcome.reason)
-        # It has looked at the record alone, so another attempt would not help.
+        # The check depends on the record alone, so another attempt would not help.
         return replace(failure_of(outcome), index=row, retryable=False)
 
     async def _commit(self, made: Sequence[_Row], end: Position, frame: str) -> None:
@@ -282,7 +282,7 @@ class UdfPositionLane(KeptLane[_Row]):
     def _passed(self, end: Position) -> dict[Position, SinkFailure]:
         """The refused records between the lane's mark and a position."""
         if self._owner.whole or self._owner.fallback:
-            # The mark has what became of a delivery before it is made; and a fallback gets other records anyway.
+            # The mark has the outcomes of a delivery before it is made, and a fallback gets other records anyway.
             return {}
         mark = self._owner.start if self._owner.committed is None else self._owner.committed()
         self._decided = {at: failure for at, failure in self._decided.items() if at > mark}
@@ -291,7 +291,7 @@ class UdfPositionLane(KeptLane[_Row]):
 
 @asynccontextmanager
 async def open_position_lane(client: UdfClient, owner: SinkOwner) -> AsyncIterator[SinkLane]:
-    """The lane, every former owner fenced. The first write waits for a target that is away."""
+    """The lane, with every former owner fenced. If the target is away, the first write waits for it."""
     lane = UdfPositionLane(client, owner)
     try:
         await first_try(lane.open(), _log)

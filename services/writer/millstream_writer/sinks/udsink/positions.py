@@ -2,10 +2,10 @@
 
     {"millstream":1,"run":"5f...","epoch":7,"owner":"9c...","at":[120,0],"frame":"a1...","refused":[]}
 
-`refused` has, for each record that the function refused between the lane's mark and the position: where the lane is
-after it, what becomes of it, the reason and the detail.
+`refused` has an entry for each record that the function refused between the lane's mark and the position: the position
+after the record, what happens to the record, the reason and the detail.
 
-Above it: the lane. Below it: nothing. What comes back may be anything: the user's program has stored it.
+Above it: the lane. Below it: nothing. The text may be anything when it is read back: the user's program has stored it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from millstream_writer.sinks.kept import Kept
 
 _FORM = 1
 _DETAIL_CHARACTERS = 300
-"""Of a refused record; the whole is in the log of the process that met it first."""
+"""Maximum length of a refused record's detail. The log of the process that refused it first has all of it."""
 
 
 class StoredPosition(NamedTuple):
-    """What the target has of a lane."""
+    """The position that the target stores for a lane."""
 
     kept: Kept
     refused: Mapping[Position, SinkFailure]
-    """By the position after the record; `index` has no meaning here."""
+    """The refused records, by the position after each. Their `index` has no meaning here."""
 
 
 def text_of(stored: StoredPosition) -> bytes:
-    """For the function to store."""
+    """The text that the function stores."""
     kept = stored.kept
     refused = [
         [*at, _fate(failure), failure.reason, failure.detail[:_DETAIL_CHARACTERS]]
@@ -52,7 +52,8 @@ def text_of(stored: StoredPosition) -> bytes:
 
 
 def position_of(data: bytes) -> StoredPosition | None:
-    """What the function returned; None if that is nothing. Raises `ValueError` if it is not what `text_of` gave."""
+    """The position in a text that the function returned; None if it is empty. Raises `ValueError` if it does not
+    come from `text_of`."""
     if not data:
         return None
     try:
