@@ -1,7 +1,7 @@
-"""A worker: replicas of vertices, one or several, as a process: `python -m millstream_worker --help`.
+"""A worker: a process that runs one or more replicas of vertices: `python -m millstream_worker --help`.
 
-Exit code 0: all lanes have ended, or were finished after SIGTERM. Otherwise the code of the error that ended it
-(`millstream/errors.py`), which is also the last error of its log.
+The exit code is 0 if all lanes have ended, or were finished after SIGTERM. Otherwise it is the code of the error that
+ended the worker (`millstream/errors.py`); this error is also the last one in its log.
 """
 
 from __future__ import annotations
@@ -47,20 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logging("", options.vertex or "", options.replica, level=options.log_level)
     try:
         config = _config(options)
-        # What a worker says of itself is said by its replica, where it has only one.
+        # A worker with a single replica logs under the name of that replica.
         only = config.replicas[0] if len(config.replicas) == 1 else ReplicaId("", 0)
         configure_logging(config.resolved.pipeline.name, only.vertex, only.number, level=options.log_level)
         if HEARTBEAT_VARIABLE not in os.environ:
             _note(config, options.pipeline)
         freed_memory.keep()
         return uvloop.run(_run(config, takes_orders=options.orders))
-    except Exception as error:  # noqa: BLE001  # a failure is reported in the log, whatever it is
+    except Exception as error:  # noqa: BLE001  # every failure is reported in the log
         return report(error)
 
 
 def _note(config: WorkerConfig, file: Path) -> None:
-    """Write down a start that no runner has written down: in the log, and in the audit file that the environment names.
-    A container has no other place that outlives it."""
+    """Record a start that no runner has recorded: in the log, and in the audit file that the environment names.
+
+    In a container, nothing else outlives the process.
+    """
     pipeline = config.resolved.pipeline.name
     digest = spec_digest(file.read_text(encoding="utf-8"))
     audit = named_file()
@@ -94,7 +96,7 @@ def _config(options: argparse.Namespace) -> WorkerConfig:
 
 
 def _replicas(options: argparse.Namespace, pipeline: Resolved) -> Sequence[ReplicaId]:
-    """What the worker is to run."""
+    """The replicas that the worker runs."""
     if options.vertex is not None:
         return [_known(pipeline, ReplicaId(options.vertex, options.replica), "--vertex", "--replica")]
     found: list[ReplicaId] = []
@@ -117,7 +119,7 @@ def _debugged(text: str) -> tuple[str, int]:
 
 
 def _known(pipeline: Resolved, replica: ReplicaId, of_vertex: str, of_number: str) -> ReplicaId:
-    """The replica, if the pipeline has it; else names the option to change."""
+    """Return the replica if the pipeline has it. Otherwise raise an error that names the option to change."""
     vertices = {vertex.name: vertex for vertex in pipeline.graph.vertices}
     vertex = vertices.get(replica.vertex)
     name = pipeline.pipeline.name
@@ -143,7 +145,7 @@ def _known(pipeline: Resolved, replica: ReplicaId, of_vertex: str, of_number: st
 
 
 def _access(options: argparse.Namespace, replica: ReplicaId, technology: Technology) -> Access:
-    """Who a replica is to the broker: where a directory is given, each vertex has a user of its own."""
+    """The identity of a replica at the broker. If a directory is given, each vertex has its own user."""
     return technology.load_access(_access_file(options.broker_access, replica.vertex), options.broker)
 
 
@@ -152,13 +154,13 @@ def _access_file(given: Path | None, vertex: str) -> Path | None:
 
 
 def _hidden(options: argparse.Namespace, technology: Technology) -> tuple[Path, ...]:
-    """What this process was given and no function is to see in a sandbox."""
+    """The files given to this process that no function may see in a sandbox."""
     windows, access = options.windows_dir, options.broker_access
     broker: Sequence[Path] = ()
     if access is not None:
         broker = [access] if access.is_dir() else technology.secret_files(access)
     if windows is not None and options.pipeline.absolute().parent == windows.absolute().parent:
-        # Both are in the data directory of a run, with the broker's store and the logs.
+        # Both are in the data directory of a run, which also has the broker's store and the logs.
         return (windows.parent, *broker)
     return (options.pipeline, *([windows] if windows is not None else []), *broker)
 
@@ -190,10 +192,10 @@ async def _run(config: WorkerConfig, *, takes_orders: bool) -> int:
 
 
 async def _obey(worker: Worker, replicas: Sequence[ReplicaId]) -> None:
-    """Read orders until there can be no more: `stop NAME` of a replica."""
+    """Read orders from standard input until it is closed: `stop NAME` stops a replica."""
     mode = os.fstat(sys.stdin.fileno()).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        # There are none: a process was started with the command line of one that was to take them.
+        # No orders can arrive: the process has the command line of a worker that takes orders, but no pipe.
         return
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
@@ -209,8 +211,8 @@ async def _obey(worker: Worker, replicas: Sequence[ReplicaId]) -> None:
 
 
 def _forgo_pandas() -> None:
-    """A reduce uses Arrow, and no code of users' runs in its process."""
-    # What is not installed is reported where it is needed.
+    """Keep Arrow from importing pandas: the process of a reduce runs no user code that could need it."""
+    # A missing package is reported where it is needed.
     with suppress(ModuleNotFoundError):
         from millstream_reduce.without_pandas import forgo_pandas
 

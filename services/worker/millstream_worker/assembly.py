@@ -1,6 +1,6 @@
-"""Puts a replica of a vertex together from the pipeline's spec: ledgers, OT stores, sidecars, lanes.
+"""Assembles a replica of a vertex from the pipeline's spec: ledgers, OT stores, sidecars, lanes.
 
-The only place that knows every part. It decides nothing while records flow.
+This is the only module that knows every part. It makes no decisions while records flow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class VertexProcess:
         self._readiness = readiness
 
     async def run(self) -> None:
-        """Until every lane has ended, or is finished after `stop`."""
+        """Run until every lane has ended, or has finished its work after `stop`."""
         async with asyncio.TaskGroup() as background:
             tasks = [background.create_task(self._shared.watch(), name="watch what the worker does for all")]
             tasks.append(background.create_task(self._shared.ownership.watch(), name="watch for other owners"))
@@ -51,7 +51,7 @@ class VertexProcess:
             log_finished(lane.statistics())
 
     def stop(self) -> None:
-        """Take nothing new in; `run` returns when what is in flight is finished."""
+        """Accept no new input; `run` returns when the records in flight are finished."""
         self._readiness.stopping()
         for lane in self._lanes:
             lane.stop()
@@ -72,7 +72,7 @@ async def open_vertex(
     process: ProcessTelemetry = _SILENT,
     readiness: Readiness | None = None,
 ) -> AsyncIterator[VertexProcess]:
-    """Take the replica's lanes over and open everything they need. `readiness` follows how far that is."""
+    """Take over the replica's lanes and open everything they need. `readiness` tracks the progress."""
     lanes: list[VertexLane] = []
     name, graph = config.resolved.pipeline.name, config.resolved.graph
     numbers = [_Statistics(config, vertex, lanes) for vertex in graph.chain(config.vertex)]
@@ -99,7 +99,7 @@ async def open_vertex(
 
 
 class _Statistics:
-    """The replica's numbers, when asked for: of its vertex, or of one that follows in its chain."""
+    """Computes the statistics of the replica on request, for its vertex or for one that follows in its chain."""
 
     def __init__(self, config: VertexConfig, vertex: str, lanes: Sequence[VertexLane]) -> None:
         self._config = config
@@ -107,12 +107,12 @@ class _Statistics:
         self._lanes = lanes
         self.kind = config.resolved.graph.vertex(vertex).definition
         self.shared: Shared | None = None
-        """None before the environment is open: then there is nothing to count."""
+        """None until the environment is open; until then there is nothing to count."""
 
     def __call__(self) -> VertexStatistics:
         shared, graph = self.shared, self._config.resolved.graph
         leads = self.vertex == self._config.vertex
-        # A chain commits once, for all of its vertices, and its first one says so.
+        # A chain commits once for all of its vertices; its first vertex reports the commits.
         totals = [ledger.statistics() for ledger in shared.ledgers()] if shared is not None and leads else []
         buffers = shared.backpressure.statistics() if shared is not None else []
         return VertexStatistics(

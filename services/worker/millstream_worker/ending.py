@@ -1,4 +1,4 @@
-"""What a worker says when a replica, or the worker itself, cannot go on: one line of its log, and an exit code.
+"""Reports why a replica, or the worker itself, cannot continue: one line in its log, and an exit code.
 
 Above it: the process and the worker. Below it: the log.
 """
@@ -14,13 +14,13 @@ from millstream.errors import DamageError, FencedError, MillstreamError, UserErr
 _log = logging.getLogger(__name__)
 
 _OF_EXTRAS = {"numpy": "reduce", "pyspark": "reduce", "pyarrow": "arrow"}
-"""Packages that only some vertices need, and the extra of Millstream that installs each."""
+"""Packages that only some vertices need, each with the extra of Millstream that installs it."""
 
 
 def report(error: BaseException) -> int:
-    """Log what ended a replica or the process, most telling first, and give the exit code.
+    """Log the most informative error that ended a replica or the process, and return the exit code.
 
-    When one task fails the others are cancelled, and some fail in turn; one report is enough.
+    When one task fails, the others are cancelled, and some of them fail in turn; one report is enough.
     """
     first = min(_leaves(error), key=_telling)
     if isinstance(first, MillstreamError):
@@ -48,7 +48,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _telling(error: BaseException) -> int:
-    """Who must act: us before the user, the user before the machine; being fenced explains itself."""
+    """Rank an error by who must act: us before the user, the user before the machine. Fencing is first."""
     if isinstance(error, FencedError):
         return 0
     if not isinstance(error, MillstreamError):

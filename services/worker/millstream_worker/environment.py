@@ -1,10 +1,10 @@
-"""What a replica reaches outside its worker: the broker, the OT stores, the user's programs, Spark, the disk.
+"""Everything external that a replica uses: the broker, the OT stores, the user's programs, Spark, the disk.
 
     worker ─► Link: a connection, watches of OT stores, trimmers      shared by its replicas
                 └─► Outside: ledgers, stores, programs                one for each replica
 
-Above it: the worker and the assembly, which ask for all of it here and open nothing else outside. A simulation gives
-the assembly environment of its own, and runs everything above them as it is.
+Above it: the worker and the assembly, which open external resources only through this module. A simulation gives
+the assembly its own environment, and runs everything above it unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from millstream_worker.trimmers import Trimmers, open_trimmers
 from millstream_worker.watches import Watches, open_watches
 
 if TYPE_CHECKING:
-    # What computes windows takes half a second to import, and vertices without windows do not need it.
+    # The window engine takes half a second to import, and vertices without windows do not need it.
     from millstream_reduce.engine import Engine
     from millstream_reduce.log.files import Files
     from millstream_reduce.queue import QueueLimits
@@ -42,93 +42,93 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VertexConfig:
-    """What a replica gets at its start."""
+    """The configuration that a replica gets when it starts."""
 
     resolved: Resolved
     vertex: str
     replica: int
     broker: Access
     durability: DurabilityLevel
-    """The weakest that is accepted."""
+    """The weakest level that is accepted."""
     windows_dir: Path | None = None
-    """Where reduce lanes keep their logs, <vertex>/<partition>."""
+    """Directory where reduce lanes keep their logs, in <vertex>/<partition>."""
     spark: str | None = None
     """gRPC address of the pipeline's Spark driver."""
     hidden: tuple[Path, ...] = ()
-    """Files and directories that no sandbox of a function shows."""
+    """Files and directories that are hidden in the sandboxes of functions."""
     development: Development = NOT_DEVELOPED
-    """What is done for the authors of functions."""
+    """Settings for authors who develop functions."""
 
 
 class VertexPrograms(Protocol):
     """The running programs of one replica, by role: udf, transformer, sink, fallback, source."""
 
     def client(self, role: str) -> UdfClient | None:
-        """The running program of that role; None where the vertex has none."""
+        """The running program of that role; None if the vertex has none."""
 
     def reduce_address(self, name: StreamName) -> str | None:
-        """Where Spark's tasks reach the reduce function beside this process; None where the vertex has none."""
+        """Address at which Spark's tasks reach the reduce function beside this process; None if the vertex has none."""
 
     def open_map(self, role: str, kind: FunctionKind, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
-        """A stream of the map or source transform of that role."""
+        """Open a stream to the map or source transform of that role."""
 
     def statistics(self) -> Mapping[str, SidecarStatistics]: ...
 
 
 class Environment(Protocol):
-    """Everything outside, open."""
+    """The open external resources of a replica."""
 
     @property
     def broker(self) -> Broker: ...
 
     @property
     def stores(self) -> OtStores:
-        """Where the replica's lanes publish."""
+        """The OT stores in which the replica's lanes publish."""
 
     @property
     def watches(self) -> Watches:
-        """How it hears what other lanes publish."""
+        """Deliver what other lanes publish."""
 
     @property
     def trimmers(self) -> Trimmers:
-        """What removes what its lanes have consumed."""
+        """Remove the frames that the replica's lanes have consumed."""
 
     def programs_of(self, vertex: str) -> VertexPrograms:
-        """Of the replica's vertex, or of one that follows in its chain."""
+        """The programs of the replica's vertex, or of one that follows in its chain."""
 
     @property
     def rng(self) -> random.Random:
-        """For pauses between attempts."""
+        """Random numbers for the pauses between attempts."""
 
     def trouble(self) -> str | None:
-        """What is away that a process cannot work without; None when everything is there."""
+        """The required resource that is unavailable, as text for a message; None if all are available."""
 
     def engine(self, address: str) -> AbstractAsyncContextManager[Engine]:
-        """What computes the windows of reduces, at that address; it need not be there yet."""
+        """The engine at that address, which computes the windows of reduces; it need not be available yet."""
 
     def files(self) -> Files:
         """The file operations of the logs of reduce lanes."""
 
     def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
-        """Bounds of a reduce lane's queue. `log_bytes_max`: where the spec bounds its log."""
+        """Bounds of a reduce lane's queue. `log_bytes_max`: the bound on its log, if the spec sets one."""
 
 
 class OpenEnvironment(Protocol):
-    """How a replica comes to its environment."""
+    """Opens the environment of a replica."""
 
     def __call__(self, config: VertexConfig) -> AbstractAsyncContextManager[Environment]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The environment of a replica that runs for its user."""
+    """The environment of a replica in production."""
 
     broker: Broker
     stores: OtStores
     watches: Watches
     trimmers: Trimmers
     programs: Mapping[str, VertexPrograms]
-    """By vertex: more than one in a chain."""
+    """The programs by vertex; a chain has several vertices."""
     rng: random.Random
     buffer: InterStepBuffer
 
@@ -164,7 +164,7 @@ class Outside:
 
 
 class Link:
-    """A worker's connection to its broker as one user, and what its replicas share over it. Made by `open_link`."""
+    """A worker's connection to its broker as one user, with what its replicas share over it. Made by `open_link`."""
 
     def __init__(
         self, link: BufferLink, pipeline: str, require: DurabilityLevel, watches: Watches, trimmers: Trimmers
@@ -177,16 +177,16 @@ class Link:
 
     @asynccontextmanager
     async def environment(self, config: VertexConfig) -> AsyncIterator[Outside]:
-        """Those of one replica, with its programs started.
+        """The environment of one replica, with its programs started.
 
-        Its ledgers and the stores it publishes in are its own: what they count, and what they know of their last put,
-        belongs to its lanes.
+        The replica does not share its ledgers and the stores in which it publishes: their counts, and what they
+        remember about their last put, belong to its lanes.
         """
         async with AsyncExitStack() as stack:
             buffer = await stack.enter_async_context(self._link.open(self._pipeline, require=self._require))
             programs: dict[str, VertexPrograms] = {}
             for vertex in config.resolved.graph.chain(config.vertex):
-                # What they print is theirs, whose lanes they run in.
+                # The output of a program is logged under its own vertex, not under the head of the chain.
                 with log_replica(ReplicaId(vertex, config.replica)):
                     opening = open_programs(config.resolved, vertex, config.replica, config.hidden, config.development)
                     programs[vertex] = await stack.enter_async_context(opening)
@@ -199,8 +199,8 @@ class Link:
 async def open_link(
     technology: Technology, access: Access, pipeline: str, require: DurabilityLevel, name: str
 ) -> AsyncIterator[Link]:
-    """Connect to the broker. `name`: of the connection, for the broker's operator. `require`: the weakest durability
-    that is accepted."""
+    """Connect to the broker. `name`: the name of the connection, for the broker's operator. `require`: the weakest
+    durability that is accepted."""
     async with (
         technology.connect(access, name=name) as link,
         link.open(pipeline, require=require) as buffer,
@@ -212,7 +212,7 @@ async def open_link(
 
 @asynccontextmanager
 async def open_outside(config: VertexConfig) -> AsyncIterator[Outside]:
-    """The environment of a replica that shares nothing."""
+    """The environment of a replica that shares nothing with other replicas."""
     name = config.resolved.pipeline.name
     async with (
         open_link(

@@ -1,8 +1,8 @@
-"""What a kind of vertex is to its author: one object, which says all that Millstream wants to know of it.
+"""The interface of a kind of vertex, for its author: one object that has everything Millstream must know about it.
 
-Above it: the pipeline file's models, which find it by its key, and `lanes`, which opens lanes of it. Below it: the
-kinds, each in a module of its own. It is imported by whatever reads a pipeline, so what lanes work with is imported in
-`open_lane`.
+Above it: the pipeline file's models, which find a kind by its key, and `lanes`, which opens its lanes. Below it: the
+kinds, each in its own module. Every process that reads a pipeline imports this module, so a kind imports what its
+lanes need in `open_lane`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ class RunnableKind(VertexKind[S]):
 
     @abstractmethod
     async def open_lane(self, settings: S, opening: LaneOpening) -> VertexLane:
-        """The lane that `opening` is about, which has been taken over: `opening.core.committer.mark` says how far it
-        is. What it needs is opened on `opening.stack`."""
+        """Open the lane of `opening`, which has been taken over: `opening.core.committer.mark` is its position. Open
+        what the lane needs on `opening.stack`."""
 
     async def open_step(self, settings: S, opening: StepOpening, outlet: Outlet, number: int) -> MapStep:
-        """What a vertex of this kind does to a frame in the lane of another; only of kinds that `may_follow_in_chain`.
-        `outlet`: where its outputs go; `number`: its place in the chain, from 0."""
+        """Open the step that processes frames in the lane of another vertex; only for kinds that `may_follow_in_chain`.
+
+        `outlet`: the destination of its outputs; `number`: its place in the chain, from 0.
+        """
         raise MillstreamError(codes.IMPOSSIBLE, f"{opening.where}: a {self.name} cannot follow in a chain")
 
     async def open_target(self, settings: S, opening: StepOpening, core: LaneCore) -> Target:
-        """Where the outputs of the lane of another vertex go without a buffer, with all former owners fenced; only of
-        kinds without output that `may_follow_in_chain`. `core`: of that lane."""
+        """Open the target that takes the outputs of another vertex's lane without a buffer, and fence former owners.
+
+        Only kinds without output that `may_follow_in_chain` have one. `core`: the core of that lane.
+        """
         raise MillstreamError(codes.IMPOSSIBLE, f"{opening.where}: a {self.name} cannot be the end of a chain")

@@ -1,6 +1,6 @@
-"""Opens lanes of a replica, of whatever kind its vertex is: what all of them need is here, the rest with each kind.
+"""Opens the lanes of a replica. What the lanes of all kinds need is here; each kind has the rest.
 
-    take over: ledger, OT store ─► LaneCore ─► the kind opens what is its own ─► VertexLane
+    take over: ledger, OT store ─► LaneCore ─► the kind opens the rest ─► VertexLane
 
 Above it: the assembly. Below it: the kinds of vertex, found by `millstream.spec.kinds`.
 """
@@ -60,10 +60,10 @@ class VertexLane(Protocol):
     core: LaneCore
 
     async def run(self) -> None:
-        """Until its input has ended, or `stop` was called and what was begun is finished."""
+        """Run until the input has ended, or until the work in progress is finished after `stop`."""
 
     def stop(self) -> None:
-        """Take nothing new in."""
+        """Accept no new input."""
 
     def statistics(self) -> LaneStatistics: ...
 
@@ -71,7 +71,7 @@ class VertexLane(Protocol):
 async def open_lane(
     shared: Shared, lane: LaneId, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
 ) -> VertexLane:
-    """Take a lane over and open it on `stack`. `telemetry`: of each vertex that runs in it."""
+    """Take over a lane and open it on `stack`. `telemetry`: the telemetry of each vertex that runs in the lane."""
     kind = shared.vertex.definition
     if not isinstance(kind, RunnableKind):
         raise UserError(
@@ -88,37 +88,37 @@ async def open_lane(
 
 
 class StepOpening:
-    """What one vertex of a lane is made of: the only one, or one of a chain."""
+    """What a kind needs to open one vertex of a lane: the only vertex, or one of a chain."""
 
     def __init__(
         self, shared: Shared, lane: LaneId, telemetry: Telemetry, counters: LaneCounters, stack: AsyncExitStack
     ) -> None:
         self.shared = shared
-        """Of the replica."""
+        """What the lanes of the replica share."""
         self.lane = lane
-        """For a vertex that follows in a chain: the one that it would have."""
+        """The lane; for a vertex that follows in a chain, the lane that it would have without the chain."""
         self.telemetry = telemetry
-        """Of the vertex."""
+        """The telemetry of the vertex."""
         self.counters = counters
-        """Of the vertex in this lane."""
+        """The counters of the vertex in this lane."""
         self.router = shared.router(shared.whole, lane.vertex)
-        """The vertex's own edges that have buffers."""
+        """Routes to the vertex's own edges that have buffers."""
         self.stack = stack
-        """Closed when the replica ends."""
+        """Resources that are closed when the replica ends."""
 
     @property
     def name(self) -> StreamName:
-        """Who calls a program."""
+        """The name under which the vertex calls a program."""
         return StreamName(self.shared.pipeline, self.lane.vertex, self.lane.key, self.shared.config.replica)
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The name of the lane, for messages."""
         return f"{self.shared.pipeline}/{self.lane}"
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        """What happens to a record that the vertex fails on."""
+        """The policy for records on which the vertex fails."""
         policy = self.shared.whole.retry_policy(self.lane.vertex)
         if policy is None:
             raise MillstreamError(
@@ -127,8 +127,10 @@ class StepOpening:
         return policy
 
     async def reached(self, connect: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """What `connect` opens; it stays open as long as the replica. It waits for an external system that is away, as
-        it is while records are on their way."""
+        """Enter the context that `connect` returns; it stays open until the replica ends.
+
+        While the external system is unavailable, this waits and tries again, as lanes do while records flow.
+        """
         readiness, pauses = self.shared.readiness, Pauses(_AWAY_FIRST_S, _AWAY_LAST_S)
         while True:
             try:
@@ -142,7 +144,7 @@ class StepOpening:
                 return found
 
     async def mapper(self, role: str, kind: FunctionKind) -> Mapper:
-        """Calls the program of that role, and applies the vertex's retry policy to its answers."""
+        """A mapper that calls the program of that role and applies the vertex's retry policy to its answers."""
         shared, policy = self.shared, self.retry_policy
         programs = shared.outside.programs_of(self.lane.vertex)
         stream = await self.stack.enter_async_context(programs.open_map(role, kind, self.name))
@@ -159,14 +161,14 @@ class StepOpening:
 
 
 class LaneOpening(StepOpening):
-    """A lane that has been taken over and is to be opened: what a kind of vertex makes its lanes of."""
+    """What a kind of vertex needs to open a lane that has been taken over."""
 
     def __init__(
         self, shared: Shared, core: LaneCore, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
     ) -> None:
         super().__init__(shared, core.lane, core.telemetry, core.counters, stack)
         self.core = core
-        """Commits for the lane; its committer has the mark."""
+        """Commits for the lane; the core's committer has the mark."""
         self._telemetry = telemetry
 
     @property
@@ -175,13 +177,15 @@ class LaneOpening(StepOpening):
 
     @property
     def chain(self) -> Sequence[str]:
-        """The vertices that run in the lane, its own first."""
+        """The vertices that run in the lane; the lane's own vertex is first."""
         return self.shared.whole.chain(self.lane.vertex)
 
     async def outlet(self) -> Outlet:
-        """Where the outputs of the lane's vertex go: to its buffers, or through the vertices that follow in its chain,
-        which are opened. Of a chain that ends in a sink, what a former owner delivered is committed: only then the
-        mark says how far the lane is."""
+        """The destination of the outputs of the lane's vertex: its buffers, or the vertices that follow in its chain.
+
+        This opens these vertices. If the chain ends in a sink, it also commits what a former owner delivered; only
+        after that is the mark the position of the lane.
+        """
         whole, chain = self.shared.whole, self.chain
         outlet: Outlet = ToBuffers(self.shared.router(whole, chain[-1]))
         for number in reversed(range(1, len(chain))):
@@ -200,7 +204,7 @@ class LaneOpening(StepOpening):
         return outlet
 
     async def _deliver_to(self, target: Target) -> None:
-        """Have the lane's commits made through the sink at the end of its chain, from where the target is."""
+        """Make the lane commit through the sink at the end of its chain, starting at the target's position."""
         committer = self.core.committer
         bounds = id_bounds(self.graph, self.lane.vertex)
         committer.ids_ttl_s = bounds.ttl_s if bounds is not None else 0.0
@@ -209,7 +213,7 @@ class LaneOpening(StepOpening):
         self.core.deliverer = ChainDeliverer(self.core, target)
 
     async def upstream(self) -> Ledger:
-        """The ledger that has the lane's buffer."""
+        """The ledger that contains the lane's input buffer."""
         return await self.shared.ledger(self.graph.edge(self.lane.input).from_)
 
     async def buffer_lane(self) -> BufferLane:
@@ -236,16 +240,16 @@ class LaneOpening(StepOpening):
         return BufferLane(self.core, reader, lane_input, await shared.trimmer(writer))
 
     async def seen_ids(self) -> SeenIds | None:
-        """The ids that the lane has committed and remembers still; None for a kind without `id_bounds`."""
+        """The ids that the lane has committed and still remembers; None for a kind without `id_bounds`."""
         ledger = await self.shared.ledger(self.lane.vertex)
         return await open_seen_ids(self.graph, ledger, self.lane, self.core.committer, self.shared.clock)
 
 
 async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Router) -> LaneCore:
-    """Take the lane over, in its ledger and in the OT store."""
+    """Take over the lane in its ledger and in the OT store."""
     ledger = await shared.ledger(lane.vertex)
     ot = await shared.ot(lane.vertex)
-    # In this order: what was published speaks of a mark that had landed.
+    # Read the OT entry before the mark: an entry is published only after its mark has been committed.
     update = (await newest(ot)).get(lane.key)
     if update is not None:
         check_not_older(lane, await ledger.mark(lane), update.entry)
@@ -274,14 +278,14 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
         Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
         watermarks=not shared.config.resolved.pipeline.spec.watermark.disabled,
         published_us=published.watermark_us if published is not None else START_OF_TIME_US,
-        # Of progress without output only the OT entry tells, which is not published more often either.
+        # Progress without output is visible only in the OT entry, which is not published more often than this.
         commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.vertex.definition.is_paced else 0.0,
         little=little_of(shared.graph, lane.vertex),
     )
 
 
 def _inside_a_cycle(graph: Graph, lane: LaneId) -> list[BufferId]:
-    """For a lane that closes a cycle, the buffers inside that it writes."""
+    """The buffers inside the cycle that a lane writes, if its input closes the cycle; otherwise none."""
     if lane.input not in graph.back_edges:
         return []
     members = next(group for group in graph.sccs if lane.vertex in group)

@@ -1,6 +1,6 @@
-"""The user's programs of a vertex: which there are, and how each is started.
+"""The user's programs of a vertex: which programs it has, and how each of them is started.
 
-Above it: the assembly. Below it: sidecars and built-ins. It knows the spec's ways to name a program.
+Above it: the assembly. Below it: sidecars and built-ins. This module knows the ways in which the spec names a program.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from millstream.udf.sources import OnChange
 log = logging.getLogger(__name__)
 
 PROGRAM_LOG = logging.getLogger("millstream.program")
-"""What the user's programs print."""
+"""Logs the output of the user's programs."""
 
 
 CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
-"""Tells the SDK how many records of a stream to work on at once, where the spec says so."""
+"""Tells the SDK how many records of a stream to process concurrently, if the spec sets it."""
 VALUES_VARIABLE = "MILLSTREAM_UDF_VALUES"
-"""Tells the SDK, with `hidden`, that messages must not show what is in a record."""
+"""With the value `hidden`, tells the SDK that messages must not show the contents of records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Development:
-    """What is done for authors of functions who run them on their own machine."""
+    """Settings for authors who run their functions on their own machine."""
 
     on_change: OnChange = OnChange.IGNORE
-    """When a file of a function changes."""
+    """What to do when a file of a function changes."""
     debugged: Mapping[str, int] = field(default_factory=dict)
-    """Vertices whose functions wait for a debugger, and where: the port for replica 0, and those after it."""
+    """Vertices whose functions wait for a debugger, with the port of replica 0; replica n uses the n-th after it."""
     on_held_up: Callable[[HeldUp | None], None] = lambda by: None
-    """Called when a function of the replica waits for a person, and with None when it does no more."""
+    """Called when a function of the replica waits for a person, and with None when it no longer does."""
 
     def of(self, spec: SidecarSpec) -> SidecarSpec:
-        """How a program is started for that."""
+        """The spec of a program, with these settings applied."""
         port = self.debugged.get(spec.vertex)
         return replace(
             spec,
@@ -71,16 +71,16 @@ class Programs:
     def __init__(self, programs: Mapping[str, Program], functions: Mapping[str, Function]) -> None:
         self._programs = programs
         self._functions = functions
-        """Those that are not built-ins."""
+        """The functions by role, without built-ins."""
 
     def client(self, role: str) -> UdfClient | None:
-        """The running program of that role; None where the vertex has none."""
+        """The running program of that role; None if the vertex has none."""
         return self._functions.get(role)
 
     def reduce_address(self, name: StreamName) -> str | None:
-        """Where Spark's tasks reach the reduce function beside this process; None where the vertex has none.
+        """Address at which Spark's tasks reach the reduce function beside this process; None if the vertex has none.
 
-        Raises `UdfError` when what runs there is no reduce function.
+        Raises `UdfError` if the program is not a reduce function.
         """
         function = self._functions.get("udf")
         if not isinstance(function, LocalFunction):
@@ -89,7 +89,7 @@ class Programs:
         return function.address
 
     def open_map(self, role: str, kind: FunctionKind, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
-        """A stream of the map or source transform of that role."""
+        """Open a stream to the map or source transform of that role."""
         client, program = self.client(role), self._programs.get(role)
         if isinstance(program, Udf | Transformer):
             if client is not None:
@@ -116,9 +116,9 @@ async def open_programs(
     hidden: Sequence[Path] = (),
     development: Development = NOT_DEVELOPED,
 ) -> AsyncIterator[Programs]:
-    """Start every program of the vertex that is a process of its own, and keep it running.
+    """Start every program of the vertex that is a separate process, and keep it running.
 
-    `hidden`: what a sandbox does not show, beside the files of secrets.
+    `hidden`: paths that a sandbox hides in addition to the files of secrets.
     """
     programs = programs_of(resolved.graph.vertex(vertex))
     async with AsyncExitStack() as stack:
@@ -139,7 +139,7 @@ async def open_programs(
 
 
 def _tls(resolved: Resolved, what: str, tls: ProgramTls | None) -> ClientTls | None:
-    """The certificates that the spec refers to, looked up."""
+    """Resolve the certificates that the spec refers to."""
     if tls is None:
         return None
 
@@ -157,8 +157,10 @@ def _tls(resolved: Resolved, what: str, tls: ProgramTls | None) -> ClientTls | N
 def sidecar_spec(
     resolved: Resolved, vertex: str, replica: int, role: str, program: Program, hidden: Sequence[Path] = ()
 ) -> SidecarSpec | None:
-    """How the program is started; None for a built-in. `hidden`: as for `open_programs`. Raises `UserError` where a
-    value of its environment is not there, and for a container image."""
+    """How to start the program; None for a built-in. `hidden`: see `open_programs`.
+
+    Raises `UserError` if a value of its environment is missing, and for a container image.
+    """
     if program.container is not None:
         raise UserError(
             codes.FUNCTION_IN_CONTAINER,
@@ -198,7 +200,7 @@ def sidecar_spec(
 
 
 def _held(resolved: Resolved, program: Program, hidden: Sequence[Path]) -> Confinement:
-    """What the program may not exceed, and see."""
+    """The limits of the program, and the files that it can see."""
     base_dir = resolved.base_dir
     return Confinement(
         limits=program.limits.given if program.limits is not None else {},
@@ -208,7 +210,7 @@ def _held(resolved: Resolved, program: Program, hidden: Sequence[Path]) -> Confi
         hidden=(
             *hidden,
             *referenced_files(resolved.pipeline.spec, base_dir),
-            # Data directories that are not named lie here, also those of other pipelines.
+            # Data directories are created here by default, including those of other pipelines.
             *(place / DATA_DIRECTORIES for place in {base_dir, base_dir / (program.working_dir or Path())}),
         ),
     )

@@ -1,8 +1,8 @@
-"""Whether a replica can do its work: what /readyz answers.
+"""Whether a replica can do its work: the answer of /readyz.
 
-    starting ─► lanes are opened ─► ready, unless something outside is away ─► stopping
+    starting ─► lanes are opened ─► ready, unless something external is unavailable ─► stopping
 
-Above it: the assembly, which says how far the replica is, and the worker, which is ready when all its replicas are.
+Above it: the assembly, which reports the replica's progress, and the worker, which is ready when all its replicas are.
 Below it: the environment.
 """
 
@@ -18,26 +18,26 @@ _STOPPING = "stopping: records in flight are being finished"
 
 
 class Readiness:
-    """Of one replica."""
+    """The readiness of one replica."""
 
     def __init__(self) -> None:
         self._outside: Environment | None = None
         self._phase: str | None = _STARTING
         self.waits = asyncio.Event()
-        """Set while the lanes cannot be opened because a system outside is away: nothing is in flight."""
+        """Set while an unavailable external system prevents the lanes from opening; nothing is in flight then."""
 
     def reached(self, outside: Environment) -> None:
-        """The environment are open; the lanes are not."""
+        """The environment is open; the lanes are not."""
         self._outside = outside
         self._phase = _OPENING
 
     def waits_for_outside(self, why: str) -> None:
-        """A lane cannot be opened now, because a system outside is away."""
+        """A lane cannot be opened yet because an external system is unavailable."""
         self._phase = f"starting: {why}"
         self.waits.set()
 
     def reached_outside(self) -> None:
-        """It is there."""
+        """The external system is available again."""
         self._phase = _OPENING
         self.waits.clear()
 
@@ -46,15 +46,15 @@ class Readiness:
         self._phase = None
 
     def stopping(self) -> None:
-        """Nothing new is taken in."""
+        """The replica accepts no new input."""
         self._phase = _STOPPING
 
     def over(self) -> None:
-        """It has ended: nothing is missing any more."""
+        """The replica has ended, so it no longer counts as not ready."""
         self._phase = self._outside = None
 
     def reason(self) -> str | None:
-        """Why it is not ready; None when it is."""
+        """Why the replica is not ready; None if it is."""
         if self._phase is not None or self._outside is None:
             return self._phase
         return self._outside.trouble()

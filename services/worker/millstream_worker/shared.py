@@ -1,6 +1,6 @@
-"""What the lanes of a replica share: ledgers and their trimmers, OT stores and who listens to them, room, ownership.
+"""What the lanes of a replica share: ledgers, trimmers, OT stores and their listeners, back-pressure, ownership.
 
-Above it: the assembly, which opens lanes with it. Below it: the boundaries. It knows no lane.
+Above it: the assembly, which opens lanes with it. Below it: the boundaries. It does not depend on any lane.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from millstream_writer.routing import Route, Router, shared_route
 
 
 class Shared:
-    """Of one replica."""
+    """What the lanes of one replica share."""
 
     def __init__(self, config: VertexConfig, clock: Clock, outside: Environment, readiness: Readiness) -> None:
         self.config = config
@@ -42,9 +42,9 @@ class Shared:
         self.outside = outside
         self.readiness = readiness
         self.graph: Graph = config.resolved.graph.stages
-        """What runs and is stored: a chain is one vertex."""
+        """The graph as it runs and is stored: a chain is one vertex."""
         self.whole: Graph = config.resolved.graph
-        """Every vertex with the edges of its own, for what its author decided about it."""
+        """The graph as its author wrote it: every vertex with its own edges and settings."""
         self.vertex = self.graph.vertex(config.vertex)
         self.kind = self.vertex.kind
         self.programs = outside.programs_of(config.vertex)
@@ -55,14 +55,14 @@ class Shared:
         self._ledgers: dict[str, Ledger] = {}
         self._trimmers: dict[str, Trimmer] = {}
         self._others: dict[str, list[OtListener]] = defaultdict(list)
-        """Those who read the copies that are read here, by vertex."""
+        """Listeners to the other readers of the copies that this replica reads, by vertex."""
         self._sharing = SEPARATE
-        """Edges out of the vertex that share copies."""
+        """The edges out of the vertex that share copies."""
         self._listeners: dict[str, list[OtListener]] = defaultdict(list)
         self._ot: dict[str, OtStore] = {}
         self.ownership = Ownership()
         self.closing_cycle: list[LaneInput] = []
-        """Inputs that are back edges."""
+        """The inputs that are back edges."""
         self.backpressure = Backpressure(
             {
                 buffer: buffer_limits(self.graph, edge)
@@ -90,8 +90,8 @@ class Shared:
 
     @asynccontextmanager
     async def damage_judged(self) -> AsyncIterator[None]:
-        """Damage that is met inside is raised as `FencedError` where lanes have another owner: what they lack, that one
-        has trimmed or deleted."""
+        """Raise damage found inside as `FencedError` if lanes have another owner: that owner has trimmed or deleted the
+        missing data."""
         try:
             yield
         except (DamageError, BaseExceptionGroup) as error:
@@ -106,7 +106,7 @@ class Shared:
         return self._ledgers[vertex]
 
     async def trimmer(self, vertex: str) -> Trimmer:
-        """That of the ledger of a vertex, for all lanes of the worker."""
+        """The trimmer of a vertex's ledger, shared by all lanes of the worker."""
         if vertex not in self._trimmers:
             sharing = await self._shared_in(vertex)
             limits = ledger_limits(self.graph, vertex)
@@ -118,7 +118,7 @@ class Shared:
         return self._trimmers[vertex]
 
     async def _listen_to_others(self, buffer: BufferId, sharing: Sharing, trimmer: Trimmer) -> None:
-        """Have the trimmer know how far those are who read the same copy as the lane of this buffer."""
+        """Report to the trimmer the positions of the other readers of this buffer's copy."""
         for other in sharing.readers(sharing.stored(buffer)):
             if other != buffer:
                 vertex, listener = self.graph.edge(other.edge).to, OtherReader(other, trimmer)
@@ -126,12 +126,12 @@ class Shared:
                 self._others[vertex].append(listener)
 
     async def _shared_in(self, vertex: str) -> Sharing:
-        """The edges that share copies in the ledger of a vertex."""
+        """The edges that share copies in a vertex's ledger."""
         return checked(self.graph, vertex, (await self.ledger(vertex)).sharing, f"{self.pipeline}/{vertex}")
 
     async def finish_trimming(self) -> None:
-        """The last trim of all that the lanes have read."""
-        # Of those who read the same copies and end at this time, the last has to know that all the others are done.
+        """Trim everything that the lanes have read, for the last time."""
+        # If several readers of the same copies end now, the last one must know that all the others are done.
         await self.outside.watches.catch_up(self._others)
         for trimmer in self._trimmers.values():
             await trimmer.finish()
@@ -142,16 +142,16 @@ class Shared:
         return self._ot[vertex]
 
     async def listen(self, vertex: str, listener: OtListener) -> None:
-        """Have the updates of that vertex's OT store handed to `listener`."""
+        """Pass the updates of that vertex's OT store to `listener`."""
         await self.outside.watches.listen(vertex, listener)
         self._listeners[vertex].append(listener)
 
     async def catch_up(self) -> None:
-        """Tell the listeners what is stored, so that nothing is decided without it."""
+        """Pass the stored state to the listeners, so that no decision is made without it."""
         await self.outside.watches.catch_up(self._listeners)
 
     async def watch(self) -> None:
-        """Until cancelled. Raises what ends the hearing of other lanes, or the trimming."""
+        """Wait until cancelled. Raises the error that ends a watch of other lanes, or the trimming."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.outside.watches.failed(), name="hear other lanes")
             tasks.create_task(self.outside.trimmers.failed(), name="trim")
@@ -160,7 +160,7 @@ class Shared:
         return tuple(self._ledgers.values())
 
     def router(self, graph: Graph, vertex: str) -> Router:
-        """Of the edges that a vertex has in that graph, as far as they have buffers."""
+        """The router for the edges of a vertex in that graph that have buffers."""
         data, dead, late = (
             [route(graph, edge) for edge in edges if not edge.chain]
             for edges in (graph.data_edges(vertex), graph.dead_letter_edges(vertex), graph.late_edges(vertex))
@@ -171,7 +171,7 @@ class Shared:
         return Router([shared_route(routes) for routes in copies.values()], dead, late)
 
     async def cycle(self) -> tuple[Cycle, Mapping[str, Ledger]]:
-        """The cycle this vertex is part of."""
+        """The cycle that contains this vertex, with the ledgers of its members."""
         members = next(group for group in self.graph.sccs if self.config.vertex in group)
         entering: list[LaneId] = []
         inside: list[tuple[LaneId, str]] = []

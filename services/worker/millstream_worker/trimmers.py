@@ -1,11 +1,11 @@
-"""One trimmer for each ledger that replicas of a worker read.
+"""One trimmer for each ledger that the replicas of a worker read.
 
     lanes of replica 1, 2, ... ─► consumed(buffer, sequence) ─► Trimmer of the ledger ─► one trim of all their buffers
 
-Most vertices of a pipeline have several readers, and a worker runs many of them: with a trimmer for each, every quarter
-of a second would cost the broker a request for each.
+Most vertices of a pipeline have several readers, and a worker runs many of them. If each reader had its own trimmer,
+each would send the broker a request every quarter of a second.
 
-Above it: what a replica's lanes share (`shared.py`). Below it: the ledgers, which are only trimmed here.
+Above it: what a replica's lanes share (`shared.py`). Below it: the ledgers; this module only trims them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class _Ledger(Protocol):
 
 
 class Ledgers(Protocol):
-    """Opens ledgers, to be trimmed."""
+    """Opens ledgers for trimming."""
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> _Ledger: ...
 
 
 class Trimmers:
-    """Of one worker. Made by `open_trimmers`."""
+    """The trimmers of one worker. Made by `open_trimmers`."""
 
     def __init__(self, ledgers: Ledgers, tasks: asyncio.TaskGroup) -> None:
         self._ledgers = ledgers
@@ -44,37 +44,37 @@ class Trimmers:
         self._failed = asyncio.Event()
 
     async def trimmer(self, vertex: str, limits: LedgerLimits, sharing: Sharing = SEPARATE) -> Trimmer:
-        """That of the ledger of a vertex. `limits`: the ledger's. `sharing`: the edges that share copies in it."""
+        """The trimmer of a vertex's ledger. `limits`: the ledger's. `sharing`: the edges that share copies in it."""
         if vertex not in self._trimmers:
             ledger = await self._ledgers.ledger(vertex, limits)
-            # Another replica may have asked meanwhile.
+            # Another replica may have created the trimmer in the meantime.
             if vertex not in self._trimmers:
                 trimmer = self._trimmers[vertex] = Trimmer(ledger.trim, sharing=sharing)
                 self._running.append(self._tasks.create_task(self._run(trimmer), name=f"trim {vertex}"))
         return self._trimmers[vertex]
 
     async def failed(self) -> None:
-        """Until cancelled. Raises what ended a trimmer: each replica ends with it, and reports it for itself."""
+        """Wait until cancelled. Raises the error that ended a trimmer: it ends every replica, and each reports it."""
         await self._failed.wait()
         assert self._error is not None
         raise self._error
 
     def close(self) -> None:
-        """End all trimmers. What the lanes have consumed last they have trimmed themselves (`Trimmer.finish`)."""
+        """End all trimmers. The lanes have already trimmed what they consumed last (`Trimmer.finish`)."""
         for task in self._running:
             task.cancel()
 
     async def _run(self, trimmer: Trimmer) -> None:
         try:
             await trimmer.run()
-        except Exception as error:  # noqa: BLE001  # whatever it is, it ends the replicas
+        except Exception as error:  # noqa: BLE001  # any error ends the replicas
             self._error = error
             self._failed.set()
 
 
 @asynccontextmanager
 async def open_trimmers(ledgers: Ledgers) -> AsyncIterator[Trimmers]:
-    """Trim what replicas ask for, until the context ends."""
+    """Trim what the replicas have consumed, until the context ends."""
     async with open_tasks() as tasks:
         trimmers = Trimmers(ledgers, tasks)
         try:

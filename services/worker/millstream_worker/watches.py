@@ -2,7 +2,7 @@
 
     OT store ─► follow ─► newest of each lane ─► listeners of replica 1, replica 2, ...
 
-Above it: what a replica's lanes share (`shared.py`). Below it: the OT stores, which are watched and not written here.
+Above it: what a replica's lanes share (`shared.py`). Below it: the OT stores; this module only watches them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millstream.watermark.store import OtListener, OtStore, OtStores, OtUpdate, 
 
 
 class _Watched:
-    """An OT store that is watched: hands on what is new, and knows the newest of each lane."""
+    """A watched OT store. It passes new updates to its listeners, and keeps the newest update of each lane."""
 
     def __init__(self, store: OtStore) -> None:
         self.store = store
@@ -32,7 +32,7 @@ class _Watched:
 
 
 class Watches:
-    """Of one worker. Made by `open_watches`."""
+    """The watches of one worker. Made by `open_watches`."""
 
     def __init__(self, stores: OtStores, tasks: asyncio.TaskGroup) -> None:
         self._stores = stores
@@ -43,17 +43,17 @@ class Watches:
         self._failed = asyncio.Event()
 
     async def listen(self, vertex: str, listener: OtListener) -> None:
-        """Have the updates of that vertex's OT store handed to `listener`; what is known already by `catch_up`."""
+        """Pass new updates of that vertex's OT store to `listener`; `catch_up` passes those that are already known."""
         if vertex not in self._watched:
             store = await self._stores.store(vertex)
-            # Another replica may have asked meanwhile.
+            # Another replica may have created the watch in the meantime.
             if vertex not in self._watched:
                 watched = self._watched[vertex] = _Watched(store)
                 self._following.append(self._tasks.create_task(self._follow(watched), name=f"follow {vertex}"))
         self._watched[vertex].listeners.append(listener)
 
     async def catch_up(self, listeners: Mapping[str, Iterable[OtListener]]) -> None:
-        """Tell these listeners, by vertex, what is stored, so that nothing is decided without it."""
+        """Pass the stored state to these listeners, by vertex, so that no decision is made without it."""
         for vertex, of_vertex in listeners.items():
             watched = self._watched[vertex]
             for update in (await newest(watched.store)).values():
@@ -63,14 +63,14 @@ class Watches:
                     listener.observe(update)
 
     def forget(self, listeners: Mapping[str, Iterable[OtListener]]) -> None:
-        """The reverse of `listen`: the replica they belong to has ended."""
+        """The reverse of `listen`, for a replica that has ended."""
         for vertex, of_vertex in listeners.items():
             gone = {id(listener) for listener in of_vertex}
             watched = self._watched[vertex]
             watched.listeners = [listener for listener in watched.listeners if id(listener) not in gone]
 
     async def failed(self) -> None:
-        """Until cancelled. Raises what ended a watch: each replica ends with it, and says so for itself."""
+        """Wait until cancelled. Raises the error that ended a watch: it ends every replica, and each reports it."""
         await self._failed.wait()
         assert self._error is not None
         raise self._error
@@ -83,14 +83,14 @@ class Watches:
     async def _follow(self, watched: _Watched) -> None:
         try:
             await follow(watched.store, [watched])
-        except Exception as error:  # noqa: BLE001  # whatever it is, it ends who listens
+        except Exception as error:  # noqa: BLE001  # any error ends the listening replicas
             self._error = error
             self._failed.set()
 
 
 @asynccontextmanager
 async def open_watches(stores: OtStores) -> AsyncIterator[Watches]:
-    """Watches the stores that have listeners, until the context ends."""
+    """Watch the stores that have listeners, until the context ends."""
     async with open_tasks() as tasks:
         watches = Watches(stores, tasks)
         try:

@@ -4,12 +4,12 @@
     links ─────┴─► replica: opened ─► runs ─► ended, or stopped
                    replica: opened ─► fails ─► the others finish what is in flight ─► the worker ends
 
-One connection to the broker, one watch of each OT store, one trimmer of each ledger that is read, one endpoint of
-metrics and probes for all. A replica that has ended leaves the others alone. One that fails ends the worker, and who
-started that decides what is started again (docs/decisions/0023): the error is logged under the name of the replica, and
-its exit code is the worker's.
+The replicas share one connection to the broker, one watch of each OT store, one trimmer of each ledger that they read,
+and one endpoint for metrics and probes. A replica that has ended does not affect the others. One that fails ends the
+worker, and the process that started the worker decides what to restart (docs/decisions/0023). The error is logged under
+the name of the replica, and its exit code becomes the worker's.
 
-Above it: the process. Below it: the assembly of one replica, and what lies outside.
+Above it: the process. Below it: the assembly of one replica, and the environment.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker gets at its start."""
+    """The configuration that a worker gets when it starts."""
 
     resolved: Resolved
     access: Mapping[ReplicaId, Access]
-    """The replicas it runs, at least one, and who each is to the broker."""
+    """The replicas that the worker runs, at least one, with the identity of each at the broker."""
     durability: DurabilityLevel
-    """The weakest that is accepted."""
+    """The weakest level that is accepted."""
     metrics_port: int = 0
-    """Of the endpoint with metrics and probes; 0 for none."""
+    """Port of the endpoint with metrics and probes; 0 for none."""
     metrics_host: str = "127.0.0.1"
-    """Address that it listens on."""
+    """Address that this endpoint listens on."""
     windows_dir: Path | None = None
-    """Where reduce lanes keep their logs, <vertex>/<partition>."""
+    """Directory where reduce lanes keep their logs, in <vertex>/<partition>."""
     spark: str | None = None
     """gRPC address of the pipeline's Spark driver."""
     hidden: tuple[Path, ...] = ()
-    """Files and directories that no sandbox of a function shows."""
+    """Files and directories that are hidden in the sandboxes of functions."""
     development: Development = NOT_DEVELOPED
-    """What is done for the authors of functions."""
+    """Settings for authors who develop functions."""
 
     @property
     def replicas(self) -> Sequence[ReplicaId]:
@@ -71,7 +71,7 @@ class WorkerConfig:
 
     @property
     def identities(self) -> Sequence[Identity]:
-        """Whose telemetry the worker sends."""
+        """The vertices and replicas whose telemetry the worker sends."""
         graph, name = self.resolved.graph, self.resolved.pipeline.name
         run = [graph.vertex(vertex) for one in self.replicas for vertex in graph.chain(one.vertex)]
         numbers = [one.number for one in self.replicas for _ in graph.chain(one.vertex)]
@@ -81,7 +81,7 @@ class WorkerConfig:
         ]
 
     def of(self, replica: ReplicaId, on_held_up: Callable[[HeldUp | None], None]) -> VertexConfig:
-        """What one of its replicas gets. `on_held_up`: see `Development`."""
+        """The configuration of one of its replicas. `on_held_up`: see `Development`."""
         return VertexConfig(
             resolved=self.resolved,
             vertex=replica.vertex,
@@ -97,14 +97,14 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
-    """One of the worker's, over its life."""
+    """The state of one of the worker's replicas."""
 
     readiness: Readiness
     environment: OpenEnvironment
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    """It was asked to stop."""
+    """Set when the replica has to stop."""
     held_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while a function of it waits for a person."""
+    """Set while a function of the replica waits for a person."""
 
 
 class Worker:
@@ -126,11 +126,11 @@ class Worker:
         self._opening = len(replicas)
         """Replicas that are not open yet."""
         self._exit_code: int | None = None
-        """Of the replica that failed first."""
+        """The exit code of the replica that failed first."""
         self._failed = asyncio.Event()
 
     async def run(self) -> int:
-        """Until every replica has ended or was stopped, or one has failed. Returns the exit code."""
+        """Run until every replica has ended or was stopped, or one has failed. Returns the exit code."""
         async with asyncio.TaskGroup() as group:
             running = [
                 group.create_task(self._run(name, replica), name=name.name) for name, replica in self._replicas.items()
@@ -141,7 +141,7 @@ class Worker:
         return self._exit_code or 0
 
     def stop(self, replica: ReplicaId | None = None) -> None:
-        """Have a replica, or all, take nothing new in and end when what is in flight is finished."""
+        """Make one replica, or all of them, accept no new input and end when the records in flight are finished."""
         for one in [self._replicas[replica]] if replica is not None else self._replicas.values():
             one.stopped.set()
 
@@ -154,7 +154,7 @@ class Worker:
                     leaving = group.create_task(_leave(replica, living), name=f"leaving {name}")
                     await asyncio.wait((living,))
                     leaving.cancel()
-            except Exception as error:  # noqa: BLE001  # a failure is reported in the log, whatever it is
+            except Exception as error:  # noqa: BLE001  # every failure is reported in the log
                 self._fail(error)
             else:
                 replica.readiness.over()
@@ -179,24 +179,25 @@ class Worker:
             readiness=replica.readiness,
         )
         async with opening as process:
-            # Modules and all that was made for the whole run: a look at them would hold every record up for
-            # tens of milliseconds, again and again, and find nothing.
+            # Modules and other objects that live as long as the process: scanning them would delay all records
+            # by tens of milliseconds, repeatedly, and free nothing.
             gc.freeze()
             self._opened()
             self._say(f"running {name}")
             return await _run_until_stopped(process, replica.stopped)
 
     def _opened(self) -> None:
-        """Another replica is open."""
+        """One more replica is open."""
         self._opening -= 1
         if not self._opening and not any(
             self._config.resolved.graph.vertex(one.vertex).definition.has_input for one in self._replicas
         ):
-            # Not before they can do their work, and not where others on this event loop would give way with them.
+            # Only once all replicas are open, and only if the process has nothing but sources: other vertices on
+            # this event loop would give way with them.
             give_way()
 
     def _fail(self, error: Exception) -> None:
-        # What fails after the first is most often its echo.
+        # A failure after the first is usually a consequence of it.
         if self._exit_code is None:
             self._exit_code = report(error)
             self._failed.set()
@@ -210,8 +211,10 @@ class Worker:
 
 
 async def _leave(replica: _Replica, living: asyncio.Task[bool]) -> None:
-    """End a replica that has to stop and waits for a person, or for a system outside: what is in flight is not going
-    to be finished, and is processed at the next start."""
+    """End a replica that has to stop but waits for a person or for an external system.
+
+    It cannot finish the records in flight; they are processed at the next start.
+    """
     await replica.stopped.wait()
     async with asyncio.TaskGroup() as group:
         waiting = [group.create_task(event.wait()) for event in (replica.held_up, replica.readiness.waits)]
@@ -222,7 +225,7 @@ async def _leave(replica: _Replica, living: asyncio.Task[bool]) -> None:
 
 
 async def _run_until_stopped(process: VertexProcess, stopped: asyncio.Event) -> bool:
-    """Run the lanes of a replica. Returns whether they have ended; they may have been stopped before."""
+    """Run the lanes of a replica. Returns whether they ended by themselves, rather than after a stop."""
     async with asyncio.TaskGroup() as group:
         running = group.create_task(process.run(), name="lanes")
         watching = group.create_task(stopped.wait(), name="stop")
@@ -242,7 +245,7 @@ async def _run_until_stopped(process: VertexProcess, stopped: asyncio.Event) -> 
 
 
 def _not_ready(readiness: Mapping[ReplicaId, Readiness]) -> str | None:
-    """Why the worker is not ready: which of its replicas are not, and why."""
+    """Why the worker is not ready: the replicas that are not ready, each with its reason."""
     reasons = {name: reason for name, one in readiness.items() if (reason := one.reason()) is not None}
     if len(readiness) == 1:
         return next(iter(reasons.values()), None)
@@ -253,12 +256,15 @@ def _not_ready(readiness: Mapping[ReplicaId, Readiness]) -> str | None:
 async def open_worker(
     config: WorkerConfig, clock: Clock, *, say: Callable[[str], None] = lambda text: None
 ) -> AsyncIterator[Worker]:
-    """Open what the replicas share. `say` gets `running NAME` when a replica begins to work, `ended NAME` when it has
-    ended by itself, `stopped NAME` when it was stopped, `fixing NAME` or `debugged NAME` when a function of it waits
-    for a person, and `going NAME` after that."""
+    """Open what the replicas share.
+
+    `say` gets `running NAME` when a replica starts to work, `ended NAME` when it has ended by itself, `stopped NAME`
+    when it was stopped, `fixing NAME` or `debugged NAME` when one of its functions waits for a person, and
+    `going NAME` when that wait is over.
+    """
     readiness = {replica: Readiness() for replica in config.replicas}
     async with AsyncExitStack() as stack:
-        # First, so that probes are answered while the rest is not there yet.
+        # First, so that probes are answered before the rest is open.
         telemetry = await stack.enter_async_context(
             open_telemetry(
                 config.identities,

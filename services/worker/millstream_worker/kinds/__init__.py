@@ -1,1 +1,1 @@
-"""The kinds of vertex, a module each. Importing one imports nothing of its lanes."""
+"""The kinds of vertex, one module each. Importing a kind does not import the code of its lanes."""

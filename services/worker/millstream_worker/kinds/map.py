@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Map(UdfKind):
-    """Its lanes call the function with slices of frames."""
+    """A map vertex. Its lanes call the function with slices of frames."""
 
     name = "map"
     may_lead_chain = True
@@ -37,7 +37,7 @@ class Map(UdfKind):
         outlet = await opening.outlet()
         base = await opening.buffer_lane()
         step = await self.open_step(settings, opening, outlet, 0)
-        # The default of 500 is Numaflow's; only who sets it wants calls that small.
+        # The default of 500 is Numaflow's. Calls are that small only for vertices that set the limit explicitly.
         limits = [opening.shared.whole.limits_of(vertex) for vertex in opening.chain]
         batches = [one.read_batch_size for one in limits if "read_batch_size" in one.model_fields_set]
         run = (await opening.upstream()).ledger_id

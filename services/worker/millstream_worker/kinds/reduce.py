@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Reduce(UdfKind):
-    """A lane of it reads one partition of all its inputs."""
+    """A reduce vertex. Each of its lanes reads one partition of all its inputs."""
 
     name = "reduce"
     has_windows = True
@@ -31,7 +31,7 @@ class Reduce(UdfKind):
     drawn = ("[[", "]]")
 
     def programs(self, settings: Udf) -> Iterator[PlacedProgram]:
-        # What it names as Python or SQL runs in Spark, and an address is served elsewhere.
+        # A function named as Python or SQL runs in Spark, and one with an address is served elsewhere.
         beside = settings.command is not None or settings.container is not None
         yield PlacedProgram("udf", (), settings, beside)
 
@@ -64,7 +64,7 @@ class Reduce(UdfKind):
             yield (*path, "sql", "unsafe"), what
 
     async def open_lane(self, settings: Udf, opening: LaneOpening) -> VertexLane:
-        # What computes windows takes half a second to import, and other vertices do not need it.
+        # The window engine takes half a second to import, and other vertices do not need it.
         from millstream_reduce.lane.opening import ReduceOpening
 
         shared = opening.shared

@@ -1,4 +1,4 @@
-"""Vertices that give records to something outside: a sink."""
+"""Vertices that write records to an external system: a sink."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _LOSSES: dict[OnSinkFailure, str] = {
 
 
 class SinkVertex(RunnableKind[Sink]):
-    """A lane of it follows what its target has for sure. `millstream.spec.connectors` has the kinds of target."""
+    """A sink vertex. Each of its lanes advances with what its target has durably.
+
+    `millstream.spec.connectors` has the kinds of target.
+    """
 
     name = "sink"
     model = Sink
@@ -76,7 +79,7 @@ class SinkVertex(RunnableKind[Sink]):
         return None
 
     def dead_letters(self, written: Mapping[str, Any], watermark: Mapping[str, Any]) -> bool:
-        # An edge out of it is wrong for another reason.
+        # An edge out of a sink is an error that another check reports.
         return True
 
     def use_problems(self, settings: Sink, use: VertexUse) -> Iterator[ShapeProblem]:
@@ -147,7 +150,7 @@ def _owner(opening: StepOpening, epoch: int, start: Position, run: str, held: He
 async def _opened(
     settings: Sink, opening: StepOpening, owner: SinkOwner, limits: DeliveryLimits
 ) -> tuple[SinkLane, Delivery]:
-    """The sink, and what delivers to it and to its fallback."""
+    """Open the sink, and the delivery to it and to its fallback."""
     from millstream_writer.delivery import Delivery
     from millstream_writer.sinks.opening import open_sink
 
@@ -175,7 +178,7 @@ async def _opened(
 
 
 def _check_demand(settings: Sink, primary: SinkLane, opening: StepOpening) -> None:
-    """Raises `UserError` if the sink is a function that turns out to guarantee less than is required."""
+    """Raise `UdfError` if the sink is a function that guarantees less than the spec requires."""
     from millstream_writer.sink import Guarantee
 
     if settings.promise().id is not GuaranteeId.BY_FUNCTION or settings.guarantee != "exactlyOnce":

@@ -1,4 +1,4 @@
-"""Vertices that take records in from outside: a source."""
+"""Vertices that read records from an external system: a source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SourceVertex(RunnableKind[Source]):
-    """A lane of it reads one split. `millstream.spec.connectors` has the kinds of origin."""
+    """A source vertex. Each of its lanes reads one split. `millstream.spec.connectors` has the kinds of origin."""
 
     name = "source"
     model = Source

@@ -1,4 +1,4 @@
-"""What maps and reduces have in common: vertices with a function of the user's."""
+"""What maps and reduces have in common: vertices with a function written by the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream_worker.kind import RunnableKind
 
 
 class UdfKind(RunnableKind[Udf]):
-    """With `groupBy` it is a reduce, without it a map."""
+    """A vertex with `groupBy` is a reduce; one without it is a map."""
 
     model = Udf
     meaning = "Makes it a map vertex, or a reduce vertex where it has `groupBy`."
