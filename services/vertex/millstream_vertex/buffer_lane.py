@@ -1,5 +1,4 @@
-"""What map and sink lanes share: the input watermark, what they have consumed, and the end of a lane that reads a
-buffer."""
+"""What map and sink lanes share: the input watermark, consumed input, and the end of a lane that reads a buffer."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from millstream_writer.committer import Unit
 
 
 class BufferLane:
-    """The input side of a lane: what follows from its commits, and the watermark while there is nothing to commit."""
+    """The input side of a lane: trims its input after commits, and advances the watermark even without commits."""
 
     def __init__(self, core: LaneCore, reader: BufferReader, lane_input: LaneInput, trimmer: Trimmer) -> None:
         self.core = core
@@ -27,8 +26,8 @@ class BufferLane:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.TaskGroup]:
-        """A group for the lane's work; on leaving, it is committed, and the lane ends if its input has."""
-        # An owner before this one may have been killed between its commit and its trim.
+        """A task group for the lane's work. On exit, the work is committed, and the lane ends if its input has ended."""
+        # A former owner may have been killed between its commit and its trim.
         self._consumed(0)
         async with asyncio.TaskGroup() as background:
             watermark = background.create_task(self._follow_watermark(), name=f"watermark {self.core.lane}")
@@ -39,30 +38,30 @@ class BufferLane:
                 yield work
                 self.core.units.close()
             watermark.cancel()
-        # Told to stop, a lane leaves what it has not begun; it has ended only when all that was read is committed.
+        # A lane that was stopped leaves unstarted work; it has ended only if everything that was read is committed.
         if self.reader.ended and self.core.committer.mark.sequence >= self.reader.sequence:
             await self.core.end()
 
     def _watermark_after(self, units: Sequence[Unit]) -> int:
         if self.input.back_edge:
             return END_OF_TIME_US
-        # Of what is read and not committed nothing is promised, so what counts is the input's watermark at the last
-        # frame that is committed completely.
+        # The watermark promises nothing about input that is read but not committed, so use the input's watermark at
+        # the last frame that is committed completely.
         last = units[-1].position if units else None
         return self.input.watermark_at(last.sequence if last is not None else self.core.committer.mark.sequence)
 
     async def _committed(self, units: Sequence[Unit]) -> None:
         self._consumed(sum(unit.account.input_bytes for unit in units))
         self.input.forget(self.core.committer.mark.sequence)
-        # What was heard while the commit was in progress was looked at for the mark before, and may be all there is.
+        # Updates that arrived during the commit were evaluated with the previous mark, and no more may follow.
         self.input.changed.set()
 
     def _consumed(self, size: int) -> None:
-        # The newest frame that was read stays: the next to read here checks whether it is still that one.
+        # Keep the newest frame that was read: the next reader checks that it is still the same frame.
         self._trimmer.consumed(self.reader.buffer, newest(self.core.committer.mark.read) - 1, size)
 
     async def _follow_watermark(self) -> None:
-        """Move the lane's watermark on with its input's, also while nothing is committed."""
+        """Advance the lane's watermark with its input's, even while nothing is committed."""
         self.core.publish(self._watermark_after([]))
         while True:
             await self.input.changed.wait()

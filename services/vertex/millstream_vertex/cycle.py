@@ -1,9 +1,9 @@
-"""When a cycle of vertices is empty. For lanes whose input closes a cycle: their upstream lanes cannot end before them.
+"""Detects an empty cycle, for lanes whose input closes a cycle: their upstream lanes cannot end before them.
 
-Marks and frames move together (a commit is atomic), so what the ledgers say at one moment is the whole truth: when
-every lane that feeds the cycle from outside has ended, and every buffer inside holds nothing beyond its reader's mark,
-nothing moves and nothing will. The ledgers cannot be asked at one moment, so they are asked twice: when both answers
-are equal, nothing moved between the end of the first and the beginning of the second.
+A commit moves marks and frames together, so the state of all ledgers at one moment is complete: if every lane that
+feeds the cycle from outside has ended, and every buffer inside holds nothing beyond its reader's mark, nothing moves
+and nothing will. The ledgers cannot be read at a single moment, so they are read twice: if both reads are equal,
+nothing moved between the end of the first and the start of the second.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from millstream.record import BufferId, LaneId
 _log = logging.getLogger(__name__)
 
 ASK_INTERVAL_S = 0.2
-"""Between two looks at the cycle."""
+"""Time between two checks of the cycle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One strongly connected part of the graph, by what has to be looked at."""
+    """A strongly connected component of the graph, as the lanes that have to be checked."""
 
     entering: Sequence[LaneId]
-    """Lanes that bring records in from outside."""
+    """Lanes that bring records into the cycle from outside."""
     inside: Sequence[tuple[LaneId, str]]
-    """Lanes whose buffer is written inside, each with the vertex that writes it."""
+    """Lanes whose buffer is written inside the cycle, each with the vertex that writes it."""
 
 
 async def wait_until_empty(cycle: Cycle, ledgers: Mapping[str, Ledger], interval_s: float = ASK_INTERVAL_S) -> None:
-    """Return once nothing is in the cycle and nothing can enter it. `ledgers`: by vertex."""
+    """Return once the cycle is empty and nothing can enter it. `ledgers`: the ledgers by vertex."""
     before: list[tuple[int, int]] | None = None
     while True:
         try:
@@ -49,7 +49,7 @@ async def wait_until_empty(cycle: Cycle, ledgers: Mapping[str, Ledger], interval
 
 
 async def _look(cycle: Cycle, ledgers: Mapping[str, Ledger]) -> list[tuple[int, int]] | None:
-    """Position of every lane and end of every buffer inside; None when something is still to be done."""
+    """The position of every lane and the end of every buffer inside the cycle; None if work remains."""
     for lane in cycle.entering:
         stored = await ledgers[lane.vertex].mark(lane)
         if stored is None or not stored.mark.ended:

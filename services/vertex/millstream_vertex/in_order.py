@@ -1,4 +1,4 @@
-"""Work that runs side by side and is taken out in the order in which it began."""
+"""Work that runs concurrently and is taken out in the order in which it began."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class InOrder(Generic[T]):
-    """A queue of tasks. One task adds, one takes out."""
+    """A queue of tasks, for one task that adds and one that takes out."""
 
     def __init__(self) -> None:
         self._tasks: deque[asyncio.Future[T]] = deque()
@@ -25,12 +25,15 @@ class InOrder(Generic[T]):
         self._added.set()
 
     def close(self) -> None:
-        """Nothing will be added any more."""
+        """Mark the queue as complete: nothing more will be added."""
         self._closed = True
         self._added.set()
 
     async def ready(self) -> list[T]:
-        """Waits for the oldest, and gives all that are done behind it without a gap. Empty: closed, and all taken."""
+        """Wait for the oldest task. Return its result, and those of the finished tasks that directly follow it.
+
+        The list is empty if the queue is closed and everything was taken.
+        """
         while not self._tasks:
             if self._closed:
                 return []

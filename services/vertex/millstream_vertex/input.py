@@ -1,5 +1,5 @@
-"""What a lane hears of its upstream lanes: input watermark, end of input, and for a back edge of a cycle its own
-rules."""
+"""What a lane learns from its upstream lanes: input watermark and end of input. A back edge of a cycle has its own rules.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ class LaneInput:
         self._fetcher = WatermarkFetcher(buffer, upstream)
         self._quiet_end: int | None = None
         self.back_edge = back_edge
-        """The input closes a cycle. It holds no watermark back, and ends when the cycle is empty (`cycle.py`): the
-        lanes
-        upstream of it can only end after it."""
+        """Whether the input closes a cycle. Such an input does not hold back the watermark, and it ends when the cycle is
+        empty (`cycle.py`): its upstream lanes can only end after it."""
         self.changed = asyncio.Event()
-        """Something was heard. Cleared by the task that follows the watermark."""
+        """Set when the input has changed. The task that follows the watermark clears it."""
         self._wake_reader = asyncio.Event()
 
     def bind(self, wake_reader: asyncio.Event) -> None:
-        """Set this event too, whenever something is heard."""
+        """Also set this event whenever the input changes."""
         self._wake_reader = wake_reader
 
     def observe(self, update: OtUpdate) -> None:
@@ -36,15 +35,15 @@ class LaneInput:
             self._set()
 
     def watermark_at(self, sequence: int) -> int:
-        """As `WatermarkFetcher.watermark_at`."""
+        """See `WatermarkFetcher.watermark_at`."""
         return self._fetcher.watermark_at(sequence)
 
     def end_sequence(self) -> int | None:
-        """The last sequence this input will ever have; None while that is open."""
+        """The last sequence that this input will ever have; None until it is known."""
         return self._quiet_end if self.back_edge else self._fetcher.end_sequence()
 
     def cycle_is_empty(self) -> None:
-        """Nothing moves in the cycle any more, and nothing will enter it."""
+        """End the input: nothing moves in the cycle any more, and nothing will enter it."""
         self._quiet_end = 0
         self._set()
 

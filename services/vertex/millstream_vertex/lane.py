@@ -1,6 +1,6 @@
-"""What all kinds of lanes share: committing finished units in order, and telling the OT store.
+"""What all kinds of lanes share: they commit finished units in order, and publish their progress in the OT store.
 
-begin ─► work (side by side) ─► InOrder ─► commit ─► OT entry, trim, external ack
+begin ─► work (concurrently) ─► InOrder ─► commit ─► OT entry, trim, external ack
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from millstream_writer.committer import Committer, Unit
 
 @dataclass(slots=True)
 class LaneCounters:
-    """Since this process started."""
+    """Counts since this process started."""
 
     retries: int = 0
     udf_errors: int = 0
@@ -40,22 +40,22 @@ class Deliverer(Protocol):
     """Commits for a lane whose chain ends in a sink."""
 
     prompt: bool
-    """What was delivered is committed at once, because something outside waits for it."""
+    """Whether deliveries are committed immediately, because an external system waits for the commit."""
 
     @property
     def is_empty(self) -> bool:
-        """Everything that was taken is committed."""
+        """Whether everything that was taken is committed."""
 
     async def commit_all(
         self,
         watermark_after: Callable[[Sequence[Unit]], int],
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
     ) -> None:
-        """As `LaneCore.commit_all`."""
+        """See `LaneCore.commit_all`."""
 
 
 class LaneCore:
-    """Commits for one lane and publishes what it has done. Made by the assembly."""
+    """Commits for one lane and publishes its progress. Made when the lane is taken over."""
 
     def __init__(
         self,
@@ -72,10 +72,9 @@ class LaneCore:
         linger: Linger | None = None,
         little: Little = NOTHING_IS_LITTLE,
     ) -> None:
-        """`published_us`: the lane's watermark in the OT store, which may be later than its mark's: it moves on without
-        commits. `commit_interval_s`: time between two commits at least, as long as there is no output that a reader may
-        wait for; with output it is `linger` that decides.
-        `little`: of what progress others may hear later."""
+        """`published_us`: the lane's watermark in the OT store, which may be later than its mark's, because it also
+        advances without commits. `commit_interval_s`: the minimum time between two commits while there is no output for
+        which a reader may wait; with output, `linger` decides. `little`: how much progress may be published later."""
         self.lane = lane
         self.committer = committer
         self.tracker = tracker
@@ -84,7 +83,7 @@ class LaneCore:
         self.units: InOrder[Sequence[Unit]] = InOrder()
         self.counters = LaneCounters()
         self.followers: dict[LaneId, LaneCounters] = {}
-        """Of the vertices behind the first in its chain, each by the lane that it would be."""
+        """The counters of the vertices that follow in the chain, by the lane that each would have without the chain."""
         self._ot = ot
         self.watermarks = watermarks
         self._commit_interval_s = commit_interval_s
@@ -92,14 +91,14 @@ class LaneCore:
         self._linger = linger or Linger()
         self._little = little
         self._told: tuple[int, int] | None = None
-        """Records and bytes, in and out, as of the last entry that was published soon."""
+        """Records and bytes, taken and written, as of the last entry that was published soon."""
         self._gathering: asyncio.Timeout | None = None
         self._hurried = False
         self._leaving = False
         self.left = False
-        """Something that was read was not committed."""
+        """Whether something that was read was not committed."""
         self.deliverer: Deliverer | None = None
-        """Of a lane whose chain ends in a sink."""
+        """Commits for a lane whose chain ends in a sink; None for other lanes."""
         self._watermark_us = max(committer.mark.watermark_us, published_us)
         self._idle = False
 
@@ -108,10 +107,11 @@ class LaneCore:
         watermark_after: Callable[[Sequence[Unit]], int],
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
     ) -> None:
-        """Commit units as they get ready, until `units` is closed and empty. A sink that ends the chain is first.
+        """Commit units as they become ready, until `units` is closed and empty. With a sink at the end of the chain, the
+        deliverer does that.
 
         `watermark_after(units)`: the lane's watermark once those units are done; called once per commit, in order.
-        `committed(units)`: they are durable.
+        `committed(units)`: called when they are durable.
         """
         if self.deliverer is not None:
             await self.deliverer.commit_all(watermark_after, committed)
@@ -143,8 +143,8 @@ class LaneCore:
             self.publish(watermark_us)
 
     async def _gather(self, waiting: deque[Unit], committed_s: float) -> None:
-        """Let more units come: for a time after the last commit while there is no output, then as long as it gains
-        something."""
+        """Wait for more units: without output, until an interval after the last commit; with output, while this pays
+        off."""
         begun_s: float | None = None
         until_s, there = 0.0, 0
         self._hurried = False
@@ -165,7 +165,7 @@ class LaneCore:
             except TimeoutError:
                 if self._hurried:
                     break
-                # The loop's timers may be a millisecond early, which is as long as the wait.
+                # The event loop's timers may fire a millisecond early, and the wait may be as short as that.
                 continue
             finally:
                 self._gathering = None
@@ -179,7 +179,7 @@ class LaneCore:
             self._linger.end(now_s, len(waiting), now_s - begun_s, len(waiting) - there)
 
     def _bare_interval_s(self, waiting: Sequence[Unit]) -> float:
-        """Between two commits without output."""
+        """The minimum time between two commits without output."""
         accounts = [unit.account for unit in waiting]
         if not self._commit_interval_s or not self._little.covers(
             sum(account.inputs for account in accounts), sum(account.input_bytes for account in accounts)
@@ -188,14 +188,14 @@ class LaneCore:
         return OT_LITTLE_INTERVAL_S
 
     def _hurry(self) -> None:
-        """Nothing is gained by waiting for more any longer."""
+        """Stop waiting for more units: a longer wait gains nothing."""
         self._hurried = True
         if self._gathering is not None and not self._gathering.expired():
             self._gathering.reschedule(asyncio.get_running_loop().time())
 
     @property
     def leaving(self) -> bool:
-        """Nothing more is committed: the lane's input can be read again by the next owner."""
+        """Whether the lane commits nothing more: the next owner can read its input again."""
         return self._leaving
 
     @leaving.setter
@@ -204,30 +204,30 @@ class LaneCore:
         self._hurry()
 
     async def end(self) -> None:
-        """Nothing will follow: the last commit, and the last OT entry."""
+        """End the lane with its last commit and its last OT entry: nothing will follow."""
         if not self.committer.mark.ended:
             await self.committer.commit([], watermark_us=END_OF_TIME_US, ended=True)
         self.publish(END_OF_TIME_US)
         await self._ot.flush()
-        # From here on no writer of this ledger would notice that it lacks something.
+        # After this, no writer would notice that the ledger lacks data.
         await self.committer.confirm()
 
     def publish(self, watermark_us: int, *, idle: bool = False) -> None:
-        """Tell the OT store where the lane stands. The watermark never goes back."""
+        """Publish the lane's state in the OT store. The watermark never goes back."""
         before_us, was_idle = self._watermark_us, self._idle
         self._watermark_us = max(self._watermark_us, self.promise(watermark_us))
         self._idle = idle
         promised = not self._little.watermark and (self._watermark_us, idle) != (before_us, was_idle)
-        # At each commit, and put once for many: it is made when it is put. What it says was committed by then, and its
-        # watermark is never later than that.
+        # This runs at each commit, but the store puts one entry for many commits, and makes it when it puts it. By
+        # then everything in the entry is committed, and its watermark is never ahead of that.
         self._ot.publish(self.lane, self._entry, soon=self._is_news() or promised)
 
     def _entry(self) -> ot_pb2.OtEntry:
-        """Where the lane stands."""
+        """The lane's current state."""
         mark = self.committer.mark
         entry = ot_pb2.OtEntry(
             epoch=mark.epoch,
-            # The entry may be made between the last commit and `end`, which publishes what that commit says.
+            # The entry may be made after the last commit, before `end` publishes the watermark of that commit.
             watermark_us=END_OF_TIME_US if mark.ended else self._watermark_us,
             idle=self._idle,
             ended=mark.ended,
@@ -259,7 +259,7 @@ class LaneCore:
         return entry
 
     def _is_news(self) -> bool:
-        """Whether the next entry counts more than a little that was not told, or is the first or the last."""
+        """Whether the next entry is the first or the last, or adds more than a little to the last one published soon."""
         mark = self.committer.mark
         records, size = progress(mark)
         told = self._told
@@ -269,12 +269,15 @@ class LaneCore:
         return True
 
     async def publish_last(self) -> None:
-        """Return when the newest OT entry is stored. A drain stops the readers of this lane as soon as they have read
-        what is published as written: of an entry that never arrived they would leave the rest."""
+        """Return when the newest OT entry is stored.
+
+        A drain stops the readers of this lane as soon as they have read what is published as written. If the last entry
+        never arrived, they would leave the rest unread.
+        """
         await self._ot.flush()
 
     def promise(self, watermark_us: int) -> int:
-        """With watermarks disabled nothing is promised but the end."""
+        """The watermark to publish; if watermarks are disabled, the only one is the end of the lane."""
         return watermark_us if self.watermarks or self.committer.mark.ended else START_OF_TIME_US
 
     @property
@@ -284,7 +287,7 @@ class LaneCore:
 
     @property
     def is_quiet(self) -> bool:
-        """Everything that was read is committed."""
+        """Whether everything that was read is committed."""
         return len(self.tracker) == 0 and (self.deliverer is None or self.deliverer.is_empty)
 
     def statistics(self, pending: int | None) -> LaneStatistics:
@@ -298,7 +301,7 @@ class LaneCore:
         )
 
     def statistics_of(self, vertex: str) -> LaneStatistics:
-        """Of a vertex that follows in the chain. What is in progress is counted by the first."""
+        """The statistics of a vertex that follows in the chain. The first vertex counts the records in flight."""
         lane, counters = next((lane, counters) for lane, counters in self.followers.items() if lane.vertex == vertex)
         return self._statistics(lane, counters)
 
@@ -331,7 +334,7 @@ class LaneCore:
 
 
 def _traceparent(units: Sequence[Unit]) -> str:
-    """Of the first sampled frame that is committed; empty when there is none."""
+    """The traceparent of the first sampled frame in the commit; empty if there is none."""
     return next((frame.traceparent for unit in units for _, frame in unit.frames if frame.traceparent), "")
 
 

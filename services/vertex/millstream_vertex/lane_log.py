@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def log_opened(lane: LaneId, mark: mark_pb2.Mark) -> None:
-    """Where the lane begins, or goes on."""
+    """Log where the lane begins or resumes."""
     inputs = Account.from_message(mark.account).inputs
     fields: dict[str, object] = {"lane": lane.key, "epoch": mark.epoch, "inputs": inputs}
     places = [done for done in consumed(lane, mark) if done.position.sequence]
@@ -32,7 +32,7 @@ def log_opened(lane: LaneId, mark: mark_pb2.Mark) -> None:
 
 
 def log_finished(statistics: LaneStatistics) -> None:
-    """The lane's account, since its first commit."""
+    """Log the lane's account since its first commit."""
     counts = {
         "processed": statistics.processed,
         "filtered": statistics.filtered,

@@ -1,5 +1,5 @@
-"""What is little of a lane's progress: it may be published, and without output committed, some tens of milliseconds
-later.
+"""How much progress of a lane counts as little: such progress may be published some tens of milliseconds later. If it
+has no output, it may also be committed later.
 
 Above it: `lane`. It knows counts; it does not know what waits for them.
 """
@@ -15,14 +15,14 @@ from millstream.spec.topology import reachable
 
 @dataclass(frozen=True, slots=True)
 class Little:
-    """For one lane."""
+    """The thresholds for one lane."""
 
     records: int
-    """From so many on it is not little."""
+    """Progress of at least this many records is not little."""
     size: int
-    """Bytes, the same."""
+    """The same threshold in bytes."""
     watermark: bool
-    """A watermark that moves on is little by itself: no window waits for it."""
+    """Whether an advance of the watermark alone is little, because no window waits for it."""
 
     def covers(self, records: int, size: int) -> bool:
         return records < self.records and size < self.size
@@ -32,7 +32,7 @@ NOTHING_IS_LITTLE = Little(0, 0, watermark=False)
 
 
 def little_of(graph: Graph, vertex: str) -> Little:
-    """For the lanes of a vertex: little beside each buffer that they read or write."""
+    """The thresholds for the lanes of a vertex: small shares of every buffer that they read or write."""
     edges = [edge for edge in graph.edges if vertex in (edge.from_, edge.to)]
     limits = [graph.limits_of(edge.to) for edge in edges]
     behind = reachable([edge.to for edge in graph.edges_out[vertex]], [(edge.from_, edge.to) for edge in graph.edges])

@@ -1,7 +1,6 @@
-"""A lane of a map vertex, or of a chain of them: reads its buffer, has the UDF called, and commits.
+"""A lane of a map vertex, or of a chain of them: reads its buffer, calls the UDF, and commits.
 
-buffer ─► slices ─► step: UDF, routing; or UDF, UDF, ..., routing (several slices at once) ─► InOrder ─► commit: frames
-+ mark
+buffer ─► slices ─► step: UDF or UDFs, routing (several slices at once) ─► InOrder ─► commit: frames + mark
 """
 
 from __future__ import annotations
@@ -37,34 +36,34 @@ class Slice:
 
     @property
     def completes(self) -> bool:
-        """Nothing of the stored frame is left after it."""
+        """Whether the slice reaches the end of the stored frame."""
         return self.stop == self.read.frame.records
 
     @property
     def end(self) -> Position:
-        """Where the lane stands after it."""
+        """The lane's position after the slice."""
         if self.completes:
             return Position(self.read.sequence, 0)
         return Position.within(self.read.sequence, self.read.first_index + self.stop)
 
     def halves(self) -> tuple[Slice, Slice]:
-        """Of a slice of more than one record."""
+        """The halves of a slice that has more than one record."""
         middle = (self.start + self.stop) // 2
         return Slice(self.read, self.start, middle), Slice(self.read, middle, self.stop)
 
 
 class MapLane:
-    """One lane; `run` returns when its input has ended or `stop` was called."""
+    """A lane of a map vertex. `run` returns when its input has ended or `stop` was called."""
 
     def __init__(
         self, base: BufferLane, step: MapStep, piece: FrameLimits, *, slice_records_max: int | None, run: str = ""
     ) -> None:
-        """`step`: the map, and the chain behind it. `piece`: the most that its buffers should get at once. `run`: id of
-        the ledger that the lane reads, for dead letters."""
+        """`step`: the map, with the chain that follows it. `piece`: the most that its buffers should get at once. `run`:
+        id of the ledger that the lane reads, for dead letters."""
         self.core = base.core
         self._base = base
         self._step = step
-        # What a call gives is committed together, and a small buffer takes it in several pieces.
+        # The output of a call is committed together. If a buffer is small, calls are small, so that several fit in it.
         if piece.records < FRAME_RECORDS_MAX:
             slice_records_max = min(piece.records, slice_records_max or piece.records)
         self._run = run
@@ -73,7 +72,7 @@ class MapLane:
         self._stopping = False
 
     def stop(self) -> None:
-        """Begin nothing more; what was begun is still finished."""
+        """Start no more calls; those in progress are still finished."""
         self._stopping = True
         self._base.reader.stop()
 
@@ -90,7 +89,7 @@ class MapLane:
 
     async def _begin(self, read: ReadFrame, work: asyncio.TaskGroup) -> None:
         start, records = 0, read.frame.records
-        # A frame may take a slow function long: what is not begun when the lane is asked to stop is left for later.
+        # A slow function may need long for a frame. Slices not started when the lane is stopped are left for later.
         while start < records and not self._stopping:
             piece = Slice(read, start, min(records, start + self._slicer.records()))
             size = read.size * piece.records // records
@@ -99,16 +98,16 @@ class MapLane:
             )
             self.core.units.add(work.create_task(self._map(piece)))
             if not self._slicer.learned:
-                # One call tells how fast the function is; only then the rest is cut.
+                # The first call shows how fast the function is; the rest is cut only after that.
                 await self._first_answer.wait()
             start = piece.stop
 
     async def _map(self, piece: Slice) -> Sequence[Unit]:
-        """The units of a slice: one, unless what its records became is too much for one commit."""
+        """The units of a slice: one, unless its output is too large for one commit."""
         unit = await self._call(piece)
         if unit.fits_a_commit or piece.records == 1:
             return [unit]
-        # Nothing of it has had an effect, so both halves may be handed over again, as parts of the lane's input.
+        # The call has had no effect, so both halves may be passed to the function again, as parts of the input.
         units = [unit for half in piece.halves() for unit in await self._map(half)]
         for unit in units[:-1]:
             unit.pieces = 0

@@ -1,12 +1,12 @@
-"""A map as one step: has its function called for a frame, and sends what comes of it on, to buffers or to the map that
-follows in its chain.
+"""A map as one step: calls its function with a frame, and passes the output on, to buffers or to the vertex that follows
+in its chain.
 
     frame ─► function ─► account ─┬─► outputs ──► outlet: ToBuffers (routing), or ToNext: the next step, in memory
                                   └─► dead letters ─► routing
 
 Above it: the map lane, which has one step or a chain of them, and the source lane, whose outlet may be one. Below it:
-the mapper and the router. A step has no effect of its own: only the commit of what the last one gives counts, so all of
-it may run any number of times for the same records.
+the mapper and the router. A step has no effect of its own: only the commit of the last step's output counts, so steps
+may run any number of times for the same records.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from millstream_writer.routing import Router, Tags, cut
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What the records of a frame are called: after the record of the chain's input that each was made of, so that a
-    record has the same name at every attempt, however its input is cut."""
+    """The names of the records in a frame. Each is named after the record of the chain's input that it was made from, so
+    that it has the same name at every attempt, however the input is cut."""
 
     prefix: str = ""
-    """Before the numbers: "<sequence>/" of the stored frame; empty behind a source, which numbers its records."""
+    """Prefix of the numbers: "<sequence>/" of the stored frame; empty after a source, which numbers its records."""
     first: int = 0
-    """Number of the first record, where they follow each other."""
+    """Number of the first record, if the records are consecutive."""
     names: Sequence[str] | None = None
-    """Of each record, where they do not."""
+    """The name of each record, if they are not consecutive."""
     source_position: str = ""
-    """As in `Origin`."""
+    """See `Origin`."""
     run: str = ""
 
     def origin(self, lane: LaneId) -> Origin:
-        """For the function that the records are given to in that lane."""
+        """The origin of the records, for the function that gets them in that lane."""
         here = f"{lane.vertex}/{lane.input}/{lane.partition}/{self.prefix}"
         return Origin(here, self.first, self.source_position, self.run, self.names or ())
 
     def part(self, start: int, records: int) -> Lineage:
-        """Of so many records from there on."""
+        """The lineage of `records` records from index `start`."""
         if self.names is not None:
             return replace(self, names=self.names[start : start + records])
         return replace(self, first=self.first + start)
 
     def taken(self, indexes: Sequence[int]) -> Lineage:
-        """Of the records at these places."""
+        """The lineage of the records at these indexes."""
         return replace(self, names=[self._name(index) for index in indexes])
 
     def children(self, parents: Sequence[int] | None, step: int) -> Lineage:
-        """Of the outputs that step number `step` has made of these records. `parents`: of each output; None: one of
-        each, in their order.
+        """The lineage of the outputs that step number `step` has made from these records.
 
-        The first output of a record is called as it is; further ones have the step and their number behind that name.
+        `parents`: index of the parent of each output; None if each record has one output, in order. The first output of
+        a record has the name of the record. The names of the others end with the step and their number.
         """
         if parents is None:
             return self
@@ -84,36 +84,36 @@ class Lineage:
 
 @dataclass(slots=True)
 class Left:
-    """What became of a frame that has left a vertex."""
+    """The result of a frame that has left a vertex."""
 
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
     unrouted: int = 0
-    """Records that met no edge's condition."""
+    """Records that matched no edge's condition."""
     passed: Sequence[Passed] = ()
-    """What went through the vertices behind it in its chain."""
+    """What passed through the vertices that follow in the chain."""
     delivered: list[Delivered] | None = None
-    """For the sink at the end of the chain; None where there is none."""
+    """Frames for the sink at the end of the chain; None if the chain has no sink."""
     seconds: float = 0.0
-    """That their functions took."""
+    """Time that the functions of these vertices took."""
 
 
 class Outlet(Protocol):
-    """Where the outputs of a vertex go."""
+    """The destination of a vertex's outputs."""
 
     async def take(
         self, frame: Frame, tags: Tags | None, lineage: Lineage, parents: Sequence[int] | None, watermark_us: int
     ) -> Left:
-        """`lineage`: of the records that the vertex was given; `parents`: as in `Lineage.children`. Names cost time, so
-        only what needs them makes them of the two."""
+        """`lineage`: the lineage of the vertex's inputs; `parents`: see `Lineage.children`. Names cost time, so only an
+        outlet that needs them makes them from these two."""
         ...
 
     def nothing(self) -> Left:
-        """What becomes of no records."""
+        """The result for no records."""
         ...
 
 
 class ToBuffers:
-    """The end of a chain, and of a vertex without one."""
+    """Routes outputs to buffers, at the end of a chain or of a vertex without a chain."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -129,10 +129,10 @@ class ToBuffers:
 
 
 class ToSink:
-    """The end of a chain without buffers: a sink, which gets the records before the commit."""
+    """Collects outputs for the sink at the end of a chain, which gets the records before the commit."""
 
     def __init__(self, lane: LaneId, number: int) -> None:
-        """`number`: of the sink, in the chain."""
+        """`number`: the sink's place in the chain."""
         self._lane = lane
         self._number = number
 
@@ -160,7 +160,7 @@ class ToSink:
 
 
 class ToNext:
-    """The vertex that follows in the chain."""
+    """Passes outputs to the vertex that follows in the chain."""
 
     def __init__(self, step: MapStep) -> None:
         self._step = step
@@ -168,12 +168,12 @@ class ToNext:
     async def take(
         self, frame: Frame, tags: Tags | None, lineage: Lineage, parents: Sequence[int] | None, watermark_us: int
     ) -> Left:
-        """`tags` are for edges with conditions, which this is not."""
+        """`tags` has no effect: it is for edges with conditions, and this edge has none."""
         lineage = lineage.children(parents, self._step.number - 1)
         left, passed = self._step.behind(), Passed(frame.records, frame.size)
         behind = list(left.passed)
         start = 0
-        # A function is given no larger frames than it would read from a buffer.
+        # A function gets no larger frames than it would read from a buffer.
         for piece in cut(frame):
             stepped = await self._step.take(piece, lineage.part(start, piece.records), watermark_us=watermark_us)
             stepped.account.input_bytes = piece.size
@@ -196,15 +196,15 @@ class ToNext:
 
 @dataclass(slots=True)
 class Stepped:
-    """What became of a frame in a step, and behind it in the chain."""
+    """The result of a frame in a step, and in the vertices that follow it in the chain."""
 
     account: Account
-    """Of the step itself; `input_bytes` is the caller's to say."""
+    """The account of the step itself; the caller sets `input_bytes`."""
     frames: list[tuple[BufferId, Frame]]
     passed: Sequence[Passed]
     delivered: list[Delivered] | None
     seconds: float
-    """That the functions took, all of the chain."""
+    """Time that the functions of the step and of the following vertices took."""
 
 
 class MapStep:
@@ -222,8 +222,8 @@ class MapStep:
         clock: Clock,
         number: int = 0,
     ) -> None:
-        """`router`: of the vertex, for its dead letters; `outlet`: for its outputs. `number`: its place in the
-        chain."""
+        """`router`: the vertex's router, for its dead letters; `outlet`: the destination of its outputs. `number`: its
+        place in the chain."""
         self.lane = lane
         self._mapper = mapper
         self._router = router
@@ -234,11 +234,11 @@ class MapStep:
         self.number = number
 
     def behind(self) -> Left:
-        """What becomes of no records behind this one."""
+        """The result for no records in the vertices that follow."""
         return self._outlet.nothing()
 
     async def take(self, frame: Frame, lineage: Lineage, *, watermark_us: int, sequence: int = 0) -> Stepped:
-        """Process the records of a frame. Raises as `Mapper.map`."""
+        """Process the records of a frame. Raises the same errors as `Mapper.map`."""
         started = self._clock.monotonic_s()
         with self._telemetry.span(
             "millstream.map",

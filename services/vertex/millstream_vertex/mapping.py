@@ -1,7 +1,7 @@
-"""Calls a UDF for a stretch of records and makes of its answer what is to be written. Knows the retry policy.
+"""Calls a UDF with a batch of records, applies the retry policy, and builds the output from the answers.
 
-Above it: the map and source lanes. Below it: a UDF stream. Nothing here has an effect that outlives it, so it may run
-any number of times for the same records; only the commit of its result counts.
+Above it: the map and source lanes. Below it: a UDF stream. Nothing here has a lasting effect, so it may run any number
+of times for the same records; only the commit of its result counts.
 
     records ─► call ─► answer ─► all fine? ──yes──► one frame (columns unread)
                                     └─no─► keep what is fine, try the rest again ─► rows in input order ─► one frame
@@ -37,22 +37,22 @@ Tags = Sequence[tuple[bytes, ...]]
 _log = logging.getLogger(__name__)
 
 WHOLE_CALLS_MAX = 3
-"""A call that fails as a whole and is to be tried forever is tried this often before it is made in halves."""
+"""Attempts at a call that fails as a whole, under a policy that retries forever, before it is split in halves."""
 
 
 @dataclass(slots=True)
 class Mapped:
-    """What became of a stretch of records."""
+    """The result of a batch of records."""
 
     frame: Frame | None
-    """Outputs in input order; None when there are none."""
+    """Outputs in input order; None if there are none."""
     tags: Tags | None
-    """Tags of each output; None when none has any."""
+    """Tags of each output; None if no output has tags."""
     dead_letters: Frame | None
     """Inputs that could not be processed, with the reason in their headers."""
     account: Account
     parents: Sequence[int] | None = None
-    """Index of the input of each output; None: one output of each input, in their order."""
+    """Index of the input of each output; None if each input has one output, in order."""
     retries: int = 0
     errors: int = 0
 
@@ -74,21 +74,21 @@ class Row:
 
 @dataclass(slots=True)
 class _Attempted:
-    """The inputs of one stretch while some of them are tried again. Indexes are those of the stretch."""
+    """The inputs of one batch while some of them are retried. Indexes refer to the batch."""
 
     frame: Frame
     origin: Origin
     failed: list[int]
-    """How often each has failed."""
+    """Number of failures of each input."""
     asked: dict[int, Waiting] = field(default_factory=dict)
-    """The inputs that the function asked to see again."""
+    """The inputs for which the function returned Retry."""
     rows: dict[int, list[Row]] = field(default_factory=dict)
     """Outputs of each input that is done; an empty list for one that was filtered."""
     dropped: dict[int, str] = field(default_factory=dict)
     dead: dict[int, Outcome] = field(default_factory=dict)
 
     def attempts(self, index: int) -> int:
-        """How often the function has failed on it."""
+        """Number of failures and Retry answers of an input."""
         waiting = self.asked.get(index)
         return self.failed[index] + (waiting.times if waiting is not None else 0)
 
@@ -108,8 +108,8 @@ class Mapper:
         naming: Naming = WITH_VALUES,
         bound: future.FutureBound | None = None,
     ) -> None:
-        """`where` names pipeline, vertex and lane in messages, `naming` the records; `bound`: of event times,
-        behind a source."""
+        """`where` names pipeline, vertex and lane in messages; `naming` names the records. `bound`: the bound of event
+        times, after a source."""
         self._stream = stream
         self._policy = policy
         self._where = where
@@ -119,13 +119,13 @@ class Mapper:
         self._naming = naming
         self._bound = bound
         self._told: set[tuple[str, str]] = set()
-        """The kinds of failures that were logged: what was raised, and where."""
+        """The kinds of failures that were logged: each is an error and its place in the code."""
 
     async def map(
         self, frame: Frame, *, watermark_us: int, traceparent: str = "", origin: Origin = NO_ORIGIN
     ) -> Mapped:
-        """Process the records of `frame`. Raises `UdfError` when the policy says stop or the function breaks the
-        protocol. That an answer fits its call is the stream's to see to."""
+        """Process the records of `frame`. Raises `UdfError` if the policy says stop or the function violates the
+        protocol. The stream ensures that an answer fits its call."""
         if origin.names:
             frame = _with_ids(frame, origin, range(frame.records))
         answer = await self._stream.call(
@@ -143,7 +143,7 @@ class Mapper:
         return await self._take_in_parts(frame, answer, watermark_us, traceparent, origin)
 
     def _take_whole(self, frame: Frame, answer: MapAnswer) -> Mapped:
-        """Every input is done: make the output frame of the answer's columns and what is inherited."""
+        """Build the output frame of a batch that is done, from the answer's columns and inherited ones."""
         account = Account(inputs=frame.records, outputs=answer.records)
         parents = self._parents(answer)
         tags = columns.unpack_lists(answer.tags, answer.records) if answer.tags and self._needs_tags else None
@@ -153,7 +153,7 @@ class Mapper:
         return Mapped(output, tags, None, account, parents)
 
     def _parents(self, answer: MapAnswer) -> array[int] | None:
-        """Input of each output; None when output i is of input i."""
+        """Index of the input of each output; None if output i belongs to input i."""
         if answer.parents or not answer.records:
             return columns.unpack_offsets(answer.parents)
         return None
@@ -185,7 +185,7 @@ class Mapper:
     async def _take_in_parts(
         self, frame: Frame, answer: MapAnswer, watermark_us: int, traceparent: str, origin: Origin
     ) -> Mapped:
-        """Some inputs were not simply processed: keep what is done, try again what may be, until nothing is left."""
+        """Process inputs one by one if not all are done: keep those that are, and retry others until none is left."""
         attempted = _Attempted(frame, origin, [0] * frame.records)
         waiting: deque[list[int]] = deque()
         pending: list[int] = list(range(frame.records))
@@ -194,8 +194,8 @@ class Mapper:
             errors += sum(outcome.result == Result.ERROR for outcome in answer.outcomes) or bool(answer.error)
             middle = len(pending) // 2
             if answer.error and middle and self._is_last(attempted.failed, pending):
-                # The answer names no record. In halves the function shows which it fails on, and the others need not
-                # share their fate.
+                # The answer names no record. Halves show on which records the function fails, and the other records
+                # do not fail with them.
                 waiting.extend((pending[:middle], pending[middle:]))
             else:
                 again, delay_s = self._sort(pending, answer, attempted)
@@ -218,14 +218,14 @@ class Mapper:
         return mapped
 
     def _is_last(self, attempts: Sequence[int], pending: Sequence[int]) -> bool:
-        """Whether the policy has no further attempt for one of these after the one that has just failed."""
+        """Whether the policy allows no further attempt for one of these inputs after the one that has just failed."""
         if self._policy.on_failure is OnFailure.RETRY:
-            # It never ends; what cannot be done in one call must still get done.
+            # This policy retries forever, but records that cannot be processed in one call must still be processed.
             return max(attempts[index] for index in pending) >= WHOLE_CALLS_MAX
         return not all(self._policy.backoff.allows(attempts[index] + 1) for index in pending)
 
     def _sort(self, pending: Sequence[int], answer: MapAnswer, attempted: _Attempted) -> tuple[list[int], float]:
-        """Take an answer to the inputs `pending` in. Returns which to try again, after how long."""
+        """Apply an answer to the inputs `pending`. Returns the inputs to retry, and the delay before that."""
         frame, failed = attempted.frame, attempted.failed
         if answer.error:
             outcomes = {place: Outcome(place, Result.ERROR, answer.error) for place in range(len(pending))}
@@ -259,7 +259,7 @@ class Mapper:
         return sorted(again), delay_s
 
     def _may_wait(self, index: int, outcome: Outcome, attempted: _Attempted) -> bool:
-        """Whether the function may see this input again, as it asks; says so when it has asked for long."""
+        """Whether the function may get this input again, as it requested. Warns if it has requested that for long."""
         waiting = attempted.asked.setdefault(index, Waiting())
         if waiting.again(outcome.delay_us / 1e6):
             _log.warning(
@@ -301,8 +301,10 @@ class Mapper:
             raise UdfError(codes.FUNCTION_FAILED, "\n".join(lines), detail=outcome.detail)
 
     def _warn(self, index: int, outcome: Outcome, attempted: _Attempted, fate: str) -> None:
-        """Log the first failure of each kind: a mistake in the function would else show in the account alone. What
-        the function itself gives up has not failed, and `_may_wait` warns of what it asks to see again."""
+        """Log the first failure of each kind; otherwise, a bug in the function would show only in the account.
+
+        Records that the function itself gives up have not failed, and `_may_wait` warns about Retry answers.
+        """
         misfit = _is_misfit(outcome)
         if (outcome.result != Result.ERROR and not misfit) or len(self._told) >= FAILURES_NAMED_MAX:
             return
@@ -344,7 +346,7 @@ class Mapper:
             attempted.rows[pending[place]].append(row)
 
     def _refuse_large(self, pending: Sequence[int], attempted: _Attempted) -> None:
-        """Inputs of which the function made what cannot be sent have failed; another attempt would not help."""
+        """Give up inputs with an output that is too large to send; another attempt would not help."""
         for index in pending:
             rows = attempted.rows.get(index, ())
             largest = max((row.size for row in rows), default=0)
@@ -354,7 +356,7 @@ class Mapper:
                 self._give_up(index, Outcome(index, Result.ERROR, reason), attempted, attempted.attempts(index) + 1)
 
     def _refuse_future(self, pending: Sequence[int], attempted: _Attempted) -> None:
-        """Inputs of which the function made a record that lies beyond the bound of event time are held back."""
+        """Hold back inputs with an output beyond the bound of event times."""
         bound = self._bound
         if bound is None:
             return
@@ -423,7 +425,7 @@ class Mapper:
 
 
 def _last_frame(detail: str) -> str:
-    """The line of a traceback that names the innermost place; cheap, for it is looked at once per failed record."""
+    """The line of a traceback that names the innermost frame. This must be cheap: it runs once per failed record."""
     begin = detail.rfind('File "')
     return detail[begin:].partition("\n")[0] if begin >= 0 else ""
 
@@ -433,20 +435,20 @@ def _is_misfit(outcome: Outcome) -> bool:
 
 
 def _code_of(outcome: Outcome) -> str:
-    """That the function gave, where there is such a code."""
+    """The id of the code that the function gave; empty if there is no such code."""
     code = codes.CODES.get(outcome.code)
     return "" if code is None else code.id
 
 
 def _with_ids(part: Frame, origin: Origin, indexes: Sequence[int]) -> Frame:
-    """Records at some indexes of a stretch, each with the id that it has there."""
+    """The records at some indexes of a batch, each with the id that it has in the batch."""
     if part.ids_column or not origin.id_prefix:
         return part
     return replace(part, ids_column=columns.pack_bytes([origin.position(index).encode() for index in indexes]))
 
 
 def _inherit(frame: Frame, parents: Sequence[int], *, keys: bool, headers: bool, times: bool) -> Frame:
-    """A frame whose keys, headers and event times are those of the parents; its values are not meant to be read."""
+    """A frame with the keys, headers and event times of the parents; its values must not be read."""
     taken = array("q", map(frame.event_times_us().__getitem__, parents)) if times else array("q", [0])
     all_keys, all_headers = (frame.keys() if keys else []), (frame.headers() if headers else [])
     return replace(
@@ -463,12 +465,12 @@ def _inherit(frame: Frame, parents: Sequence[int], *, keys: bool, headers: bool,
 
 def _size(value: bytes, keys: Sequence[bytes], headers: Mapping[str, bytes]) -> int:
     size = len(value) + sum(map(len, keys))
-    # A character is one byte at least and four at most; names of headers are short.
+    # A character has at most four bytes. Header names are short, so this estimate is close enough.
     return size + sum(4 * len(name) + len(content) for name, content in headers.items())
 
 
 def _is_too_large(frame: Frame) -> bool:
-    """Whether one of the records is larger than a record may be."""
+    """Whether one of the records exceeds the size limit of a record."""
     if frame.size <= RECORD_BYTES_MAX:
         return False
     rows = zip(frame.values(), frame.keys(), frame.headers(), strict=True)

@@ -1,9 +1,9 @@
-"""Whether the lanes of a process are still its own, also while they have nothing to commit.
+"""Checks whether a process still owns its lanes, even while they have nothing to commit.
 
-A commit of an owner that was replaced is refused. One that waits for input commits nothing, and what it waits for its
-successor may have consumed: it hears of the takeover from its vertex's own OT store instead.
+A commit of a replaced owner is refused. But an owner that waits for input commits nothing, and its successor may have
+consumed that input. Such an owner learns of the takeover from its vertex's own OT store.
 
-Above it: the assembly. Below it: nothing; updates are handed in.
+Above it: the assembly. Below it: nothing; updates are passed in.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ownership:
         self._error: FencedError | None = None
 
     def own(self, lane: LaneId, epoch: int) -> None:
-        """A lane was taken over; no owner of a newer epoch has published for it."""
+        """Add a lane that was taken over; no owner with a newer epoch has published for it."""
         self._epochs[lane.key] = lane, epoch
 
     def observe(self, update: OtUpdate) -> None:
@@ -42,15 +42,15 @@ class Ownership:
         self._lost.set()
 
     async def watch(self) -> None:
-        """Until cancelled. Raises `FencedError` once a lane has another owner."""
+        """Wait until cancelled. Raises `FencedError` once a lane has another owner."""
         await self._lost.wait()
         assert self._error is not None
         raise self._error
 
     async def check(self, ledger: Ledger) -> None:
-        """Raise `FencedError` when a lane has another owner. `ledger`: that of the process's vertex.
+        """Raise `FencedError` if a lane has another owner. `ledger`: the ledger of the process's vertex.
 
-        Asks the leader for the marks: a process that was stopped has not heard of a takeover yet.
+        This reads the marks from the leader, because a process that was suspended has not received the takeover yet.
         """
         for lane, epoch in self._epochs.values():
             try:
@@ -62,9 +62,9 @@ class Ownership:
                 raise fenced(lane, stored.mark.epoch, epoch, stored.mark.owner)
 
     async def check_known(self, lane: LaneId, ledger: Ledger, refusal: FencedError) -> None:
-        """Raise `DamageError` when something outside knows a newer owner of the lane, and its ledger does not.
+        """Raise `DamageError` if an external system knows a newer owner of the lane and the lane's ledger does not.
 
-        A takeover is in the ledger before it is anywhere else, so such a ledger is older than it was.
+        A takeover is stored in the ledger before it is visible elsewhere, so such a ledger has lost its latest data.
         """
         stored = await ledger.mark(lane)
         _, epoch = self._epochs[lane.key]
