@@ -16,7 +16,7 @@ from millstream_writer.committer import Unit
 
 
 class BufferLane:
-    """The input side of a lane: trims its input after commits, and advances the watermark even without commits."""
+    """The input side of a lane: trims its input after commits, and advances the watermark without commits."""
 
     def __init__(self, core: LaneCore, reader: BufferReader, lane_input: LaneInput, trimmer: Trimmer) -> None:
         self.core = core

@@ -1,5 +1,4 @@
-"""What a lane learns from its upstream lanes: input watermark and end of input. A back edge of a cycle has its own rules.
-"""
+"""What a lane learns from its upstream lanes: input watermark and end of input. A back edge has its own rules."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ class LaneInput:
         self._fetcher = WatermarkFetcher(buffer, upstream)
         self._quiet_end: int | None = None
         self.back_edge = back_edge
-        """Whether the input closes a cycle. Such an input does not hold back the watermark, and it ends when the cycle is
+        """Whether the input closes a cycle. Such an input does not hold back the watermark, and ends when the cycle is
         empty (`cycle.py`): its upstream lanes can only end after it."""
         self.changed = asyncio.Event()
         """Set when the input has changed. The task that follows the watermark clears it."""

@@ -73,8 +73,8 @@ class LaneCore:
         little: Little = NOTHING_IS_LITTLE,
     ) -> None:
         """`published_us`: the lane's watermark in the OT store, which may be later than its mark's, because it also
-        advances without commits. `commit_interval_s`: the minimum time between two commits while there is no output for
-        which a reader may wait; with output, `linger` decides. `little`: how much progress may be published later."""
+        advances without commits. `commit_interval_s`: the minimum time between two commits while no reader may wait
+        for output; with output, `linger` decides. `little`: how much progress may be published later."""
         self.lane = lane
         self.committer = committer
         self.tracker = tracker
@@ -259,7 +259,7 @@ class LaneCore:
         return entry
 
     def _is_news(self) -> bool:
-        """Whether the next entry is the first or the last, or adds more than a little to the last one published soon."""
+        """Whether the next entry is the first or last, or adds more than a little to the last one published soon."""
         mark = self.committer.mark
         records, size = progress(mark)
         told = self._told

@@ -63,7 +63,7 @@ class MapLane:
         self.core = base.core
         self._base = base
         self._step = step
-        # The output of a call is committed together. If a buffer is small, calls are small, so that several fit in it.
+        # The output of a call is committed together. If a buffer is small, calls are small, so that several fit.
         if piece.records < FRAME_RECORDS_MAX:
             slice_records_max = min(piece.records, slice_records_max or piece.records)
         self._run = run

@@ -1,5 +1,5 @@
-"""A map as one step: calls its function with a frame, and passes the output on, to buffers or to the vertex that follows
-in its chain.
+"""A map as one step: calls its function with a frame, and passes the output on, to buffers or to the next vertex in its
+chain.
 
     frame ─► function ─► account ─┬─► outputs ──► outlet: ToBuffers (routing), or ToNext: the next step, in memory
                                   └─► dead letters ─► routing
@@ -33,10 +33,10 @@ from millstream_writer.routing import Router, Tags, cut
 @dataclass(frozen=True, slots=True)
 class Lineage:
     """The names of the records in a frame. Each is named after the record of the chain's input that it was made from, so
-    that it has the same name at every attempt, however the input is cut."""
+    it has the same name at every attempt, however the input is cut."""
 
     prefix: str = ""
-    """Prefix of the numbers: "<sequence>/" of the stored frame; empty after a source, which numbers its records."""
+    """Prefix of the numbers: "<sequence>/" of the stored frame; empty after a source, which numbers records."""
     first: int = 0
     """Number of the first record, if the records are consecutive."""
     names: Sequence[str] | None = None

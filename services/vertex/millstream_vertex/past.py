@@ -1,8 +1,8 @@
-"""Whether the ledger is at least as new as what was published of it, and what was written of it into a target.
+"""Checks whether the ledger is at least as new as what was published from it, and what was written from it to a target.
 
-An entry of the OT store speaks of a mark that had landed before it was made, and is in another stream. Where it knows
-more than the ledger does, the ledger has lost its end, was set back, or lacks the message that held the mark. The same
-holds for a file that has records of frames behind the mark.
+An entry of the OT store is in another stream, and is made only after the mark that it describes was committed. If the
+entry is ahead of the ledger, the ledger has lost its end, was rolled back, or lacks the message with the mark. The same
+holds for a file that has records of frames after the mark.
 
 Above it: the assembly, before a lane does anything. Below it: the ledgers.
 """
@@ -23,7 +23,7 @@ from millstream.wire.watermark.v1 import ot_pb2
 
 
 def check_not_older(lane: LaneId, stored: StoredMark | None, entry: ot_pb2.OtEntry) -> None:
-    """Raise `DamageError` when the mark knows less than the entry, which was read before it."""
+    """Raise `DamageError` if the mark is behind the entry, which was read before it."""
     lacking = list(_lacking(lane, stored.mark if stored is not None else mark_pb2.Mark(), entry))
     if not lacking:
         return
@@ -38,9 +38,9 @@ def check_not_older(lane: LaneId, stored: StoredMark | None, entry: ot_pb2.OtEnt
 async def held_instead(
     upstream: Ledger, buffer: BufferId, given_up: Sequence[GivenUp], sequence: int, name: str
 ) -> str | None:
-    """What the buffer holds at that sequence instead of the frame of that name, in words.
+    """Describe what the buffer holds at that sequence instead of the frame with that name.
 
-    None when it is that frame, or when a repair has given that frame up.
+    None if it holds that frame, or if a repair has given up that frame.
     """
     lane, number, _ = name.split(" ")
     if any(gap.lane == lane and gap.after < int(number) <= gap.through for gap in given_up):

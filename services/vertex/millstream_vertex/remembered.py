@@ -1,4 +1,4 @@
-"""The ids a lane has taken in before, from the ledger into memory.
+"""Loads the ids of records that a lane has already accepted, from the ledger into memory.
 
 Above it: the assembly, once the lane is taken over. Below it: the ledger and what the lane remembers.
 """
@@ -17,7 +17,7 @@ from millstream_writer.committer import Committer
 async def open_seen_ids(
     graph: Graph, ledger: Ledger, lane: LaneId, committer: Committer, clock: Clock
 ) -> SeenIds | None:
-    """Those that `committer` stores; None for a vertex that remembers none."""
+    """Load the ids that `committer` stores; None for a vertex that remembers no ids."""
     bounds = id_bounds(graph, lane.vertex)
     if bounds is None:
         return None

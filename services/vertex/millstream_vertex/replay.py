@@ -1,12 +1,12 @@
-"""Puts records back into the buffer of a vertex that gave them up, while nothing of the pipeline runs.
+"""Puts records back into the buffer of a vertex that gave them up, while the pipeline does not run.
 
-    take over a lane of the vertex upstream ─► ids seen? ─► COMMIT: frames + ids + the lane's mark, where it was
+    take over a lane of the vertex upstream ─► ids seen? ─► COMMIT: frames + ids + the lane's mark, same position
 
-A replay is a commit of the lane that writes the buffer, so it is all or nothing, fenced, and counted like everything
-else that lane writes. What was put back is remembered by id in the same commit: a second replay of it has no effect.
-Lanes behind the buffer that have ended are opened again first, and end again when they have read it.
+A replay is a commit of the lane that writes the buffer, so it is atomic, fenced, and counted like everything else that
+the lane writes. The same commit stores the ids of the records, so a second replay of them has no effect. Lanes
+downstream of the buffer that have ended are reopened first, and end again when they have read it.
 
-Above it: `millstream deadletters`. Below it: ledgers and OT stores. It knows nothing of files and envelopes.
+Above it: `millstream deadletters`. Below it: ledgers and OT stores. It does not depend on files or envelopes.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ class Returned:
     """A record to put back."""
 
     identity: str
-    """Of the failure: the same however often it is replayed, and of no other."""
+    """Identifies the failure: unique, and the same at every replay."""
     buffer: BufferId
     record: Record
 
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay did."""
+    """The result of a replay."""
 
     records: int = 0
-    """Put back now."""
+    """Records that this replay put back."""
     repeated: int = 0
-    """Left out: put back before."""
+    """Records left out because an earlier replay put them back."""
     reopened: list[LaneId] = field(default_factory=list)
-    """Lanes that had ended, and are open again."""
+    """Lanes that had ended and are open again."""
 
 
 class Replay:
-    """Of one pipeline whose processes are not running."""
+    """Replays records of one pipeline whose processes are not running."""
 
     def __init__(self, graph: Graph, broker: Broker, stores: OtStores, clock: Clock) -> None:
         self._graph = graph.stages
@@ -79,14 +79,15 @@ class Replay:
         self._ledgers: dict[str, Ledger] = {}
 
     async def put_back(self, returned: Sequence[Returned]) -> Replayed:
-        """Put records back, each once. May be called again with the same after it was broken off.
+        """Put records back, each once. After an interruption, it may be called again with the same records.
 
-        Raises `UserError` when a reduce behind has ended: its windows are closed. Raises `InfrastructureError` when a
-        buffer is full, and `RetryLaterError` while the broker is away. What was put back until then stays.
+        Raises `UserError` if a downstream reduce has ended, because its windows are closed. Raises
+        `InfrastructureError` if a buffer is full, and `RetryLaterError` while the broker is unavailable. Records that
+        were put back before the error stay.
         """
         done = Replayed()
         edges = {record.buffer.edge for record in returned}
-        # First, since a lane that has ended would not read what comes: an open one ends again if nothing does.
+        # First, because an ended lane would not read the records. A reopened lane ends again if none arrive.
         await self._reopen(edges, done)
         for upstream in sorted({self._graph.edge(edge).from_ for edge in edges}):
             mine = [record for record in returned if self._graph.edge(record.buffer.edge).from_ == upstream]
@@ -94,7 +95,7 @@ class Replay:
         return done
 
     async def _take_apart(self, edges: set[str]) -> None:
-        """Have the edges leave the copies that they share with others, which would read what is put back."""
+        """Make the edges leave copies that they share: the other edges would read the records that are put back."""
         for upstream in sorted({self._graph.edge(edge).from_ for edge in edges}):
             ledger = await self._ledger(upstream)
             if ledger is None:
@@ -160,7 +161,7 @@ class Replay:
                     "left out then",
                 ) from None
             done.records += len(part)
-        # Also when nothing was new: the replay before may have been broken off between its commit and this.
+        # Even if nothing was new: an earlier replay may have been interrupted between its commit and this step.
         await self._tell(core)
 
     def _unit(self, part: Sequence[Returned]) -> Unit:
@@ -183,12 +184,12 @@ class Replay:
         return unit
 
     async def _take_over(self, lane: LaneId) -> LaneCore:
-        """Owns the lane as a vertex process would: its former owner is fenced."""
+        """Take over the lane as a vertex process would, which fences its former owner."""
         ledger = await self._ledger(lane.vertex)
         if ledger is None:
             raise UserError(codes.NOT_REPLAYED, f"vertex {lane.vertex} has stored nothing yet. Run the pipeline first")
         taken_over = await ledger.take_over(lane, "millstream deadletters replay")
-        # An edge may discard what does not fit; a record that is put back is not to be lost by it.
+        # An edge may discard records that do not fit, but records that are put back must not be lost.
         routes = [
             replace(route(self._graph, edge), discard_when_full=False) for edge in self._graph.edges_out[lane.vertex]
         ]
@@ -203,7 +204,7 @@ class Replay:
                 sequences[buffer] = max(sequences[buffer], state.sequence)
         return LaneCore(
             lane,
-            # No bounds: what the runs of other lanes have consumed is not known here. The broker's own hold.
+            # No bounds: it is not known here what other lanes have consumed. The broker's own bounds apply.
             Committer(ledger, lane, taken_over, sequences, Router(routes), Backpressure({}), members=members),
             ot,
             Telemetry(),
@@ -213,7 +214,7 @@ class Replay:
         )
 
     async def _tell(self, core: LaneCore) -> None:
-        """Publish where the lane stands now, or those behind it would go by the end it told before."""
+        """Publish the lane's state; otherwise, downstream lanes would rely on the end that it published before."""
         core.publish(core.committer.mark.watermark_us)
         ot = await self._stores.store(core.lane.vertex)
         await ot.flush()
@@ -228,7 +229,7 @@ class Replay:
 
 
 def _parts(returned: Sequence[Returned]) -> Iterator[Sequence[Returned]]:
-    """What is committed at once: a bounded number of records, and bytes as of one frame."""
+    """Split records into commits, with bounded numbers of records and bytes."""
     part: list[Returned] = []
     size = 0
     for item in returned:

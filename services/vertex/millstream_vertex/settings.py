@@ -1,4 +1,4 @@
-"""What follows from the pipeline for a vertex before anything runs: routes, and bounds of ledgers and buffers. Pure.
+"""Derives a vertex's settings from the pipeline before anything runs: routes, bounds of ledgers and buffers. Pure.
 
 Above it: the assembly. Below it: the graph.
 """
@@ -32,12 +32,12 @@ from millstream_writer.committer import Member
 from millstream_writer.routing import FrameLimits, Route, tag_condition
 
 _PIECES = 4
-"""What a writer may use of a buffer is written in so many pieces at least. With the default of `bufferUsageLimit` one
-writer then never passes `bufferMaxLength`."""
+"""A writer fills the usable part of a buffer in at least this many pieces. With the default `bufferUsageLimit`, one
+writer then never exceeds `bufferMaxLength`."""
 _KEPT_SEGMENTS = 4
-"""Segments of a lane's log whose input fits its buffers, at least, where it is kept."""
+"""If input is kept: the minimum number of segments of a lane's log whose input fits in its buffers."""
 _LOGGED_FRAME_BYTES = 64
-"""What a frame of one record takes in a log, at least: an entry of its own takes ten times as much."""
+"""Minimum size of a one-record frame in a log; as a separate entry, it takes ten times as much."""
 
 
 def route(graph: Graph, edge: Edge) -> Route:
@@ -54,7 +54,7 @@ def route(graph: Graph, edge: Edge) -> Route:
 
 
 def members_of(graph: Graph, vertex: str) -> Sequence[Member]:
-    """The vertices that follow one in its chain, for the marks of its lanes."""
+    """The vertices that follow a vertex in its chain, for the marks of its lanes."""
     found = []
     for name in graph.chain(vertex)[1:]:
         edge = graph.chained_into(name)
@@ -64,7 +64,7 @@ def members_of(graph: Graph, vertex: str) -> Sequence[Member]:
 
 
 def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
-    """What the vertex's ledger may hold: the same for every process that opens it."""
+    """The limits of the vertex's ledger, which are the same for every process that opens it."""
     ids = id_bounds(graph, vertex)
     buffers_bytes = sum(
         graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
@@ -72,10 +72,10 @@ def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     lanes = len(lanes_of(graph, vertex))
     frames = [_frames_max(graph, edge.to) for edge in graph.edges_out[vertex]]
     if keeps_input(graph, vertex):
-        # A milestone has a frame of its own, and comes behind a frame of some input that is kept as well.
+        # Each milestone has its own frame, and follows a frame of some input, which is kept as well.
         frames.append(_frames_max(graph, vertex) * len(graph.edges_in[vertex]))
-    # The bound of a buffer is soft: each lane may overshoot it by what it has in flight. And a frame that holds its
-    # lane's mark stays when it is consumed.
+    # The bound of a buffer is soft: each lane may exceed it by what it has in flight. In addition, a frame that holds
+    # its lane's mark stays after it is consumed.
     overshoot_bytes = (3 * COMMIT_BYTES_MAX * lanes + LEDGER_SLACK_BYTES) if graph.edges_out[vertex] else 0
     ids_bytes = ids_max(graph, vertex) * ID_STORED_BYTES * lanes
     return LedgerLimits(
@@ -87,19 +87,19 @@ def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
 
 
 def ids_max(graph: Graph, vertex: str) -> int:
-    """Record ids that each lane of a vertex may remember; 0 where none are given."""
+    """The number of record ids that each lane of a vertex may remember; 0 for a vertex without `id_bounds`."""
     ids = id_bounds(graph, vertex)
     return max(FRAME_RECORDS_MAX, ids.ids_max // len(lanes_of(graph, vertex))) if ids is not None else 0
 
 
 def id_bounds(graph: Graph, vertex: str) -> IdBounds | None:
-    """What the lanes of a vertex remember of ids."""
+    """Bounds on the ids that the lanes of a vertex remember; None if they remember none."""
     step = graph.vertex(vertex)
     return step.definition.id_bounds(step.settings)
 
 
 def source_watermark(pipeline: Pipeline, restored_us: int) -> SourceWatermark:
-    """Of a source's lane that had come to `restored_us`."""
+    """The watermark of a source's lane that had reached `restored_us`."""
     spec = pipeline.spec.watermark
     idle = None
     if spec.idle_source is not None:
@@ -131,13 +131,13 @@ def buffer_limits(graph: Graph, edge: Edge) -> BufferLimits:
 
 
 def keeps_input(graph: Graph, vertex: str) -> bool:
-    """Whether what a vertex has read stays in its buffers until its windows are committed."""
+    """Whether the input that a vertex has read stays in its buffers until its windows are committed."""
     group_by = graph.vertex(vertex).group_by
     return group_by is not None and group_by.keeps_input
 
 
 def log_segment_bytes(graph: Graph, vertex: str) -> int:
-    """How large a segment of a lane's log grows. Input that is kept is needed, or not, by whole segments."""
+    """Maximum size of a segment of a lane's log. Kept input is released by whole segments."""
     if not keeps_input(graph, vertex):
         return LOG_SEGMENT_BYTES
     fitting = min(graph.limits_of(vertex).buffer_max_bytes, _frames_max(graph, vertex) * _LOGGED_FRAME_BYTES)
@@ -145,5 +145,5 @@ def log_segment_bytes(graph: Graph, vertex: str) -> int:
 
 
 def _frames_max(graph: Graph, vertex: str) -> int:
-    """The server's bound of frames in one of a vertex's buffers."""
+    """The server's bound on frames in one of a vertex's buffers."""
     return max(BUFFER_FRAMES_MAX, graph.limits_of(vertex).buffer_max_length)

@@ -1,4 +1,4 @@
-"""A lane of a sink vertex: reads its buffer, delivers, and commits how far the target is for sure.
+"""A lane of a sink vertex: reads its buffer, delivers, and commits the position that is durable in the target.
 
 buffer ─► a few frames ahead ─► delivery (retries, fallback) ─► settled? ─► commit: mark
 """
@@ -24,11 +24,12 @@ from millstream_writer.delivery import Delivery
 from millstream_writer.sink import Guarantee, SinkFrame
 
 TICK_S = 0.5
-"""How often a sink may commit by time when nothing arrives."""
+"""Interval at which a sink may commit by time while nothing arrives."""
 
 
 class SinkVertexLane:
-    """One lane; `run` returns when its input has ended or `stop` was called, with all it took made durable."""
+    """A lane of a sink vertex. `run` returns when its input has ended or `stop` was called; all that it took is durable
+    then."""
 
     def __init__(self, base: BufferLane, delivery: Delivery) -> None:
         self.core = base.core
@@ -38,17 +39,18 @@ class SinkVertexLane:
         self._arrived = asyncio.Event()
         self._closed = False
         self._stopping = False
-        # A sink that keeps its own position gains by large writes; another should be asked often whether to stop.
+        # A sink that keeps its own position benefits from large writes. With other sinks, the lane checks for a stop
+        # after each frame.
         collects = delivery.guarantee is Guarantee.EXACTLY_ONCE_TRANSACTIONAL
         self._batch_bytes_max = COMMIT_BYTES_MAX if collects else 0
         self._unsettled: deque[tuple[Position, Account]] = deque()
         self._witnesses: deque[Witness] = deque()
-        """Of the frames that were handed to the sink and are not settled."""
+        """The witnesses of frames that the sink has taken and that are not settled."""
         lane = base.core.lane
         self._id_prefix = f"{lane.vertex}/{lane.input}/{lane.partition}/"
 
     def stop(self) -> None:
-        """Deliver nothing more; what was handed to the sink is still made durable."""
+        """Deliver nothing more; what the sink has taken is still made durable."""
         self._stopping = True
         self._base.reader.stop()
 
@@ -77,7 +79,7 @@ class SinkVertexLane:
             await self._wait_for_frames()
             batch = self._take_batch()
             if batch and self._stopping:
-                # Left for the next start: the mark does not pass it.
+                # The batch is left for the next start: the mark does not pass it.
                 await self.core.tracker.finish(len(batch))
             elif batch:
                 await self._deliver(batch)
@@ -133,11 +135,11 @@ class SinkVertexLane:
             extra.late += late_records(read.frame, read.watermark_us)
             self._witnesses.extend(read.witnesses)
         self._unsettled.append((end, extra))
-        # From here on the sink bounds what it holds; the lane's own bound is for what it has not taken.
+        # From now on, the sink bounds these frames; the lane's own bound is for frames that the sink has not taken.
         await core.tracker.finish(len(batch))
 
     def _settle(self) -> None:
-        """Hand what has become durable to the commit."""
+        """Pass what has become durable to the commit."""
         settled = self._delivery.take_settled()
         if settled is None:
             return

@@ -1,4 +1,4 @@
-"""A lane of a source vertex: reads the source, drops repeated ids, has records transformed, routes and commits.
+"""A lane of a source vertex: reads the source, drops repeated ids, transforms records, routes and commits.
 
 source ─► ids seen before? ─► transformer (several calls at once) ─► InOrder ─► commit: frames + ids + mark ─► ack
 """
@@ -42,14 +42,14 @@ from millstream_writer.committer import Unit, size_of
 from millstream_writer.routing import Router
 
 _LOOK_TIMEOUT_S = 5.0
-"""How long a lane that has ended checks whether there is more."""
+"""How long a lane that has ended checks for more input."""
 _log = logging.getLogger(__name__)
 
 _POSITION_CHARACTERS_MAX = 200
-"""Of a source's position, in messages and dead letters."""
+"""Maximum length of a source's position in messages and dead letters."""
 
 READ_TIMEOUT_S = 0.2
-"""How long one read waits for data; a request to stop is noticed within it."""
+"""How long one read waits for data; the lane notices a request to stop within this time."""
 
 
 @dataclass(slots=True)
@@ -57,31 +57,31 @@ class SourceUnit(Unit):
     """A unit of a source lane."""
 
     observed: Frame | None = None
-    """The records the watermark is taken of: after the transformer, before any condition. None when there are none."""
+    """Records that determine the watermark: after the transformer, before any condition. None if there are none."""
     records: int = 0
-    """That it was made of."""
+    """Number of records that the unit was made from."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Records that one read gave, those left out that were seen before."""
+    """The new records of one read, without those that were seen before."""
 
     frame: Frame
     position: bytes
-    """Behind it."""
+    """The source's position after the read."""
     lineage: Lineage
     digests: bytes
-    """Of the ids that are to be remembered."""
+    """Digests of the ids to remember."""
     remembers: bool
-    """Ids tell whether a record is committed; otherwise its place behind the position does."""
+    """Whether ids show which records are committed; otherwise, their place after the position does."""
     behind: Behind
-    """What lies between the position before it and its records, and is committed."""
+    """The committed records between the previous position and the records of the read."""
     aside: SourceUnit
-    """What becomes of input that is not in the frame."""
+    """The unit for input that is not in the frame."""
 
 
 class SourceVertexLane:
-    """One lane; `run` returns when the source has ended, or was drained after `stop`."""
+    """A lane of a source vertex. `run` returns when the source has ended, or was drained after `stop`."""
 
     def __init__(
         self,
@@ -100,10 +100,11 @@ class SourceVertexLane:
         run: str = "",
         grows: bool = False,
     ) -> None:
-        """`router`: of the source, for its dead letters; `outlet`: for its output. `seen` is needed for a source
-        that may repeat records; `on_invalid` decides about input that cannot be read; `naming` how messages name a
-        record. `bound`: of event times; the transformer knows it itself. `run`: id of the lane's ledger, for the
-        dead letters of those that follow in a chain. `grows`: reads may be larger than was asked for."""
+        """`router`: the source's router, for its dead letters; `outlet`: the destination of its output. `seen` is
+        needed for a source that may repeat records; `on_invalid` decides about input that cannot be read; `naming`
+        decides how messages name a record. `bound`: the bound of event times; the transformer applies it itself. `run`:
+        id of the lane's ledger, for the dead letters of vertices that follow in a chain. `grows`: reads may be larger
+        than requested."""
         self.core = core
         self._source = source
         self._transformer = transformer
@@ -118,7 +119,7 @@ class SourceVertexLane:
         self._run = run
         self._stopping = False
         self._told_invalid = False
-        # The records of one read are committed together, and each may go to a partition of its own on every edge.
+        # The records of one read are committed together, and each may go to a different partition on every edge.
         written = core.committer.router
         self._records_max = min(FRAME_RECORDS_MAX, written.piece.records)
         self._bytes_max = min(FRAME_BYTES_MAX, written.piece.size)
@@ -126,12 +127,12 @@ class SourceVertexLane:
             self._records_max = max(1, min(self._records_max, COMMIT_FRAMES_MAX // written.copies_max))
         nothing = outlet.nothing()
         self._numbers = bool(nothing.passed)
-        """Others follow in the chain, and name records by their number."""
-        # Functions that follow in a chain are given no more at once than they are done with in time, as from a buffer.
+        """Whether other vertices follow in the chain; they name records by number."""
+        # Functions that follow in a chain get only as much at once as they can finish in time, as from a buffer.
         functions = len(nothing.passed) - (nothing.delivered is not None)
         self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=self._records_max) if functions else None
         self._first_passed = asyncio.Event()
-        # What a read becomes is bounded by its own bounds, unless functions make more of it.
+        # The bounds of a read also bound its output, unless reads may exceed them or functions make more of it.
         self._may_grow = grows or transformer is not None or self._pace is not None
         if core.deliverer is not None:
             core.deliverer.prompt = not source.replayable
@@ -139,8 +140,8 @@ class SourceVertexLane:
         self._numbered = core.committer.mark.numbered
 
     def stop(self) -> None:
-        """Take nothing new in. What the source has taken in from outside is still finished; what can be read again
-        and is not being committed is left for the next run."""
+        """Accept no new input. Input that the source has already accepted is still finished; input that can be read
+        again and is not being committed is left for the next run."""
         self._stopping = True
         self.core.leaving = self._source.replayable
 
@@ -153,7 +154,7 @@ class SourceVertexLane:
 
     async def run(self) -> None:
         if self.core.committer.mark.position:
-            # Who committed it may have been killed before it could tell the source.
+            # The process that committed it may have been killed before it acknowledged it to the source.
             await self._acknowledge()
         if self.core.committer.mark.ended:
             await self._look_for_more()
@@ -174,14 +175,14 @@ class SourceVertexLane:
             await self.core.end()
 
     async def _look_for_more(self) -> None:
-        """Warn of what has come since the source ended: it cannot be read, because event time has ended with it."""
+        """Warn about input that came after the source ended: it cannot be read, because event time has ended."""
         if not self._source.replayable:
             return
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 batch = await self._source.read(1, self._bytes_max, 0.0)
         except TimeoutError:
-            # A lane that has ended does not wait for the sake of a warning.
+            # A lane that has ended does not wait longer for a mere warning.
             return
         except MillstreamError as error:
             more = f"its new input cannot be read: {error}"
@@ -197,7 +198,7 @@ class SourceVertexLane:
             )
 
     async def _read_all(self, work: asyncio.TaskGroup) -> bool:
-        """Read until the source has ended (True) or there is nothing left after `stop`."""
+        """Read until the source has ended (returns True) or nothing is left after `stop` (returns False)."""
         position = self.core.committer.mark.position
         draining = False
         while True:
@@ -221,8 +222,8 @@ class SourceVertexLane:
                 return False
 
     async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> bool:
-        """Begin with a batch. False when the lane was asked to stop before its ids could be remembered: the source
-        gives it again, as everything after it."""
+        """Start processing a batch. Returns False if the lane was asked to stop before it could remember the batch's ids:
+        the source returns the batch again later, with everything after it."""
         new, behind, remembers = Admitted(batch.frame), self._left_out.taken(), False
         if batch.frame is not None and (batch.frame.ids_column or not self._source.replayable):
             seen = self._seen
@@ -259,8 +260,8 @@ class SourceVertexLane:
         return True
 
     async def _room_for_ids(self, seen: SeenIds, frame: Frame, made_up: bytes) -> bool:
-        """Wait until the frame's new ids can be remembered; False when the lane is asked to stop before that. An HTTP
-        source refuses such records itself."""
+        """Wait until there is room for the frame's new ids. Returns False if the lane is asked to stop before that. An
+        HTTP source itself refuses records for whose ids there is no room."""
         ids = [record_id for index, record_id in enumerate(frame.id_bytes() or ()) if not (made_up and made_up[index])]
         told_s: float | None = None
         while not seen.has_room(ids):
@@ -274,7 +275,7 @@ class SourceVertexLane:
         return True
 
     def _set_aside(self, batch: SourceBatch, unit: SourceUnit) -> None:
-        """Do with input that cannot be read as the spec's `onInvalid` says."""
+        """Handle input that cannot be read as the spec's `onInvalid` says."""
         invalid = batch.invalid
         if not invalid:
             return
@@ -297,7 +298,7 @@ class SourceVertexLane:
             )
 
     def _warn_once(self, item: InvalidRecord, batch: SourceBatch, fate: str) -> None:
-        """Log the first input that cannot be read: where all of it is like that, the account alone would show it."""
+        """Log the first input that cannot be read: without this, only the account would show that none can be read."""
         if not self._told_invalid:
             self._told_invalid = True
             named = self._named(item, batch)
@@ -307,7 +308,7 @@ class SourceVertexLane:
         return headers_of(item.reason, "", self._where, position=item.place or _position_text(batch.position))
 
     def _named(self, item: InvalidRecord, batch: SourceBatch) -> str:
-        """What cannot be read, where, and why as far as that may be shown."""
+        """Describe the input that cannot be read: where it is, and the reason as far as it may be shown."""
         if not self._naming.values:
             place = item.place or f"a record read before source position {_position_text(batch.position)}"
             return f"{place} cannot be read (the reason shows values, and `logging.values` is false)"
@@ -316,7 +317,7 @@ class SourceVertexLane:
         return f"{item.reason} (read before source position {_position_text(batch.position)})"
 
     async def _process(self, read: _Read) -> Sequence[Unit]:
-        """The units of a read: one, unless what its records became is too much for one commit."""
+        """The units of a read: one, unless its output is too large for one commit."""
         try:
             units = await self._parts(read.frame, read.lineage, _position_text(read.position))
         finally:
@@ -325,7 +326,7 @@ class SourceVertexLane:
             units[0].ids = read.digests
         else:
             self._name_parts(read, units)
-        # Input that cannot be read goes with the position, since it lies anywhere before it.
+        # Input that cannot be read is committed with the position, because it may be anywhere before it.
         last, aside = units[-1], read.aside
         last.source_position = read.position
         last.account.add(aside.account)
@@ -337,7 +338,7 @@ class SourceVertexLane:
         return units
 
     def _name_parts(self, read: _Read, units: Sequence[SourceUnit]) -> None:
-        """Have each unit of a read say what the next owner of the lane has to leave out: ids, or a number of
+        """Record in each unit of a read what the next owner of the lane has to leave out: ids, or a number of
         records."""
         digests = list(digests_of(read.frame, read.digests)) if read.remembers else []
         start = 0
@@ -354,14 +355,14 @@ class SourceVertexLane:
         unit = await self._pass(frame, lineage, position)
         if frame.records == 1 or not self._may_grow or unit.fits_a_commit:
             return [unit]
-        # Nothing of it has had an effect, so both halves may be processed again.
+        # This has had no effect, so both halves may be processed again.
         half = frame.records // 2
         first = await self._parts(frame.slice(0, half), lineage.part(0, half), position)
         rest = frame.records - half
         return first + await self._parts(frame.slice(half, frame.records), lineage.part(half, rest), position)
 
     async def _pass(self, frame: Frame, lineage: Lineage, position: str) -> SourceUnit:
-        """Have records transformed, and send on what comes of them."""
+        """Transform records and pass the output on."""
         core = self.core
         ahead, nothing = core.tracker.records, self._outlet.nothing()
         unit = SourceUnit(records=frame.records, passed=nothing.passed, delivered=nothing.delivered)
@@ -410,7 +411,7 @@ class SourceVertexLane:
         return unit
 
     def _hold_back(self, frame: Frame, unit: SourceUnit, position: str) -> Sequence[int]:
-        """Do with records beyond the bound of event time as `onFuture` says. Which are left."""
+        """Handle records beyond the bound of event times as `onFuture` says. Returns the indexes of the others."""
         bound = self._bound
         beyond = bound.beyond(frame) if bound is not None else []
         if bound is None or not beyond:
@@ -445,12 +446,12 @@ class SourceVertexLane:
         await self._acknowledge()
 
     async def _acknowledge(self) -> None:
-        """Acknowledge to the outside what is committed."""
+        """Acknowledge committed input to the source."""
         with step("source.acknowledge", self.core.lane.vertex):
             await self._source.committed(self.core.committer.mark.position)
 
     async def _tick(self) -> None:
-        """Let an idle source's watermark move on, as the spec says."""
+        """Advance the watermark of an idle source as the spec says."""
         self.core.publish(self._watermark.watermark_us)
         while True:
             await asyncio.sleep(OT_PUBLISH_INTERVAL_S * 2)

@@ -1,8 +1,8 @@
-"""A read of a source that is committed in parts, because what it became does not fit a commit. Pure.
+"""A read of a source that is committed in parts, because its output does not fit in one commit. Pure.
 
-A source has a position behind each read and none within. So the mark keeps the position before the read, with the
-number of records behind it that are committed, and a digest of them. The next owner of the lane reads them again and
-leaves them out.
+A source has a position after each read and none within a read. So the mark keeps the position before the read, the
+number of records after it that are committed, and a digest of them. The next owner of the lane reads these records
+again and leaves them out.
 
     position ─► r r r r r r r r ─► position of the next read
                 └ ahead ┘ └ read again, and processed
@@ -25,7 +25,7 @@ _BYTES = 16
 
 
 class Behind:
-    """Records behind a source's position, by what was in them."""
+    """Records after a source's position, identified by their contents."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -42,7 +42,7 @@ class Behind:
         return self._digest.digest()
 
     def ahead(self, frame: Frame) -> mark_pb2.Ahead:
-        """What a mark says when these records and then those of `frame` are committed."""
+        """The entry in the mark when these records and then those of `frame` are committed."""
         more = Behind()
         more.records, more._digest = self.records, self._digest.copy()
         more.add(frame)
@@ -50,7 +50,7 @@ class Behind:
 
 
 def digests_of(frame: Frame, digests: bytes) -> Iterator[bytes]:
-    """For each record the digest of its id, out of those that are to be remembered; empty where it is not."""
+    """The digest of each record's id, from the digests to remember; empty for an id that is not to be remembered."""
     start = 0
     for record_id in frame.id_bytes() or ():
         found = digests[start : start + ID_DIGEST_BYTES]
@@ -62,7 +62,7 @@ def digests_of(frame: Frame, digests: bytes) -> Iterator[bytes]:
 
 
 class LeftOut:
-    """Leaves out what of a source is committed behind the position it was opened at."""
+    """Leaves out the records that are committed after the position at which the source was opened."""
 
     def __init__(self, lane: LaneId, ahead: mark_pb2.Ahead) -> None:
         self._lane = lane
@@ -72,14 +72,16 @@ class LeftOut:
         self._invalid: tuple[InvalidRecord, ...] = ()
 
     def taken(self) -> Behind:
-        """What lies between the position and the read that `rest` gave last."""
+        """The records between the position and the read that `rest` returned last."""
         behind, self._behind = self._behind, Behind()
         return behind
 
     def rest(self, batch: SourceBatch) -> SourceBatch | None:
-        """What of the next read is not committed; None while everything is, and nothing new may be committed.
+        """The uncommitted rest of the next read; None until all committed records were read: nothing may be committed
+        before that.
 
-        Raises `DamageError` when the source gives other records than before."""
+        Raises `DamageError` if the source returns other records than before.
+        """
         if not self._left:
             return batch
         frame = batch.frame

@@ -1,14 +1,14 @@
-"""The end of a chain without buffers: hands the output of the chain to a sink, and commits when the target has it.
+"""The end of a chain without buffers: passes the output of the chain to a sink, and commits when the target has it.
 
     units, in order ─┬─ target keeps a position ─► PREPARE: the next mark, in this one ─► delivery ─► COMMIT: that mark
                      └─ it keeps none ───────────► delivery ─► COMMIT
 
-A target that keeps a position keeps the number of a delivery, and its name. A process that dies leaves a mark in which
-a delivery may be prepared. The next owner asks the target: where it has that delivery, the prepared mark is committed,
-and where it has not, nothing of it ever counts. So nothing has to be the same at another attempt, neither what the
-source gives nor what functions answer.
+A target that keeps a position stores the number and the name of a delivery. A process that dies leaves a mark in which
+a delivery may be prepared. The next owner asks the target. If the target has that delivery, the owner commits the
+prepared mark; otherwise, the delivery never counts. So another attempt need not be identical: the source may return
+other records, and functions may give other answers.
 
-Above it: the lane, whose commits this makes. Below it: the committer, and the delivery. It does not know sources.
+Above it: the lane, for which this commits. Below it: the committer and the delivery. It does not depend on sources.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from millstream_writer.delivery import Delivery
 from millstream_writer.sink import SinkFrame, WholeLane
 
 TICK_S = 0.5
-"""How often a sink may act by time when nothing arrives."""
+"""Interval at which a sink may act by time while nothing arrives."""
 _HELD_UNITS_MAX = 4096
-"""Of which only accounts and positions are left."""
+"""Maximum number of units that the sink has taken; only their accounts and positions are left."""
 _REACH_FIRST_S, _REACH_LAST_S = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The open sink of a chain, and what is known of its vertex."""
+    """The open sink of a chain, with the lane, telemetry and counters of its vertex."""
 
     lane: LaneId
-    """The one that the vertex would have."""
+    """The lane that the vertex would have without the chain."""
     delivery: Delivery
     kept: WholeLane | None
-    """Where the target keeps a position; None otherwise."""
+    """The sink's lane if the target keeps a position; None otherwise."""
     telemetry: Telemetry
     counters: LaneCounters
 
@@ -60,11 +60,11 @@ class _Held(NamedTuple):
 
     unit: Unit
     size: int
-    """Of what it writes to buffers, and of its ids."""
+    """Bytes that the unit writes to buffers, and those of its ids."""
 
 
 def held_instead(committer: Committer) -> Callable[[int, str], Awaitable[str | None]]:
-    """Whether the lane has made a delivery of that number and name, in the form that sinks ask in."""
+    """Answers whether the lane has made a delivery with a given number and name, in the form that sinks expect."""
 
     async def answer(sequence: int, name: str) -> str | None:
         mark = committer.mark
@@ -75,9 +75,9 @@ def held_instead(committer: Committer) -> Callable[[int, str], Awaitable[str | N
 
 
 async def recover(committer: Committer, kept: WholeLane, where: str) -> None:
-    """Commit what a former owner had prepared, if the target has it; wait for the target while it is away.
+    """Commit what a former owner had prepared, if the target has it; wait while the target is unavailable.
 
-    Raises `DamageError` where the target is neither before nor behind that delivery.
+    Raises `DamageError` if the target is neither before nor after that delivery.
     """
     pauses = Pauses(_REACH_FIRST_S, _REACH_LAST_S)
     while True:
@@ -85,7 +85,7 @@ async def recover(committer: Committer, kept: WholeLane, where: str) -> None:
             reached = await kept.reach()
             break
         except RetryLaterError:
-            # The sink has said so.
+            # The sink has reported the cause.
             await pauses.wait()
     mark = committer.mark
     if mark.HasField("prepared") and reached == Position(mark.prepared.mark.delivered):
@@ -116,7 +116,7 @@ class ChainDeliverer:
 
     @property
     def is_empty(self) -> bool:
-        """Everything that was taken is committed."""
+        """Whether everything that was taken is committed."""
         return not self._held
 
     async def commit_all(
@@ -124,7 +124,7 @@ class ChainDeliverer:
         watermark_after: Callable[[Sequence[Unit]], int],
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
     ) -> None:
-        """As `LaneCore.commit_all`."""
+        """See `LaneCore.commit_all`."""
         core, waiting = self._core, deque[Unit]()
         kept = self._target.kept
         while True:
@@ -148,12 +148,12 @@ class ChainDeliverer:
                 await self._target.delivery.tick()
             if self._is_due():
                 await self._settle(watermark_after, committed)
-        # What was handed over is made durable, also when the lane leaves.
+        # What the sink has taken is made durable, even if the lane leaves.
         if self._held:
             await self._settle(watermark_after, committed)
 
     async def _ready(self) -> Sequence[Unit] | None:
-        """Finished units; none when all were taken, None when it is time to look at the sink."""
+        """Finished units; an empty list if all were taken, None if it is time to check the sink."""
         wait_s = TICK_S
         if self._held and self._target.kept is None:
             wait_s = self._committed_s + OT_PUBLISH_INTERVAL_S - self._core.clock.monotonic_s()
@@ -164,7 +164,7 @@ class ChainDeliverer:
             return None
 
     def _take(self, waiting: deque[Unit]) -> list[Unit]:
-        """What is written at once: at least one unit."""
+        """Take the units to write at once, at least one."""
         kept, taken = self._target.kept, list[Unit]()
         size = frames = records = written = 0
         while waiting:
@@ -189,7 +189,7 @@ class ChainDeliverer:
         watermark_after: Callable[[Sequence[Unit]], int],
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
     ) -> None:
-        """Of a target that has a delivery when the write returns."""
+        """Deliver and commit a batch, if the target has the delivery when the write returns."""
         core, delivery = self._core, self._target.delivery
         delivered = [one for unit in batch for one in unit.delivered or ()]
         watermark_us = core.promise(watermark_after(batch))
@@ -206,7 +206,7 @@ class ChainDeliverer:
         await self._prepare(batch, watermark_us, made)
         account = await self._write(delivered)
         if account != expected:
-            # Records were set aside, and nothing is in the target before the flush.
+            # Records were set aside, so nothing is in the target before the flush.
             batch[-1].passed[-1].account = _sum(before, account)
             await self._prepare(batch, watermark_us, made)
         await delivery.flush()
@@ -215,7 +215,7 @@ class ChainDeliverer:
         await self._commit(batch, watermark_us, committed, made)
 
     async def _hand_over(self, batch: Sequence[Unit]) -> None:
-        """Have the sink take what a batch has for it."""
+        """Write a batch's records to the sink; `_settle` commits them."""
         delivered = [one for unit in batch for one in unit.delivered or ()]
         if delivered:
             self._begin()
@@ -257,11 +257,11 @@ class ChainDeliverer:
         await self._commit(units, watermark_us, committed, made)
 
     def _begin(self) -> None:
-        """A delivery begins, unless one is being collected."""
+        """Begin a delivery, unless one is being collected."""
         self._name = self._name or os.urandom(8).hex()
 
     async def _prepare(self, units: Sequence[Unit], watermark_us: int, made: Made) -> None:
-        """Store what a delivery will mean, before it is made."""
+        """Store the mark that a delivery leads to, before it is made."""
         with step("chain.prepare", self._target.lane.vertex):
             await self._core.committer.prepare(units, watermark_us=watermark_us, delivery=made)
 
@@ -312,7 +312,7 @@ class ChainDeliverer:
 
 
 def _size(unit: Unit) -> int:
-    """Of what a unit writes to buffers, and of its ids."""
+    """Bytes that a unit writes to buffers, and those of its ids."""
     return len(unit.ids) + sum(frame.size for _, frame in unit.frames)
 
 

@@ -1,12 +1,13 @@
-"""Removes what lanes have consumed from the ledger they read, in the background, seldom.
+"""Removes what lanes have consumed from the ledger that they read, in the background and infrequently.
 
     lanes ─► consumed(buffer, sequence) ─► Trimmer of that ledger ─► one trim of all buffers, every second; while much
                                                                      is consumed every quarter of a second
 
-All lanes of a process that read one ledger share its trimmer: what it asks the broker does not grow with their number
-times that of the lanes that write. A copy that several edges share is trimmed up to where the slowest of its readers
-is. Readers in other processes are heard by what they publish (`OtherReader`). Above it: the lanes; the assembly runs
-it. Below it: the ledger.
+All lanes of a process that read one ledger share its trimmer, so the requests to the broker do not grow with the number
+of readers times the number of writers. A copy that several edges share is trimmed up to the position of its slowest
+reader. The trimmer learns the positions of readers in other processes from what they publish (`OtherReader`).
+
+Above it: the lanes, and the worker, which runs it. Below it: the ledger.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _log = logging.getLogger(__name__)
 
 _LITTLE_BYTES = 4 * MIB
 _LITTLE_MESSAGES = 512
-"""Less than that waits for the longer interval: a trim costs the broker three requests, whatever it removes."""
+"""Less than this waits for the longer interval: a trim costs the broker three requests, whatever it removes."""
 _LITTLE_S = 1.0
 
 
 class Trimmer:
-    """Of one ledger. `trim`: its own."""
+    """The trimmer of one ledger. `trim`: the ledger's method."""
 
     def __init__(
         self,
@@ -41,8 +42,8 @@ class Trimmer:
         *,
         sharing: Sharing = SEPARATE,
     ) -> None:
-        """`interval_s`: between two trims, however much is consumed. `little_s`: how long little waits for more.
-        `sharing`: the edges of the ledger that share copies and are read."""
+        """`interval_s`: time between two trims, however much is consumed. `little_s`: how long a small amount waits for
+        more. `sharing`: the edges of the ledger that share copies and are read."""
         self._trim = trim
         self._sharing = sharing
         self._interval_s = interval_s
@@ -51,12 +52,12 @@ class Trimmer:
         self._trimmed: dict[BufferId, int] = {}
         self._wake = asyncio.Event()
         self._size = 0
-        """Bytes that no trim was asked for yet."""
+        """Consumed bytes for which no trim was requested yet."""
         self._much = asyncio.Event()
 
     def consumed(self, buffer: BufferId, sequence: int, size: int = _LITTLE_BYTES) -> None:
-        """No lane needs anything up to `sequence` any more. `size`: how much that is more than before, where the lane
-        knows it."""
+        """Record that no lane needs anything up to `sequence` any more. `size`: the bytes that this adds, if the lane
+        knows them."""
         if sequence > self._consumed.get(buffer, 0):
             self._consumed[buffer] = sequence
             self._wake.set()
@@ -66,7 +67,7 @@ class Trimmer:
             self._much.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Trim until cancelled."""
         while True:
             await self._wake.wait()
             await pause(self._little_s, unless=self._much)
@@ -79,8 +80,8 @@ class Trimmer:
             await asyncio.sleep(self._interval_s)
 
     async def finish(self) -> None:
-        """The last trim, after `run` has ended. What it leaves, the next owners of the lanes remove."""
-        # Once more, though it was asked for before: the last frame of a lane goes when its mark lies elsewhere.
+        """Trim for the last time. The next owners of the lanes remove what this leaves."""
+        # Repeat earlier requests: the last frame of a lane can be removed only once its mark is elsewhere.
         self._trimmed.clear()
         await self._try()
 
@@ -96,7 +97,7 @@ class Trimmer:
         try:
             await self._trim(wanted)
         except RetryLaterError as error:
-            # Nothing depends on it at once: the lanes go on.
+            # Nothing depends on it immediately: the lanes continue.
             _log.warning("consumed frames cannot be removed now: %s", error)
             return False
         for buffer, through in wanted.items():
@@ -105,16 +106,15 @@ class Trimmer:
 
 
 class OtherReader:
-    """Reads a buffer that shares its copy with one that is read here. A listener to what the vertex of that reader
-    publishes."""
+    """Another reader of a copy that is also read here. It listens to what the vertex of that reader publishes."""
 
     def __init__(self, buffer: BufferId, trimmer: Trimmer) -> None:
         self._buffer = buffer
         self._trimmer = trimmer
 
     def observe(self, update: OtUpdate) -> None:
-        """Its lane has published an entry, and has committed what that says."""
+        """The other lane has published an entry, and has committed everything in it."""
         state = update.inputs.get(self._buffer)
         if state is not None:
-            # It keeps the newest frame that it has read, as the readers here do.
+            # The other lane needs the newest frame that it has read, as the readers here do.
             self._trimmer.consumed(self._buffer, state.sequence - 1, 0)
