@@ -26,7 +26,7 @@ class BufferLane:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.TaskGroup]:
-        """A task group for the lane's work. On exit, the work is committed, and the lane ends if its input has ended."""
+        """A task group for the lane's work. On exit, the work is committed, and the lane ends if its input has."""
         # A former owner may have been killed between its commit and its trim.
         self._consumed(0)
         async with asyncio.TaskGroup() as background:

@@ -58,8 +58,8 @@ class MapLane:
     def __init__(
         self, base: BufferLane, step: MapStep, piece: FrameLimits, *, slice_records_max: int | None, run: str = ""
     ) -> None:
-        """`step`: the map, with the chain that follows it. `piece`: the most that its buffers should get at once. `run`:
-        id of the ledger that the lane reads, for dead letters."""
+        """`step`: the map, with the chain that follows it. `piece`: the most that its buffers should get at once.
+        `run`: id of the ledger that the lane reads, for dead letters."""
         self.core = base.core
         self._base = base
         self._step = step

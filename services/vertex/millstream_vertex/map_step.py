@@ -32,8 +32,8 @@ from millstream_writer.routing import Router, Tags, cut
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The names of the records in a frame. Each is named after the record of the chain's input that it was made from, so
-    it has the same name at every attempt, however the input is cut."""
+    """The names of the records in a frame. Each is named after the record of the chain's input that it was made from,
+    so it has the same name at every attempt, however the input is cut."""
 
     prefix: str = ""
     """Prefix of the numbers: "<sequence>/" of the stored frame; empty after a source, which numbers records."""

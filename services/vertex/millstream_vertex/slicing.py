@@ -58,8 +58,8 @@ class Slicer:
         return wanted if self._records_max is None else min(wanted, self._records_max)
 
     def records_in_flight_max(self) -> int | None:
-        """Maximum number of records in flight: a few slices, so that a slow function always has some waiting, and a stop
-        waits for no more than these. None while the rate is unknown."""
+        """Maximum number of records in flight: a few slices, so that a slow function always has some waiting, and a
+        stop waits for no more than these. None while the rate is unknown."""
         if self._records_per_s is None:
             return None
         return max(SLICES_IN_FLIGHT * self.records(), int(SLICES_IN_FLIGHT * self._records_per_s * self._target_s))

@@ -222,8 +222,8 @@ class SourceVertexLane:
                 return False
 
     async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> bool:
-        """Start processing a batch. Returns False if the lane was asked to stop before it could remember the batch's ids:
-        the source returns the batch again later, with everything after it."""
+        """Start processing a batch. Returns False if the lane was asked to stop before it could remember the ids: the
+        source returns the batch again later, with everything after it."""
         new, behind, remembers = Admitted(batch.frame), self._left_out.taken(), False
         if batch.frame is not None and (batch.frame.ids_column or not self._source.replayable):
             seen = self._seen
