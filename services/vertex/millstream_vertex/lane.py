@@ -107,8 +107,8 @@ class LaneCore:
         watermark_after: Callable[[Sequence[Unit]], int],
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
     ) -> None:
-        """Commit units as they become ready, until `units` is closed and empty. If the chain ends in a sink, the deliverer
-        does that.
+        """Commit units as they become ready, until `units` is closed and empty. If the chain ends in a sink, the
+        deliverer does that.
 
         `watermark_after(units)`: the lane's watermark once those units are done; called once per commit, in order.
         `committed(units)`: called when they are durable.
