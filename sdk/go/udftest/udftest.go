@@ -122,7 +122,7 @@ func Map(t testing.TB, function *udf.Function, records ...udf.Record) Results {
 	return results
 }
 
-// Write runs a sink on records, as one call. Of a sink that keeps positions it opens a lane, checks the records, writes
+// Write runs a sink on records, as one call. For a sink that keeps positions, it opens a lane, checks the records, writes
 // those that are not refused, and flushes them with the position "test".
 func Write(t testing.TB, function *udf.Function, records ...udf.Record) Results {
 	t.Helper()
@@ -154,7 +154,7 @@ func Write(t testing.TB, function *udf.Function, records ...udf.Record) Results 
 	return Results{Outcomes: outcomesOf(response.GetAnswer().GetOutcomes())}
 }
 
-// writeWithPosition is one transaction of a sink that keeps positions.
+// writeWithPosition runs one transaction of a sink that keeps positions.
 func writeWithPosition(t testing.TB, stream udfv1.Udf_SinkClient, records []udf.Record) Results {
 	t.Helper()
 	_, err := stream.Recv()

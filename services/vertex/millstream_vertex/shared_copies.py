@@ -50,7 +50,7 @@ def leaving(graph: Graph, vertex: str, sharing: Sharing) -> Sequence[str]:
 
 
 def checked(graph: Graph, vertex: str, sharing: Sharing, where: str) -> Sharing:
-    """`read_now`. Raises `UserError` for an edge that has to leave its copy first."""
+    """The result of `read_now`. Raises `UserError` if an edge has to leave its copy first."""
     now = read_now(graph, vertex, sharing)
     for edge in leaving(graph, vertex, sharing):
         others = ", ".join(other for other in now.group(edge) if other != edge)

@@ -49,7 +49,7 @@ class OpenSearchSink(WebServer):
     """Index, alias or data stream to which documents are written."""
     mode: Literal["insert", "upsert"] = "insert"
     """`insert` creates a document for each record; its id consists of the run's id and the record's. `upsert` creates
-    or replaces the document whose id is in the member that `id` names."""
+    or replaces the document that `id` identifies."""
     id: Text | None = None
     """With `upsert`: dotted path of the member of the record's JSON value that has the document's id, a text or a whole
     number. Default: the record's key; for several keys, their JSON array."""

@@ -1,8 +1,9 @@
 """The user-defined sink: a function in a separate process gets the records, and returns the outcome of each.
 
-Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`). At least once: whether a
-record has its effect twice depends on the function. It gets an id for each record that is the same at every attempt, so
-it can avoid duplicates.
+The sink guarantees at least once: whether a record takes effect twice depends on the function. It gets an id for each
+record that is the same at every attempt, so it can avoid duplicates.
+
+Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`).
 """
 
 from __future__ import annotations

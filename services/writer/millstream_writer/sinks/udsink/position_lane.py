@@ -83,12 +83,12 @@ class UdfPositionLane(KeptLane[_Row]):
         self._identity = uuid4().hex
         self._openings = 0
         self._stored = False
-        """The function has confirmed that it stored a position."""
+        """Whether the function has confirmed that it stored a position."""
         self._stream: PositionSinkStream | None = None
         self._stack = AsyncExitStack()
         """Closing it ends the stream."""
         self._is_open = False
-        """The function has opened the lane on that stream, and nothing has failed since."""
+        """Whether the function has opened the lane on that stream, and nothing has failed since."""
         self._decided: dict[Position, SinkFailure] = {}
         """Records that the function refused, by the position after them."""
 
