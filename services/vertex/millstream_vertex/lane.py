@@ -1,4 +1,4 @@
-"""What all kinds of lanes share: they commit finished units in order, and publish their progress in the OT store.
+"""What all kinds of lanes share: committing finished units in order, and publishing progress in the OT store.
 
 begin ─► work (concurrently) ─► InOrder ─► commit ─► OT entry, trim, external ack
 """
@@ -218,8 +218,8 @@ class LaneCore:
         self._watermark_us = max(self._watermark_us, self.promise(watermark_us))
         self._idle = idle
         promised = not self._little.watermark and (self._watermark_us, idle) != (before_us, was_idle)
-        # This runs at each commit, but the store puts one entry for many commits, and makes it when it puts it. By
-        # then everything in the entry is committed, and its watermark is never ahead of that.
+        # This runs at each commit, but the OT store makes and puts one entry for many commits. Everything in the entry
+        # is committed when it is made, and its watermark is never ahead of that.
         self._ot.publish(self.lane, self._entry, soon=self._is_news() or promised)
 
     def _entry(self) -> ot_pb2.OtEntry:
@@ -277,12 +277,12 @@ class LaneCore:
         await self._ot.flush()
 
     def promise(self, watermark_us: int) -> int:
-        """The watermark to publish; if watermarks are disabled, the only one is the end of the lane."""
+        """The watermark to publish; with watermarks disabled, the start of time until the lane has ended."""
         return watermark_us if self.watermarks or self.committer.mark.ended else START_OF_TIME_US
 
     @property
     def watermark_us(self) -> int:
-        """The newest watermark published, or committed by a former owner."""
+        """The newest watermark that was published, or that a former owner committed."""
         return max(self._watermark_us, self.committer.mark.watermark_us)
 
     @property

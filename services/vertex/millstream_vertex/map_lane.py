@@ -89,7 +89,7 @@ class MapLane:
 
     async def _begin(self, read: ReadFrame, work: asyncio.TaskGroup) -> None:
         start, records = 0, read.frame.records
-        # A slow function may need long for a frame. Slices not started when the lane is stopped are left for later.
+        # A slow function may take long for a frame. Slices not started when the lane is stopped are left for later.
         while start < records and not self._stopping:
             piece = Slice(read, start, min(records, start + self._slicer.records()))
             size = read.size * piece.records // records

@@ -84,7 +84,7 @@ class Lineage:
 
 @dataclass(slots=True)
 class Left:
-    """The result of a frame that has left a vertex."""
+    """What happened to a frame that has left a vertex."""
 
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
     unrouted: int = 0
@@ -196,7 +196,7 @@ class ToNext:
 
 @dataclass(slots=True)
 class Stepped:
-    """The result of a frame in a step, and in the vertices that follow it in the chain."""
+    """What happened to a frame in a step, and in the vertices that follow it in the chain."""
 
     account: Account
     """The account of the step itself; the caller sets `input_bytes`."""

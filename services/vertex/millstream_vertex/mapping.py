@@ -185,7 +185,7 @@ class Mapper:
     async def _take_in_parts(
         self, frame: Frame, answer: MapAnswer, watermark_us: int, traceparent: str, origin: Origin
     ) -> Mapped:
-        """Process inputs one by one if not all are done: keep those that are, and retry others until none is left."""
+        """Handle a batch whose inputs are not all done: keep those that are, and retry others until none is left."""
         attempted = _Attempted(frame, origin, [0] * frame.records)
         waiting: deque[list[int]] = deque()
         pending: list[int] = list(range(frame.records))
@@ -220,7 +220,7 @@ class Mapper:
     def _is_last(self, attempts: Sequence[int], pending: Sequence[int]) -> bool:
         """Whether the policy allows no further attempt for one of these inputs after the one that has just failed."""
         if self._policy.on_failure is OnFailure.RETRY:
-            # This policy retries forever, but records that cannot be processed in one call must still be processed.
+            # This policy retries forever, so inputs that cannot be processed in one call have to be split.
             return max(attempts[index] for index in pending) >= WHOLE_CALLS_MAX
         return not all(self._policy.backoff.allows(attempts[index] + 1) for index in pending)
 

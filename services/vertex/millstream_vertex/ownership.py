@@ -50,7 +50,7 @@ class Ownership:
     async def check(self, ledger: Ledger) -> None:
         """Raise `FencedError` if a lane has another owner. `ledger`: the ledger of the process's vertex.
 
-        This reads the marks from the leader, because a process that was suspended has not received the takeover yet.
+        This reads the marks from the leader, because a process that was suspended may not know of a takeover yet.
         """
         for lane, epoch in self._epochs.values():
             try:

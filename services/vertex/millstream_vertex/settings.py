@@ -113,7 +113,7 @@ def source_watermark(pipeline: Pipeline, restored_us: int) -> SourceWatermark:
 
 
 def future_bound(graph: Graph, vertex: str, clock: Clock, where: str) -> FutureBound | None:
-    """The bound of event times for a lane of a source; None without one, and for other vertices."""
+    """The bound of event times for a lane of a source; None if there is no bound, and for other vertices."""
     max_s = graph.max_future_s(vertex)
     return FutureBound(clock, max_s, graph.on_future(vertex), where=where) if max_s is not None else None
 

@@ -28,8 +28,8 @@ TICK_S = 0.5
 
 
 class SinkVertexLane:
-    """A lane of a sink vertex. `run` returns when its input has ended or `stop` was called; all that it took is durable
-    then."""
+    """A lane of a sink vertex. `run` returns when its input has ended or `stop` was called; then
+    everything that it took is durable."""
 
     def __init__(self, base: BufferLane, delivery: Delivery) -> None:
         self.core = base.core

@@ -182,7 +182,7 @@ class SourceVertexLane:
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 batch = await self._source.read(1, self._bytes_max, 0.0)
         except TimeoutError:
-            # A lane that has ended does not wait longer for a mere warning.
+            # A lane that has ended does not wait longer just for a warning.
             return
         except MillstreamError as error:
             more = f"its new input cannot be read: {error}"
@@ -275,7 +275,7 @@ class SourceVertexLane:
         return True
 
     def _set_aside(self, batch: SourceBatch, unit: SourceUnit) -> None:
-        """Handle input that cannot be read as the spec's `onInvalid` says."""
+        """Handle input that cannot be read, as the spec's `onInvalid` says."""
         invalid = batch.invalid
         if not invalid:
             return
@@ -355,7 +355,7 @@ class SourceVertexLane:
         unit = await self._pass(frame, lineage, position)
         if frame.records == 1 or not self._may_grow or unit.fits_a_commit:
             return [unit]
-        # This has had no effect, so both halves may be processed again.
+        # The first attempt had no effect, so both halves may be processed again.
         half = frame.records // 2
         first = await self._parts(frame.slice(0, half), lineage.part(0, half), position)
         rest = frame.records - half

@@ -38,7 +38,7 @@ from millstream_writer.sink import SinkFrame, WholeLane
 TICK_S = 0.5
 """Interval at which a sink may act by time while nothing arrives."""
 _HELD_UNITS_MAX = 4096
-"""Maximum number of units that the sink has taken; only their accounts and positions are left."""
+"""Maximum number of held units. The sink has their records, so only their accounts and positions are left."""
 _REACH_FIRST_S, _REACH_LAST_S = 0.1, 5.0
 
 
@@ -60,7 +60,7 @@ class _Held(NamedTuple):
 
     unit: Unit
     size: int
-    """Bytes that the unit writes to buffers, and those of its ids."""
+    """Size in bytes of the unit's ids and of what it writes to buffers."""
 
 
 def held_instead(committer: Committer) -> Callable[[int, str], Awaitable[str | None]]:
@@ -312,7 +312,7 @@ class ChainDeliverer:
 
 
 def _size(unit: Unit) -> int:
-    """Bytes that a unit writes to buffers, and those of its ids."""
+    """Size in bytes of a unit's ids and of what it writes to buffers."""
     return len(unit.ids) + sum(frame.size for _, frame in unit.frames)
 
 

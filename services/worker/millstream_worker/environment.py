@@ -87,18 +87,18 @@ class Environment(Protocol):
 
     @property
     def watches(self) -> Watches:
-        """Deliver what other lanes publish."""
+        """The watches that deliver what other lanes publish."""
 
     @property
     def trimmers(self) -> Trimmers:
-        """Remove the frames that the replica's lanes have consumed."""
+        """The trimmers that remove what the replica's lanes have consumed."""
 
     def programs_of(self, vertex: str) -> VertexPrograms:
         """The programs of the replica's vertex, or of one that follows in its chain."""
 
     @property
     def rng(self) -> random.Random:
-        """Random numbers for the pauses between attempts."""
+        """The random generator for the pauses between attempts."""
 
     def trouble(self) -> str | None:
         """The required resource that is unavailable, as text for a message; None if all are available."""

@@ -71,7 +71,7 @@ class Programs:
     def __init__(self, programs: Mapping[str, Program], functions: Mapping[str, Function]) -> None:
         self._programs = programs
         self._functions = functions
-        """The functions by role, without built-ins."""
+        """The programs that are not built-ins, by role."""
 
     def client(self, role: str) -> UdfClient | None:
         """The running program of that role; None if the vertex has none."""

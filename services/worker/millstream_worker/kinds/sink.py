@@ -33,7 +33,7 @@ _LOSSES: dict[OnSinkFailure, str] = {
 
 
 class SinkVertex(RunnableKind[Sink]):
-    """A sink vertex. Each of its lanes advances with what its target has durably.
+    """A sink vertex. Each of its lanes commits the position that is durable in its target.
 
     `millstream.spec.connectors` has the kinds of target.
     """
