@@ -1,6 +1,6 @@
 """The conservation account of a lane (I2): where every input record went. Pure.
 
-Part of the lane's mark, so it is committed together with the output it speaks of and survives every restart.
+It is part of the lane's mark, so it is committed together with the output that it counts and survives every restart.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
 
 LATE_REASON = "late"
-"""Why a reduce drops a record all of whose windows are closed."""
+"""The reason under which a reduce drops a record whose windows are all closed."""
 REASONS_MAX = 32
-"""Different reasons records are counted under; later ones count as `OTHER_REASONS`, so that a mark stays small."""
+"""Different reasons that are counted separately; later ones count as `OTHER_REASONS`, so that a mark stays small."""
 REASON_CHARACTERS_MAX = 100
 OTHER_REASONS = "other reasons"
 
 
 @dataclass(slots=True)
 class Account:
-    """Running totals, records unless said otherwise. The fields are described in
-    `proto/millstream/ledger/v1/mark.proto`."""
+    """Running totals, in records unless stated otherwise. `proto/millstream/ledger/v1/mark.proto` describes the
+    fields."""
 
     inputs: int = 0
     input_bytes: int = 0
@@ -41,18 +41,18 @@ class Account:
 
     @property
     def left_out_late(self) -> int:
-        """Records all of whose windows were closed: dropped, or sent to a late edge."""
+        """Records whose windows were all closed: dropped, or sent to a late edge."""
         return self.diverted + self.dropped.get(LATE_REASON, 0)
 
     def add(self, other: Account) -> None:
-        """Take another account's totals in."""
+        """Adds another account's totals to this one."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for reason, count in other.dropped.items():
             self.drop(reason, count)
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Count records left out. Reasons are whatever a function or a sink says."""
+        """Counts dropped records. A function or a sink may give any text as the reason."""
         short = reason[:REASON_CHARACTERS_MAX] or "no reason given"
         if short not in self.dropped and len(self.dropped) >= REASONS_MAX:
             short = OTHER_REASONS
@@ -75,18 +75,18 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What a lane has taken of one input, since its first commit; what a repair has given up of it counts as taken."""
+    """What a lane has consumed of one input since its first commit, including what a repair has given up."""
 
     buffer: BufferId
-    """For a source's lane, its split."""
+    """The split, for the lane of a source."""
     position: Position
     records: int
     bytes: int
-    """As they were stored."""
+    """The stored size."""
 
 
 def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
-    """What the mark says of each input the lane has read anything from, edges inside a chain included."""
+    """What the mark says about each input that the lane has read from, including edges inside a chain."""
     if mark.HasField("reduce"):
         accepted = {item.edge: item for item in mark.accepted}
         return [
@@ -106,7 +106,7 @@ def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
 
 
 def progress(mark: mark_pb2.Mark) -> tuple[int, int]:
-    """Records and bytes that the lane has taken and written, all buffers together: as much more as it does more."""
+    """Records and bytes that the lane has consumed and written, over all buffers: they grow with the work it does."""
     taken = mark.reduce.inputs if mark.HasField("reduce") else ()
     records = mark.account.inputs + sum(done.records for done in taken) + sum(item.records for item in mark.written)
     size = mark.account.input_bytes + sum(done.bytes for done in taken) + sum(item.bytes for item in mark.written)
@@ -114,7 +114,7 @@ def progress(mark: mark_pb2.Mark) -> tuple[int, int]:
 
 
 def _handed_on(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
-    """What the vertices behind the first of a chain have taken. No sequences: it was never stored."""
+    """What the vertices after the first of a chain have consumed. It has no sequences, because it was never stored."""
     return [
         Consumed(BufferId(one.edge, lane.partition), Position(0), one.account.inputs, one.account.input_bytes)
         for one in mark.members
@@ -122,7 +122,7 @@ def _handed_on(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
 
 
 def account_of(vertex: str, lane: LaneId, mark: mark_pb2.Mark) -> Account:
-    """The account of one vertex in a lane: the lane's own, or one that follows in its chain."""
+    """The account of one vertex in a lane: the lane's own vertex, or a later one in its chain."""
     if vertex == lane.vertex:
         return Account.from_message(mark.account)
     message = next((one.account for one in mark.members if one.vertex == vertex), mark_pb2.Account())

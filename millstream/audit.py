@@ -1,7 +1,7 @@
-"""Writes down who does what: JSON lines in a file that is its owner's alone, each durable before its action is done.
+"""Records who does what: JSON lines in a file that only its owner can read, each durable before its action begins.
 
 Above it: the runner's `local.audit`, for the data directory of a run, and vertices that were started by hand. Below
-it: files. It knows entries, not actions.
+it: files. It handles entries and does not depend on the actions.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories, open_private
 
 AUDIT_BYTES_MAX = 4 * 1024 * 1024
-"""Of the file. One older file is kept beside it."""
+"""Largest size of the file. One older file is kept next to it."""
 FILE_VARIABLE = "MILLSTREAM_AUDIT"
-"""Environment variable that names the file for actions of this user that belong to no data directory."""
+"""Environment variable that names the file for actions of this user that do not belong to a data directory."""
 TO_LOG = Path("-")
-"""Instead of a file: standard error, which a container's log keeps while nothing else of it is writable."""
+"""Standard error instead of a file: a container's log keeps it even if nothing in the container is writable."""
 _COMMAND_CHARACTERS_MAX = 4096
 _NO_LOGIN = 2**32 - 1
-"""What the kernel says of a process that no login has started."""
+"""The kernel's login id of a process that was not started from a login."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def write_entry(path: Path, action: str, **more: Any) -> None:
-    """Write down that this process is about to do something. Raises `InfrastructureError` where that cannot be
+    """Records that this process is about to do something. Raises `InfrastructureError` if the entry cannot be
     written."""
     entry = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -62,7 +62,7 @@ def write_entry(path: Path, action: str, **more: Any) -> None:
 
 
 def read_entries(path: Path) -> Iterator[dict[str, Any]]:
-    """What was written down, the oldest first; a line that a full disk has cut is left out."""
+    """The entries, oldest first. A line that a full disk has truncated is left out."""
     for file in (_older(path), path):
         with suppress(FileNotFoundError), file.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -73,7 +73,7 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def named_file() -> Path | None:
-    """The file that the environment names; None where it names none."""
+    """The file that the environment names; None if it does not name one."""
     named = os.environ.get(FILE_VARIABLE)
     if not named:
         return None
@@ -81,8 +81,8 @@ def named_file() -> Path | None:
 
 
 def own_file() -> Path:
-    """Where this user's actions are written down that belong to no data directory: the file that the environment names,
-    else `millstream/audit.jsonl` where the user's programs keep their state. Its directory is made."""
+    """The file for this user's actions that do not belong to a data directory: the one that the environment names,
+    otherwise `millstream/audit.jsonl` where the user's programs keep their state. Creates its directory."""
     named = named_file()
     if named is not None:
         return named
@@ -100,9 +100,9 @@ def own_file() -> Path:
 
 
 def spec_digest(text: str) -> str:
-    """What tells a pipeline from another: of the resolved pipeline, as the data directory has it.
+    """Identifies a pipeline: the digest of the resolved pipeline, as the data directory has it.
 
-    The line end of a file is not part of it.
+    White space at the end of a file is not part of it.
     """
     return f"sha256:{hashlib.sha256(text.rstrip().encode()).hexdigest()}"
 
@@ -114,13 +114,13 @@ def _append(path: Path, line: bytes) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             status = os.fstat(descriptor)
             if not path.exists() or path.stat().st_ino != status.st_ino:
-                # Another process has rotated it meanwhile.
+                # Another process has rotated the file in the meantime.
                 continue
             if status.st_size + len(line) > AUDIT_BYTES_MAX:
                 path.replace(_older(path))
                 continue
             if os.write(descriptor, line) < len(line):
-                # Half a line has found room; the next would become a part of it.
+                # Only a part of the line was written; the next line would be appended to that part.
                 os.ftruncate(descriptor, status.st_size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(descriptor)
@@ -144,6 +144,6 @@ def _user() -> dict[str, Any]:
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
-    """The command line, without the credentials before the host in an address."""
+    """The command line, without credentials in front of the host of an address."""
     shown = [_CREDENTIALS.sub("***@", argument) for argument in arguments]
     return [argument[:_COMMAND_CHARACTERS_MAX] for argument in shown[:100]]

@@ -1,4 +1,4 @@
-"""Tasks beside an `async with` body, without changing what the body raises, and several requests at once."""
+"""Runs tasks alongside an `async with` body, without changing what the body raises, and several requests at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def open_tasks() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose body's error comes out as it is, not in a group of one.
+    """A task group that raises an error of its body as it is, not in a group of one.
 
-    The body has to see that its tasks end; an error cancels them.
+    The body has to make sure that its tasks end; an error cancels them.
     """
     of_body: Exception | None = None
     try:
@@ -32,7 +32,7 @@ async def open_tasks() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 async def all_of(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What several requests at once give. Returns when none is in progress; raises what one of them has raised."""
+    """Runs several requests at once and returns their results. Waits for all of them, then raises the first error."""
     answers = await asyncio.gather(*requests, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

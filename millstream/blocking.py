@@ -1,7 +1,7 @@
-"""A thread for the calls of one lane's client, where these block.
+"""A thread for the blocking calls of one lane's client.
 
-Above it: lanes of clients without coroutines. Below it: nothing. Calls follow each other in their order, and a call
-that is not waited for any more still ends before the next begins.
+Above it: lanes whose client has no coroutines. Below it: nothing. Calls run one after the other, in order. A call
+whose caller has stopped waiting still ends before the next one begins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class ClosingError(Exception):
-    """The lane is being closed: a call that waited for its server was given up."""
+    """The lane is closing: a call that was waiting for its server has been given up."""
 
 
 class ClientThread:
@@ -31,28 +31,28 @@ class ClientThread:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     def check(self) -> None:
-        """In the thread. Raises `ClosingError` when the lane is being closed."""
+        """Called in the thread. Raises `ClosingError` when the lane is closing."""
         if self._closing.is_set():
             raise ClosingError
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Has it called when the thread is free, and does not wait. It raises nothing that matters."""
+        """Schedules a call for when the thread is free, and does not wait for it. Its errors are ignored."""
         self._executor.submit(call)
 
     def end(self, call: Callable[[], object]) -> None:
-        """Calls that wait give up, and `call` follows as the last; it is not waited for."""
+        """Makes waiting calls give up, and schedules `call` as the last one without waiting for it."""
         self._closing.set()
         self._executor.submit(call)
 
     def wait(self, seconds: float) -> None:
-        """In the thread."""
+        """Called in the thread. Raises `ClosingError` when the lane is closing."""
         self._closing.wait(seconds)
         self.check()
 
 
 @asynccontextmanager
 async def open_thread(name: str) -> AsyncIterator[ClientThread]:
-    """A thread that ends with the block; a call that it is busy with gives up within seconds, and is not waited for."""
+    """A thread that ends with the block. A call in progress gives up within seconds; the block does not wait for it."""
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     try:
         yield ClientThread(executor)

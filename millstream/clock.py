@@ -1,4 +1,4 @@
-"""Time, passed in so that tests and the simulation can set it."""
+"""Clocks, which are passed in so that tests and the simulation can set the time."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Clock(Protocol):
     """Two clocks: one for people and event time, one for measuring."""
 
     def now_us(self) -> int:
-        """Wall clock, microseconds since the epoch, UTC. May jump."""
+        """The wall clock, in microseconds since the epoch, UTC. It may jump."""
 
     def monotonic_s(self) -> float:
-        """Seconds from an arbitrary start. Never goes back."""
+        """Seconds since an arbitrary start. It never goes back."""
 
 
 class SystemClock:

@@ -1,19 +1,20 @@
-"""Starts a function's command held: it cannot outlive its parent, gain privileges, or pass its limits.
+"""Starts a function's command confined: it cannot outlive its parent, gain privileges, or exceed its limits.
 
     python -I -S -c <START> <directory of this module> <parent's process id> <settings as JSON> -- command argument ...
 
-Above it: `millstream.sandbox`, which writes the settings. Below it: the kernel. It imports nothing of Millstream, as
-it stands between every start of a function and its command (see `millstream.die_with_parent`).
+Above it: `millstream.sandbox`, which writes the settings. Below it: the kernel. It imports nothing of Millstream,
+because it runs at every start of a function, before the command (see `millstream.die_with_parent`).
 
     always     dies with its parent; no new privileges; no core files
     limits     RLIMIT_DATA, RLIMIT_NOFILE, a set of processors, and RLIMIT_NPROC in a user namespace of its own
     strict     namespaces of its own for users, mounts, processes, IPC, host name and network; no capabilities;
                a filter of system calls; with the host's network a Landlock domain for abstract sockets
 
-A strict sandbox has two processes: this one stays outside, waits, and ends as the command does; the command is process
-1 of its namespace, so all it has started ends with it. The command sees a file system made for it: programs and
-libraries, its code and what the pipeline file adds, read-only; /tmp and /dev/shm in memory and bounded; the directory
-of its socket. What could not be done is said on standard error, with exit code 125: nothing runs half held.
+A strict sandbox has two processes. This one stays outside, waits, and ends as the command does. The command is process
+1 of its namespace, so everything that it has started ends with it. The command sees a file system of its own: programs
+and libraries, its code and what the pipeline file adds, read-only; /tmp and /dev/shm, in memory and bounded; and the
+directory of its socket. If a step fails, the error goes to standard error and the exit code is 125: nothing runs
+partly confined.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 START = "import sys; sys.path.append(sys.argv.pop(1)); import confine; sys.exit(confine.main(sys.argv[1:]))"
-"""What the interpreter runs: as a module this is compiled once, not at each start. The standard library comes first."""
+"""What the interpreter runs. As a module, this file is compiled once, not at each start. The standard library is first
+in the search path."""
 NOT_HELD = 125
-"""Exit code when this system cannot hold the command as it should."""
+"""Exit code when this system cannot confine the command as required."""
 NOT_RUNNABLE = 126
 NOT_FOUND = 127
 SCRATCH_BYTES = 256 << 20
-"""What fits into /tmp of a sandbox, in memory."""
+"""Size of /tmp in a sandbox, in memory."""
 SHARED_BYTES = 64 << 20
-"""What fits into /dev/shm of a sandbox."""
+"""Size of /dev/shm in a sandbox, in memory."""
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
 _CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
@@ -53,29 +55,30 @@ _MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 442, 444, 446
 LANDLOCK_SCOPES_ABI = 6
 """Version of Landlock that keeps a process from abstract sockets outside its domain (Linux 6.12)."""
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Column of the numbers below, and the name that the kernel gives to filters."""
+"""The column of the numbers below, and the architecture's id in system call filters."""
 _NUMBERS = {
-    # What makes namespaces and mounts: a namespace of its own would give capabilities back, over more of the kernel.
+    # Calls that create namespaces and mounts: a new namespace would return capabilities, and expose more of the
+    # kernel.
     "unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435), "clone": (56, 220), "chroot": (161, 51),
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "open_tree": (428, 428),
     "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432),
     "fspick": (433, 433), "mount_setattr": (442, 442),
-    # What no namespace divides: keys, programs in the kernel, its counters and modules.
+    # Things that namespaces do not isolate: keys, and the kernel's programs, counters and modules.
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "add_key": (248, 217),
     "request_key": (249, 218), "keyctl": (250, 219), "kexec_load": (246, 104), "init_module": (175, 105),
     "finit_module": (313, 273),
-    # Does what is asked of it behind a filter's back.
+    # io_uring performs operations that bypass the filter.
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "socket": (41, 198), "socketpair": (53, 199), "sched_setaffinity": (203, 122), "capset": (126, 91),
 }  # fmt: skip
 _FAMILIES = (1, 2, 10, 16)
-"""Sockets that a function may have: local, IPv4, IPv6, netlink. Others (vsock) pass by a network namespace."""
+"""Socket families that a function may use: local, IPv4, IPv6, netlink. Others (vsock) bypass a network namespace."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Refused(Exception):
-    """What could not be done."""
+    """A step of the confinement failed."""
 
 
 def _done(what: str, result: int) -> int:
@@ -108,7 +111,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _unshare(flags: int) -> None:
-    """Enter new namespaces, as the same user and group."""
+    """Enters new namespaces, as the same user and group."""
     user, group = os.geteuid(), os.getegid()
     _done("namespaces of its own (unshare)", _libc.unshare(flags | _CLONE_NEWUSER))
     try:
@@ -120,7 +123,7 @@ def _unshare(flags: int) -> None:
 
 
 def _raise_loopback() -> None:
-    """A new network namespace has a loopback interface that is down; what a function does with itself may stay."""
+    """Brings up the loopback interface, which is down in a new network namespace: a function may talk to itself."""
     import fcntl
     import socket
 
@@ -145,7 +148,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "
 
 
 def _read_only(target: str, *, deep: bool = True, devices: bool = False) -> None:
-    """Adds flags to a mount: unlike a new mount of it, this cannot take away one that is locked."""
+    """Adds flags to a mount: unlike a remount, this cannot clear a locked flag."""
     attributes = _ATTR_RDONLY | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
     change = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if deep else 0
@@ -166,9 +169,9 @@ def _bind(source: str, target: str) -> None:
 
 
 def _enter_file_system(settings: dict[str, Any]) -> None:
-    """Exchange the file system for one of its own. Meanwhile the old one is below /old, the new one below /new."""
+    """Replaces the file system by one of its own. Meanwhile, the old one is below /old, and the new one below /new."""
     base = settings["sockets"]
-    # Not before: the process that waits outside goes on seeing the host's.
+    # Not earlier: the process that waits outside continues to see the host's file system.
     _done("a file system of its own (unshare)", _libc.unshare(_CLONE_NEWNS))
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
     _mount("tmpfs", base, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
@@ -191,7 +194,7 @@ def _enter_file_system(settings: dict[str, Any]) -> None:
     for name, text in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(text, f"/new/dev/{name}")
     _mount("proc", "/new/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-    # For root its settings are writable, whatever capabilities are gone.
+    # Root can write the kernel's settings in it even without capabilities.
     _read_only("/new/proc")
     _hide(settings["hidden"])
     _bind(f"/old{base}", f"/new{base}")
@@ -232,7 +235,7 @@ def _drop_capabilities() -> None:
 
 
 def landlock_abi() -> int:
-    """The version of Landlock that the kernel has; 0 where there is none."""
+    """The kernel's version of Landlock; 0 if it has none."""
     return max(0, int(_libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)))
 
 
@@ -242,7 +245,7 @@ def _leave_abstract_sockets() -> None:
             f"`network` in a sandbox needs Landlock {LANDLOCK_SCOPES_ABI} (Linux 6.12), which keeps the function from "
             f"abstract sockets of other programs; this kernel has {landlock_abi() or 'none'}"
         )
-    # Nothing of files and ports is handled; abstract sockets and signals stay within the domain.
+    # The ruleset does not restrict files or ports; it restricts abstract sockets and signals to the domain.
     rules = (ctypes.c_uint64 * 3)(0, 0, 1 | 2)
     ruleset = _done("Landlock", _libc.syscall(_LANDLOCK_CREATE, ctypes.byref(rules), ctypes.c_size_t(24), 0))
     _done("Landlock", _libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0))
@@ -265,7 +268,7 @@ def _filter(*, strict: bool, affinity: bool) -> list[tuple[int, int, int, int]]:
     for name in refused:
         program += [(_EQUAL, 0, 1, _NUMBERS[name][column]), refuse]
     if strict:
-        # Its flags are in memory, which a filter cannot read; C libraries take the older call where it is not there.
+        # The flags of clone3 are in memory, which a filter cannot read. C libraries use clone if clone3 is missing.
         program += [(_EQUAL, 0, 1, _number("clone3")), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
         namespaces = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
         program += [(_EQUAL, 0, 4, _number("clone")), (_LOAD, 0, 0, 16), (_ANY_BIT, 0, 1, namespaces), refuse]
@@ -303,7 +306,7 @@ def _limit(limits: dict[str, int]) -> None:
             except (OSError, ValueError) as error:
                 raise _Refused(f"limits.{name} {limits[name]}: {error}") from error
     if "cpu" in limits:
-        # Which ones is left to chance, so that functions do not meet on the first.
+        # The process id decides which ones, so that not all functions run on the first processors.
         processors = sorted(os.sched_getaffinity(0))
         first = os.getpid() % len(processors)
         chosen = (processors[first:] + processors[:first])[: limits["cpu"]]
@@ -335,10 +338,10 @@ def _catches(process: int, number: int) -> bool:
 
 
 def _stay_outside(inner: int) -> int:
-    """Wait for the command, and end as it does. Its exit code."""
+    """Waits for the command, and ends as it does. Returns its exit code."""
 
     def forward(number: int, _: object) -> None:
-        # The command has the signal too. But the kernel gives process 1 only those that it has a handler for.
+        # The command gets the signal, too. But the kernel delivers to process 1 only signals that it has a handler for.
         try:
             if not _catches(inner, number):
                 os.kill(inner, signal.SIGKILL)
@@ -358,7 +361,7 @@ def _stay_outside(inner: int) -> int:
 
 
 def _enter(settings: dict[str, Any], outer: int) -> None:
-    """The command's own process, outside its privileges still: everything up to the command."""
+    """Confines the command's own process, which still has its privileges: everything up to the command."""
     limits = settings["limits"]
     if not settings["network"]:
         _raise_loopback()
@@ -370,7 +373,7 @@ def _enter(settings: dict[str, Any], outer: int) -> None:
     _limit(limits)
     _install_filter(strict=True, affinity="cpu" in limits)
     _die_with_parent()
-    # It may have died before the line above; then nothing is left to kill this one.
+    # The outer process may have died before the line above; then no signal would end this one.
     if select.select([outer], [], [], 0)[0]:
         os._exit(NOT_RUNNABLE)
 
@@ -378,7 +381,7 @@ def _enter(settings: dict[str, Any], outer: int) -> None:
 def _sandboxed(settings: dict[str, Any], command: list[str]) -> int:
     own = _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS | (0 if settings["network"] else _CLONE_NEWNET)
     _unshare(own)
-    # The new user namespace has cleared it.
+    # The new user namespace has cleared the setting.
     _die_with_parent()
     outer, held_open = os.pipe()
     inner = os.fork()
@@ -402,7 +405,7 @@ def _refuse(error: Exception) -> NoReturn:
 
 
 def main(arguments: list[str]) -> int:
-    """`arguments` are the parent's process id, the settings, "--", and the command. The exit code."""
+    """`arguments` are the parent's process id, the settings, "--", and the command. Returns the exit code."""
     parent, text, _, *command = arguments
     settings: dict[str, Any] = {}
     if text != "{}":

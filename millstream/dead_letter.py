@@ -1,14 +1,14 @@
-"""Dead letters: the headers that say why, and the envelope in which a record leaves the pipeline as JSON.
+"""Dead letters: the headers that give the reason, and the envelope in which a record leaves the pipeline as JSON.
 
-A vertex that gives a record up adds the headers; the record itself stays as it was. A sink writes the whole as an
-envelope, which holds any record, and `millstream deadletters` reads it back. Pure.
+A vertex that gives up a record adds the headers; the record itself does not change. A sink writes the record and its
+headers as an envelope, which can hold any record, and `millstream deadletters` reads it back. Pure.
 
     {"reason": ..., "code": ..., "detail": ...,                                                  of dead letters only
      "vertex": ..., "lane": ..., "position": ..., "run": ...,
      "id": ..., "eventTime": ..., "keys": [...], "headers": {...}, "headersBase64": {...},
      "value": ... or "valueBase64": ...}
 
-What is absent or empty is left out, except `eventTime` and the value.
+Absent and empty members are left out, except `eventTime` and the value.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from typing import Any
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 
 REASON_HEADER = "millstream-dead-letter-reason"
-"""Why, on one line."""
+"""The reason, on one line."""
 CODE_HEADER = "millstream-dead-letter-code"
-"""Of the catalogue of errors, where what is wrong has one of its own: MS-3005."""
+"""The code in the catalogue of errors, such as MS-3005, if the failure has one."""
 DETAIL_HEADER = "millstream-dead-letter-detail"
-"""The stack trace, or whatever else a function said."""
+"""The stack trace, or other details that a function gave."""
 PLACE_HEADER = "millstream-dead-letter-at"
-"""<pipeline>/<vertex>/<lane> that gave the record up."""
+"""The <pipeline>/<vertex>/<lane> that gave up the record."""
 POSITION_HEADER = "millstream-dead-letter-position"
-"""<vertex>/<edge>/<partition>/<sequence>/<index> of the record in the buffer that vertex reads; in a source, how far it
-had read."""
+"""<vertex>/<edge>/<partition>/<sequence>/<index> of the record in the buffer that the vertex reads; in a source, how
+far it had read."""
 RUN_HEADER = "millstream-dead-letter-run"
-"""Of the ledger which that position counts in: another one after the pipeline was started over."""
+"""The run of the ledger that the position refers to. It changes when the pipeline is started over."""
 
 DEAD_LETTER_HEADERS = (REASON_HEADER, CODE_HEADER, DETAIL_HEADER, PLACE_HEADER, POSITION_HEADER, RUN_HEADER)
 
 REASON_BYTES_MAX = 1024
 DETAIL_BYTES_MAX = 8192
-"""Of those headers: what a function says of a record must not make it too large to be sent."""
+"""Limits of those headers: the details that a function gives must not make a record too large to send."""
 
 _OF_DEAD_LETTERS = ("reason", "code", "detail", "vertex", "lane", "position", "run")
 MEMBERS = (
     *_OF_DEAD_LETTERS,
     *("id", "eventTime", "keys", "headers", "headersBase64", "value", "valueBase64"),
 )
-"""Everything an envelope may have, in its order."""
+"""All members that an envelope may have, in order."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -56,27 +56,27 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A record as it left the pipeline, with what became of it."""
+    """A record as it left the pipeline, with what happened to it."""
 
     value: bytes
     event_time_us: int
     keys: tuple[str, ...] = ()
     headers: Mapping[str, bytes] = field(default_factory=dict)
-    """Without those of dead letters."""
+    """Without the headers of dead letters."""
     id: str | None = None
     reason: str = ""
     """Empty for a record that is not a dead letter."""
     code: str = ""
     detail: str = ""
     vertex: str = ""
-    """The one that gave the record up."""
+    """The vertex that gave up the record."""
     lane: str = ""
     position: str = ""
     run: str = ""
 
 
 def header_of(text: str, bytes_max: int) -> bytes:
-    """The beginning of a text from outside, as a header's value."""
+    """The beginning of an external text, as a header's value."""
     data = text.encode(errors="backslashreplace")
     return data if len(data) <= bytes_max else data[:bytes_max].decode(errors="ignore").encode()
 
@@ -99,7 +99,7 @@ def headers_of(
 def envelope_of(
     value: bytes, event_time_us: int, keys: Sequence[bytes], headers: Mapping[str, bytes], record_id: str
 ) -> dict[str, Any]:
-    """A record's envelope, as JSON values. Members that are not there are left out."""
+    """A record's envelope, as JSON values. Absent members are left out."""
     envelope: dict[str, Any] = {}
     if REASON_HEADER in headers or PLACE_HEADER in headers:
         texts = [headers.get(name, b"").decode(errors="replace") for name in DEAD_LETTER_HEADERS]
@@ -126,12 +126,12 @@ def envelope_of(
 
 
 def envelope_line(envelope: object) -> str:
-    """An envelope, or a part of one, as JSON on one line, without its end."""
+    """An envelope, or a part of one, as JSON on one line, without a line end."""
     return _encode(envelope)
 
 
 def read_envelope(text: str | bytes) -> Envelope:
-    """Inverse of `envelope_line`. Errors: `ValueError` that says what is wrong."""
+    """Inverse of `envelope_line`. Raises `ValueError` with what is wrong."""
     try:
         written = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -159,7 +159,7 @@ def read_envelope(text: str | bytes) -> Envelope:
 
 
 def _header_texts(headers: Mapping[str, bytes]) -> tuple[dict[str, str], dict[str, str]]:
-    """Headers of a user's own that are text, and the others in base64."""
+    """The user's headers that are text, and the other ones of the user in base64."""
     texts: dict[str, str] = {}
     binary: dict[str, str] = {}
     for name, value in headers.items():
@@ -173,7 +173,7 @@ def _header_texts(headers: Mapping[str, bytes]) -> tuple[dict[str, str], dict[st
 
 
 def time_text(time_us: int) -> str:
-    """RFC 3339 with microseconds; the plain number where a calendar has no such time."""
+    """The time in RFC 3339 with microseconds; the plain number if the calendar cannot represent it."""
     second = _second_text(time_us // MICROSECONDS)
     return f"{second}.{time_us % MICROSECONDS:06}Z" if second else str(time_us)
 

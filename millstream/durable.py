@@ -4,7 +4,8 @@
         os.fdatasync(descriptor)
 
 Above it: code that writes, syncs, renames, commits, publishes, purges or acknowledges. Below it: nothing. It does not
-know what the steps do; which there are, `tools/durable_steps.py` reads from the code and docs/crash-points.md shows.
+depend on what the steps do. `tools/durable_steps.py` reads the list of steps from the code, and docs/crash-points.md
+shows it.
 
 Each step has two points, `log.entries.sync:before` and `log.entries.sync:after`; the second is not reached when the
 step fails. Usually there is no listener and a step costs a tenth of a microsecond. With MILLSTREAM_CRASH_AT set to a
@@ -14,7 +15,7 @@ point,
     MILLSTREAM_CRASH_AT=log.entries.sync:after#3        the third time
     MILLSTREAM_CRASH_AT=log.entries.sync:after#3@sum    the third time, counting the steps of vertex `sum` only
 
-the process that reaches it kills itself there, as `kill -9` would: for tests of what comes after.
+the process that reaches it kills itself there, as `kill -9` would. Tests use this to check the recovery.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CRASH_AT = "MILLSTREAM_CRASH_AT"
 _FORM = re.compile(r"(?P<point>[a-z_]+(\.[a-z_]+)+:(before|after))(#(?P<time>[1-9][0-9]*))?(@(?P<vertex>.+))?")
 
 Listener = Callable[[str, str], None]
-"""Told the point and the vertex ("" where the step is not one vertex's), in the thread that has come there."""
+"""Gets the point and the vertex ("" if the step does not belong to one vertex), in the thread that has reached it."""
 
 
 class _Unheard:
@@ -78,7 +79,7 @@ _listeners: list[Listener] = []
 
 
 def step(name: str, vertex: str = "") -> AbstractContextManager[None]:
-    """One durable step. `name` is a literal, and in one place only: a point says where the process is."""
+    """One durable step. `name` is a literal that occurs in only one place: a point says where the process is."""
     return _Heard(_listeners[0], name, vertex) if _listeners else _UNHEARD
 
 
@@ -88,10 +89,10 @@ def listen(listener: Listener | None) -> None:
 
 
 def crash_at(text: str, signal_number: signal.Signals = signal.SIGKILL) -> Listener:
-    """What kills its own process at the point that `text` names, as in the environment variable; or sends it another
-    signal.
+    """A listener that kills its own process, or sends it another signal, at the point that `text` names. `text` has the
+    form of the environment variable.
 
-    Raises `UserError` for a text of another form.
+    Raises `UserError` if it does not.
     """
     match = _FORM.fullmatch(text)
     if match is None:

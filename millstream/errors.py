@@ -1,7 +1,7 @@
 """Errors, by who must act and what helps.
 
-A message says what happened, where (pipeline, vertex, lane, position) and what to do; the code (`millstream.codes`) is
-what one looks up. The class is what programs decide by. The exit code of a process is that of the error that ended it.
+A message says what happened, where (pipeline, vertex, lane, position) and what to do. People look up the code
+(`millstream.codes`). Programs decide by the class. A process exits with the exit code of the error that ended it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millstream.codes.code import Code
 
 
 class MillstreamError(Exception):
-    """Base of all errors of ours. Unspecific: a defect of Millstream itself."""
+    """Base of all our errors. An error of this class itself is a defect of Millstream."""
 
     exit_code: ClassVar[int] = 70
     """Exit code of a process that ends with this error."""
@@ -21,15 +21,15 @@ class MillstreamError(Exception):
     def __init__(self, code: Code, message: str, *, detail: str = "") -> None:
         super().__init__(message)
         self.code = code
-        """What happened, as one can look it up."""
+        """What happened: its entry in the catalogue of errors."""
         self.detail = detail
-        """All there is to say, for the log: the traceback of a function."""
-        # Where only a traceback arrives, as from a Python worker of Spark's, it has the code anyway.
+        """Everything else, for the log: the traceback of a function."""
+        # If only a traceback arrives, as from one of Spark's Python workers, it still has the code.
         self.add_note(code.id)
 
     @property
     def shown(self) -> str:
-        """What the command line prints of it."""
+        """What the command line prints."""
         return f"error[{self.code}]: {self}"
 
 
@@ -46,52 +46,52 @@ class UdfError(UserError):
 
 
 class InfrastructureError(MillstreamError):
-    """The machine or a server has to be changed: a port taken, a full disk, a server that cannot be reached."""
+    """The machine or a server has to be fixed: a port that is in use, a full disk, a server that cannot be reached."""
 
     exit_code: ClassVar[int] = 4
 
 
 class DurabilityError(InfrastructureError):
-    """The broker would not keep what it acknowledges; see `Durability`."""
+    """The broker would not keep the data that it acknowledges; see `Durability`."""
 
 
 class DamageError(InfrastructureError):
-    """Stored data is damaged. The message names what it affects; nothing was skipped."""
+    """Stored data is damaged. The message names what the damage affects; nothing was skipped."""
 
     exit_code: ClassVar[int] = 5
 
 
 class FencedError(MillstreamError):
-    """Another owner has taken the lane over. Nothing of this owner's last commit had an effect."""
+    """Another owner has taken over the lane. No part of this owner's last commit had an effect."""
 
     exit_code: ClassVar[int] = 6
 
 
 class RetryLaterError(MillstreamError):
-    """What was tried had no effect and may succeed later (a server away, a disk full). Callers wait and try again."""
+    """The attempt had no effect and may succeed later (a server is away, a disk is full). Callers wait and retry."""
 
     exit_code: ClassVar[int] = 4
 
 
 class BufferFullError(RetryLaterError):
-    """The server refused a commit because a buffer is full; nothing of it was stored."""
+    """The server refused a commit because a buffer is full; no part of the commit was stored."""
 
 
 class StorageFullError(RetryLaterError):
-    """The server refused a commit because its storage is full; nothing of it was stored."""
+    """The server refused a commit because its storage is full; no part of the commit was stored."""
 
 
 def kind_of(error: MillstreamError) -> str:
-    """What another process needs to make the error again, beside its text: `DamageError MS-5102`.
+    """What another process needs to rebuild the error, besides its text: `DamageError MS-5102`.
 
-    Of a class that is not in this module it names the nearest one above it that is.
+    If the class is not in this module, its nearest base class in this module is named.
     """
     known = next(kind for kind in type(error).__mro__ if globals().get(kind.__name__) is kind)
     return f"{known.__name__} {error.code}"
 
 
 def error_of(kind: str, message: str) -> MillstreamError | None:
-    """Inverse of `kind_of`; None where it is none of ours, or of another version's."""
+    """Inverse of `kind_of`; None if the error is not one of ours, or one of another version."""
     name, _, written = kind.partition(" ")
     found, code = globals().get(name), codes.find(written)
     if code is None or not isinstance(found, type) or not issubclass(found, MillstreamError):

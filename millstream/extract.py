@@ -1,8 +1,8 @@
-"""Event time and keys, read off a record. Pure.
+"""Extracts event time and keys from a record. Pure.
 
-Above it: the sources and the built-in functions, which bring JSON values, CSV columns or headers. It owns the formats
-of event times and how the path of a member is written; it does not know where a value came from. What cannot be read
-raises `ValueError` with what was found and what was expected.
+Above it: the sources and the built-in functions, which pass JSON values, CSV columns or headers. It owns the formats
+of event times and the syntax of a member's path; it does not depend on where a value came from. A value that cannot be
+read raises `ValueError` with what was found and what was expected.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from millstream.clock import MICROSECONDS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES_KEPT = 4096
-"""Parsed texts that each parser remembers: event times of neighbours are often the same."""
+"""Parsed texts that each parser remembers: neighbouring records often have the same event time."""
 _SHOWN = 60
 YEAR_10000_US = 253_402_300_800 * MICROSECONDS
-"""No event time lies this late. Milliseconds taken for seconds do, and would make everything after them late."""
+"""No event time is this late. Milliseconds taken for seconds are, and would make all records after them late."""
 YEAR_1_US = -62_135_596_800 * MICROSECONDS
 
 TimeParser = Callable[[object], int]
-"""From a text or number to microseconds since the epoch."""
+"""Converts a text or number to microseconds since the epoch."""
 
 _UNITS = {"epoch": ("seconds", MICROSECONDS), "epoch_ms": ("milliseconds", 1000), "epoch_us": ("microseconds", 1)}
 
@@ -78,19 +78,19 @@ def _number_parser(name: str, unit: str, scale_us: int) -> TimeParser:
 
 def _scaled(value: object, scale_us: int) -> int:
     if isinstance(value, str):
-        # Digits alone are exact as an integer; a fraction is rounded to microseconds.
+        # Digits alone are parsed as an integer, which is exact; a fraction is rounded to microseconds.
         value = int(value) if value.isascii() and value.removeprefix("-").isdecimal() else float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError
     if isinstance(value, int):
         return value * scale_us
-    # Split, because a float of microseconds since 1970 has no digits left for rounding well.
+    # The whole part is separate, because a float of microseconds since 1970 is not precise enough for good rounding.
     whole = int(value)
     return whole * scale_us + round((value - whole) * scale_us)
 
 
 RFC3339 = time_parser("rfc3339")
-"""What `time_parser` gives for it."""
+"""The parser for RFC 3339."""
 
 
 def microseconds_of(moment: datetime) -> int:
@@ -101,7 +101,7 @@ def microseconds_of(moment: datetime) -> int:
 
 
 def key_text(value: object) -> str:
-    """The key part that a member of a JSON value makes."""
+    """The key part for a member of a JSON value."""
     if isinstance(value, str):
         return value
     if value is True:
@@ -114,7 +114,7 @@ def key_text(value: object) -> str:
 
 
 def member(value: object, path: str) -> object:
-    """The member of a JSON value at a dotted path. A member whose own name has the dots goes first."""
+    """The member of a JSON value at a dotted path. A member whose own name contains the dots takes precedence."""
     found = value
     if isinstance(value, dict) and path in value:
         return value[path]
@@ -128,14 +128,14 @@ def member(value: object, path: str) -> object:
 
 
 def shown(value: object) -> str:
-    """A value for a message, cut where it is long."""
+    """A value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What is read off each record of a source."""
+    """What is extracted from each record of a source."""
 
     time_field: str | None = None
     """Dotted path of the event time in the JSON value."""
@@ -155,14 +155,14 @@ class Extraction:
         return self.reads_value or self.time_header is not None
 
     def event_time_us(self, value: Any) -> int:
-        """Of a parsed JSON value, by `time_field`."""
+        """The event time of a parsed JSON value, by `time_field`."""
         assert self.time_field is not None
-        # The common case, before the path is taken apart.
+        # The common case first, without splitting the path.
         found = value.get(self.time_field) if type(value) is dict else None
         return self._time(self.time_field, member(value, self.time_field) if found is None else found)
 
     def header_time_us(self, headers: Mapping[str, bytes]) -> int:
-        """Of a record's headers, by `time_header`."""
+        """The event time in a record's headers, by `time_header`."""
         assert self.time_header is not None
         written = headers.get(self.time_header)
         if written is None:
@@ -170,7 +170,7 @@ class Extraction:
         return self._time(self.time_header, written.decode("utf-8", "replace"))
 
     def keys(self, value: Any) -> tuple[bytes, ...]:
-        """Key parts of a parsed JSON value."""
+        """The key parts of a parsed JSON value."""
         parts = []
         for path in self.key_fields:
             found = value.get(path) if type(value) is dict else None

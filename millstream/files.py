@@ -1,9 +1,9 @@
-"""Files and directories that are Millstream's own: made for their owner alone, never through a link.
+"""Millstream's own files and directories: created for their owner only, never through a link.
 
-Above it: everything that keeps something on disk, other than the file sink, whose files are the user's and follow the
-umask. Below it: the operating system. Modes are given at the making, so no umask widens them. A link that another user
-has put where a file of ours belongs is refused, and so is a directory of another user: what it refers to is not ours to
-write to. `tools/style.py` finds calls elsewhere that create or truncate files.
+Above it: everything that keeps data on disk, except the file sink, whose files belong to the user and follow the
+umask. Below it: the operating system. Modes are set at creation, so no umask widens them. A link that another user has
+put in the place of one of our files is refused, and a directory of another user is refused, too: we must not write to
+either. `tools/style.py` finds calls elsewhere that create or truncate files.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _OURS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def create_private(path: Path) -> int:
-    """A new file, open for writing: its descriptor. Raises `FileExistsError` where anything has that name."""
+    """Creates a file, opens it for writing and returns its descriptor. Raises `FileExistsError` if the name exists."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OURS, PRIVATE_FILE)
 
 
 def open_private(path: Path, flags: int = os.O_RDWR) -> int:
-    """A file of ours that may be there already, for reading and writing: its descriptor.
+    """Opens one of our files, which may exist already, for reading and writing. Returns its descriptor.
 
-    Nothing is truncated; the mode of one that is there is put right. Raises `OSError` (ELOOP) for a link, and
-    `PermissionError` for a file of another user or what is not a plain file.
+    It truncates nothing, and corrects the mode of an existing file. Raises `OSError` (ELOOP) for a link, and
+    `PermissionError` for a file of another user and for anything that is not a regular file.
     """
     descriptor = os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | _OURS, PRIVATE_FILE)
     try:
@@ -47,19 +47,19 @@ def open_private(path: Path, flags: int = os.O_RDWR) -> int:
 
 
 def append_private(path: Path) -> IO[bytes]:
-    """A file of ours to append to, unbuffered: a write is in the file when it returns. Raises as `open_private`."""
+    """One of our files to append to, unbuffered: a write is in the file when it returns. Raises like `open_private`."""
     return open(open_private(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file again, in place of one that has the name. Not durable, and not atomic."""
+    """Writes a file, in place of one of the same name. This is neither durable nor atomic."""
     path.unlink(missing_ok=True)
     with open(create_private(path), "w", encoding="utf-8") as file:
         file.write(text)
 
 
 def make_private_directories(path: Path) -> list[Path]:
-    """Make a directory, and those above it that are missing. Returns those that were made, the outermost first."""
+    """Creates a directory and its missing parents. Returns the directories that it created, the outermost first."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -70,9 +70,9 @@ def make_private_directories(path: Path) -> list[Path]:
 
 
 def own_directory(path: Path) -> None:
-    """Close a directory to others. One that this user has put elsewhere, by a link of their own, may stay there.
+    """Closes a directory to other users. It may be a link that this user has made.
 
-    Raises `PermissionError` where the directory, or the link, belongs to another user.
+    Raises `PermissionError` if the directory, or the link, belongs to another user.
     """
     with opened_directory(path, follow=True) as descriptor:
         status = os.fstat(descriptor)
@@ -85,7 +85,7 @@ def own_directory(path: Path) -> None:
 
 @contextmanager
 def opened_directory(path: Path, *, follow: bool = False) -> Iterator[int]:
-    """The descriptor of a directory, which is not a link unless `follow` says so."""
+    """The descriptor of a directory. It must not be a link unless `follow` is set."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
         yield descriptor

@@ -1,8 +1,8 @@
-"""Frames: records held by columns. Encoding, cutting, joining; no I/O.
+"""Frames: records stored by columns. Encoding, splitting and joining; no I/O.
 
-A `Frame` keeps its columns encoded and decodes one only when it is asked for, so a process that passes
-frames on pays per frame, not per record. The format is described in `proto/millstream/frame/v1/frame.proto`; the column
-codecs are the SDK's, so both sides of a UDF stream agree by construction.
+A `Frame` keeps its columns encoded and decodes a column only when it is needed, so a process that passes frames on
+pays per frame, not per record. `proto/millstream/frame/v1/frame.proto` describes the format. The column codecs are
+those of the SDK, so both sides of a UDF stream agree by construction.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ITEM_BYTES = 6
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A batch of records, columns encoded. `b""` is an absent column."""
+    """A batch of records with encoded columns. `b""` is an absent column."""
 
     records: int
     """Number of records, at least 1."""
     event_time_min_us: int
     event_time_max_us: int
     ingest_time_us: int
-    """When the oldest record entered the pipeline, wall clock."""
+    """When the oldest record entered the pipeline, by the wall clock."""
     values_column: bytes
     event_times_column: bytes
     keys_column: bytes = b""
@@ -58,11 +58,11 @@ class Frame:
         )
 
     def encode(self) -> bytes:
-        """The bytes that are stored and sent: a `SealedFrame`."""
+        """The bytes to store and send: a `SealedFrame`."""
         return b"".join(self.parts())
 
     def parts(self) -> list[bytes]:
-        """The same in parts, for what holds a frame: its columns are copied once, when all is joined."""
+        """The same in parts, for a message that contains a frame: joining its parts copies the columns only once."""
         info = frame_pb2.FrameInfo(
             records=self.records,
             event_time_min_us=self.event_time_min_us,
@@ -107,8 +107,8 @@ class Frame:
         )
 
     def check(self) -> None:
-        """Raises `ValueError` unless every column can be read: as many entries as records, offsets that rise, keys and
-        ids in UTF-8. Makes no record."""
+        """Raises `ValueError` unless every column can be read: as many entries as records, rising offsets, keys and ids
+        in UTF-8. It builds no records."""
         columns.check_bytes(self.values_column, self.records)
         columns.check_lists(self.keys_column, self.records)
         columns.check_headers(self.headers_column, self.records)
@@ -122,14 +122,14 @@ class Frame:
         return columns.unpack_times(self.event_times_column)
 
     def keys(self) -> list[tuple[bytes, ...]]:
-        """Key parts of each record, UTF-8."""
+        """The key parts of each record, in UTF-8."""
         return columns.unpack_lists(self.keys_column, self.records)
 
     def headers(self) -> list[dict[str, bytes]]:
         return columns.unpack_headers(self.headers_column, self.records)
 
     def ids(self) -> list[str] | None:
-        """Ids that the source gave; None where it gives none."""
+        """The ids that the source gave; None if it gives none."""
         encoded = self.id_bytes()
         return [item.decode() for item in encoded] if encoded is not None else None
 
@@ -149,7 +149,7 @@ class Frame:
         return self.split((array("I", indexes),))[0]
 
     def split(self, groups: columns.Groups) -> list[Frame]:
-        """A frame of the records at each group's indexes (not empty), in that order."""
+        """For each group, a frame of the records at its indexes (not empty), in that order."""
         parts = zip(
             groups,
             columns.split_bytes(self.values_column, groups),
@@ -162,8 +162,8 @@ class Frame:
         return [self._part(len(group), *part) for group, *part in parts]
 
     def by_partition(self, partitions: int, *, keyless: int) -> list[tuple[int, Frame]]:
-        """The partitions that records go to by their keys, each with a frame of its records, in order. Records without
-        keys go to the partition `keyless`."""
+        """The partitions that the records go to by their keys, each with a frame of its records, in order. Records
+        without keys go to the partition `keyless`."""
         if not self.keys_column:
             return [(keyless, self)]
         groups = columns.partition_lists(self.keys_column, self.records, partitions, keyless=keyless)
@@ -172,7 +172,7 @@ class Frame:
         return list(zip(chosen, parts, strict=True))
 
     def _part(self, records: int, values: bytes, times: bytes, keys: bytes, headers: bytes, ids: bytes) -> Frame:
-        """Other columns, made from these."""
+        """A frame with other columns, which were made from the columns of this one."""
         earliest, latest = columns.time_bounds(times)
         return replace(
             self,
@@ -187,7 +187,7 @@ class Frame:
         )
 
     def record_sizes(self) -> list[int]:
-        """Bytes each record takes in the columns, a little too much rather than too little."""
+        """The bytes that each record takes in the columns, rounded up."""
         sizes = [len(value) + _OFFSET_BYTES + _TIME_BYTES for value in self.values()]
         if self.keys_column:
             for index, keys in enumerate(self.keys()):
@@ -202,8 +202,8 @@ class Frame:
         return sizes
 
     def slice(self, start: int, stop: int) -> Frame:
-        """Records `start` to `stop`, exclusive; the frame itself when that is all of it. Columns are cut at their
-        offsets, so it costs what the slice holds, and no record of the rest is made."""
+        """The records from `start` up to but not including `stop`; the frame itself when that is all of it. The columns
+        are cut at their offsets, so the cost depends on the slice only."""
         if start == 0 and stop >= self.records:
             return self
         stop = min(stop, self.records)
@@ -217,7 +217,7 @@ class Frame:
         )
 
     def traced(self, traceparent: str) -> Frame:
-        """The same records under another trace context."""
+        """The same records with another trace context."""
         return replace(self, traceparent=traceparent)
 
 
@@ -231,7 +231,7 @@ def build_frame(
     ids: Sequence[bytes] | None = None,
     traceparent: str = "",
 ) -> Frame:
-    """A frame from columns of equal length, at least one record."""
+    """A frame from columns of equal length, with at least one record."""
     return Frame(
         records=len(values),
         event_time_min_us=min(event_times_us),
@@ -247,7 +247,7 @@ def build_frame(
 
 
 def frame_of_records(records: Sequence[Record], *, ingest_time_us: int, traceparent: str = "") -> Frame:
-    """A frame from records, at least one. Ids are kept when every record has one."""
+    """A frame from at least one record. It has ids if every record has one."""
     ids = [record.id for record in records]
     return build_frame(
         [record.value for record in records],
@@ -261,7 +261,7 @@ def frame_of_records(records: Sequence[Record], *, ingest_time_us: int, tracepar
 
 
 def join_frames(frames: Sequence[Frame]) -> Frame:
-    """One frame of the records of all, in order. Ids are kept when every frame has them."""
+    """One frame with the records of all frames, in order. It has ids if every frame has them."""
     if len(frames) == 1:
         return frames[0]
     counts = [frame.records for frame in frames]

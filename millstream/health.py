@@ -1,14 +1,13 @@
-"""Whether another process is well, for the one that started it; and the heartbeat by which a process shows it.
+"""Watches the health of a process for its supervisor, and sends the heartbeat of a process.
 
     start ─► first answer ─► answers ─► silent (reported) ─► hung
                                 ▲───────────┘ answers again
 
 Above it: the supervisors (of the local runner: vertices, broker, Spark driver; of a vertex: its functions).
-Below it: the clock, a pipe, and what the system says of a process. It ends nothing itself: `until_hung` returns.
+Below it: the clock, a pipe, and the system's information about a process. It ends no process: `until_hung` returns.
 
-The supervisor that measures a silence may be late itself: a machine that was suspended, or is overloaded, stops both.
-So each look counts for no longer than the time between two looks, and while a supervisor does not run it sees no
-silence.
+The supervisor that measures a silence may be late itself: a machine that was suspended, or is overloaded, stops both
+processes. So each check adds only a limited time, and a supervisor that does not run sees no silence.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from millstream.lines import LineSplitter
 HEARTBEAT_VARIABLE = "MILLSTREAM_HEARTBEAT_FD"
 """Environment variable with the number of the file descriptor that a process writes its heartbeat to."""
 BEAT_INTERVAL_S = 1.0
-"""Between two beats, and between an answer and the next question."""
+"""Time between two beats, and between an answer and the next question."""
 LOOK_INTERVAL_S = 0.5
-"""Between two looks at how long a process has been silent."""
+"""Time between two checks of how long a process has been silent."""
 _LOOK_COUNTS_S = 2 * LOOK_INTERVAL_S
-"""So much silence a look may add: one that comes later than this was late itself."""
+"""The most silence that one check may add: if more time has passed, the check itself was late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +41,26 @@ class Patience:
     """How long a process may be silent."""
 
     hung_s: float = HUNG_AFTER_S
-    """Without an answer for so long it is hung."""
+    """A process that has not answered for this long is hung."""
     start_s: float = START_TIMEOUT_S
-    """The same before its first answer: it may have much to read, or a busy machine to start on."""
+    """The same before the first answer: the process may have much to read, or start on a busy machine."""
     reported_s: float = SILENCE_REPORTED_AFTER_S
-    """Silence is reported from here on."""
+    """A silence of this length is reported."""
 
 
 class Silence:
-    """How long a process has been silent, without the time in which the listener did not run. Pure."""
+    """How long a process has been silent, without the time in which the supervisor did not run. Pure."""
 
     def __init__(self, now_s: float) -> None:
         self.seconds = 0.0
         self._looked_s = now_s
 
     def on_answer(self) -> None:
-        """It has answered."""
+        """The process has answered."""
         self.seconds = 0.0
 
     def look(self, now_s: float) -> float:
-        """Seconds of silence up to now."""
+        """Returns the seconds of silence up to now."""
         self.seconds += min(now_s - self._looked_s, _LOOK_COUNTS_S)
         self._looked_s = now_s
         return self.seconds
@@ -79,12 +78,12 @@ class Health:
         has_answered: bool = False,
         waits: bool = False,
     ) -> None:
-        """`report` gets what a person should know, in words that follow the name of the process. `has_answered`: its
-        start is over. `waits`: the process only waits for one that it has started, which is the one that answers."""
+        """`report` gets messages for people, worded to follow the name of the process. `has_answered`: the process has
+        started up. `waits`: the process only waits for a child that it has started, and that child answers."""
         self.hung = ""
-        """What is wrong with a hung process, in words that follow its name; empty as long as it is not hung."""
+        """What is wrong with a hung process, worded to follow its name; empty while it is not hung."""
         self._reported = False
-        """Its silence has been reported, and it has not answered since."""
+        """The silence has been reported, and the process has not answered since."""
         self._pid = pid
         self._patience = patience
         self._report = report
@@ -94,14 +93,15 @@ class Health:
 
     @property
     def silent_s(self) -> float:
-        """Since its last answer, or since its start."""
+        """Seconds of silence since the last answer, or since the start."""
         return self._silence.seconds
 
     async def until_hung(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Returns when the process is hung.
 
-        `ask` returns when the process has answered, however long that takes; or True or False, whether it has.
-        A process that the system says is stopped is hung after `HUNG_AFTER_S`, whatever the patience.
+        `ask` returns when the process has answered, however long that takes. It may also return False: the process has
+        not answered. If the system reports a process as stopped, it is hung after `HUNG_AFTER_S`, or after its patience
+        if that is shorter.
         """
         async with open_tasks() as tasks:
             asking = tasks.create_task(self._keep_asking(ask), name=f"questions to process {self._pid}")
@@ -138,8 +138,8 @@ class Health:
 
 
 def is_stopped(pid: int, *, children: bool = False) -> bool:
-    """Whether a signal has stopped the process (SIGSTOP, Ctrl-Z), or one of its children where those are asked for; one
-    in a debugger's hands is not meant."""
+    """Whether a signal (SIGSTOP, Ctrl-Z) has stopped the process or, with `children`, one of its children. A process
+    that a debugger has stopped does not count."""
     try:
         process = psutil.Process(pid)
         looked_at = [process, *(process.children() if children else ())]
@@ -149,12 +149,12 @@ def is_stopped(pid: int, *, children: bool = False) -> bool:
 
 
 class Heartbeat:
-    """The reading end of a process's heartbeat: an empty line a beat, and what it says between them. Made by
-    `open_heartbeat`."""
+    """The reading end of a process's heartbeat: an empty line for each beat, and messages of the process between them.
+    Made by `open_heartbeat`."""
 
     def __init__(self, read_end: int, write_end: int, on_said: Callable[[str], None]) -> None:
         self.write_end = write_end
-        """To be inherited by the process; see `environment`."""
+        """The descriptor that the process must inherit; see `environment`."""
         self._read_end = read_end
         self._on_said = on_said
         self._beaten = asyncio.Event()
@@ -162,16 +162,16 @@ class Heartbeat:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells the process where to beat."""
+        """The variable that gives the process the descriptor for its heartbeat."""
         return {HEARTBEAT_VARIABLE: str(self.write_end)}
 
     async def beat(self) -> None:
-        """Returns when the process has beaten since the last call."""
+        """Returns when the process has sent a beat since the last call."""
         await self._beaten.wait()
         self._beaten.clear()
 
     def take(self) -> None:
-        """Read what has come. Called by the event loop, and once more when the process has ended."""
+        """Reads what has arrived. The event loop calls it, and it is called once more when the process has ended."""
         with suppress(BlockingIOError):
             data = os.read(self._read_end, 65536)
             self._beaten.set()
@@ -182,8 +182,8 @@ class Heartbeat:
 
 @contextmanager
 def open_heartbeat(on_said: Callable[[str], None] = lambda text: None) -> Iterator[Heartbeat]:
-    """A pipe for the heartbeat of a process that is about to be started, with `write_end` passed on to it. `on_said`
-    gets what the process says."""
+    """A pipe for the heartbeat of a process that is about to start and that inherits `write_end`. `on_said` gets the
+    messages of the process."""
     read_end, write_end = os.pipe()
     try:
         os.set_blocking(read_end, False)
@@ -202,11 +202,11 @@ def open_heartbeat(on_said: Callable[[str], None] = lambda text: None) -> Iterat
 
 
 def start_heartbeat(loop: asyncio.AbstractEventLoop) -> Callable[[str], None]:
-    """Beat as long as the event loop turns, if the process was started with a heartbeat. Returns what says a line of
-    text to who listens."""
-    # Not for what this process starts in turn.
+    """Sends beats while the event loop runs, if the process was started with a heartbeat. Returns a function that sends
+    a line of text to the supervisor."""
+    # Processes that this one starts must not inherit the variable.
     text = os.environ.pop(HEARTBEAT_VARIABLE, None)
-    # Any other descriptor belongs to something else: the variable has come from elsewhere.
+    # If the descriptor is not a pipe, it belongs to something else, and the variable came from elsewhere.
     with suppress(OSError):
         if text is not None and stat.S_ISFIFO(os.fstat(int(text)).st_mode):
             os.set_inheritable(int(text), False)
@@ -223,7 +223,7 @@ class _Beating:
         self._descriptor = descriptor
         self._loop = loop
         self._unsaid: list[bytes] = []
-        """Lines that the pipe had no room for: who listens may be stopped."""
+        """Lines that did not fit into the pipe: the supervisor may be stopped."""
 
     def say(self, text: str) -> None:
         self._unsaid.append(text.encode() + b"\n")
@@ -232,7 +232,7 @@ class _Beating:
     def _write(self) -> None:
         with suppress(OSError):
             while self._unsaid:
-                # So short a line is written whole or not at all.
+                # A pipe takes such a short line completely or not at all.
                 os.write(self._descriptor, self._unsaid[0])
                 del self._unsaid[0]
 

@@ -1,10 +1,11 @@
-"""Whether texts are JSON, and what a few of their members are, without building the rest of what they say. Pure.
+"""Checks whether texts are JSON, and reads a few of their members, without building the other values. Pure.
 
     values ─► all_json ──► taken as they are
                  └──► otherwise a slower parser says which is wrong, and why
 
-What these functions take is JSON in UTF-8. What they do not take may still be: half a surrogate pair, or thousands of
-brackets. Above it: sources and sinks that pass JSON on. Below it: msgspec, imported when it is first needed.
+Everything that these functions accept is JSON in UTF-8. What they reject may still be JSON, such as half a surrogate
+pair, or thousands of brackets. Above it: sources and sinks that pass JSON on. Below it: msgspec, imported when it is
+first needed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any
 
 
 def all_json(values: Sequence[bytes]) -> bool:
-    """Whether each of them is one JSON value for sure."""
+    """Whether each text is certainly one JSON value."""
     decode, failures = _raw()
     try:
         deque(map(decode, values), maxlen=0)
-        # The parser passes over what texts contain. Whole values begin and end in ASCII, so joining them hides nothing.
+        # The parser does not check the UTF-8 inside strings. Complete values begin and end in ASCII, so an error cannot
+        # disappear when they are joined.
         b"".join(values).decode()
     except failures:
         return False
@@ -28,7 +30,7 @@ def all_json(values: Sequence[bytes]) -> bool:
 
 
 def elements_of(array: bytes) -> list[bytes] | None:
-    """The elements of a JSON array, each as it is written; None where it may not be one."""
+    """The elements of a JSON array, each as it is written; None if the text may not be a JSON array."""
     from msgspec import Raw
     from msgspec.json import decode
 
@@ -41,8 +43,9 @@ def elements_of(array: bytes) -> list[bytes] | None:
 
 
 def members_reader(members: Mapping[str, Any]) -> Callable[[Sequence[bytes]], list[tuple[Any, ...]] | None]:
-    """Reads these members, of these types, of JSON objects: a tuple for each, with None for a member that is null or
-    missing. None in place of all of them where one value may not be a JSON object, or has a member of another type."""
+    """A function that reads these members, of these types, from JSON objects: it returns a tuple for each object, with
+    None for a member that is null or missing. If one value may not be a JSON object, or has a member of another type,
+    it returns None instead of the list."""
     from msgspec import defstruct
     from msgspec.json import Decoder
     from msgspec.structs import astuple
@@ -65,7 +68,7 @@ def members_reader(members: Mapping[str, Any]) -> Callable[[Sequence[bytes]], li
 
 @cache
 def _raw() -> tuple[Callable[[bytes], Any], tuple[type[Exception], ...]]:
-    """A parser that builds nothing, and what parsers raise."""
+    """A parser that builds no values, and the errors that parsers raise."""
     from msgspec import DecodeError, Raw
     from msgspec.json import Decoder
 

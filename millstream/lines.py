@@ -1,9 +1,9 @@
-"""What a process writes, cut into lines of bounded length.
+"""Cuts the output of a process into lines of bounded length.
 
-Above it: all that reads the output of a process, or a log of one. Below it: bytes. One rule for all: a line ends with a
-line feed, and what is behind the last one is a line when the output has ended. A line of more than LINE_BYTES_MAX bytes
-is given in pieces of at most that many, cut between characters; so nothing that was written is left out, and a line
-without an end takes no memory.
+Above it: everything that reads the output or the log of a process. Below it: bytes. The same rule applies everywhere: a
+line ends with a line feed, and the bytes after the last line feed are a line when the output has ended. A line of more
+than LINE_BYTES_MAX bytes becomes pieces of at most that size, cut between characters. So no output is left out, and a
+line that never ends takes limited memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 
 LINE_BYTES_MAX = 64 * 1024
-"""Of one line, or one piece of a longer one."""
+"""Largest size of a line, or of a piece of a longer line."""
 _CHARACTER_BYTES_MAX = 4
 
 
@@ -31,14 +31,14 @@ class LineSplitter:
         yield from pieces
 
     def flush(self) -> Iterator[bytes]:
-        """What is left when the stream has ended without a line feed."""
+        """The remaining bytes when the stream has ended without a line feed."""
         rest, self._rest = self._rest, b""
         if rest:
             yield rest
 
 
 def text_of(line: bytes) -> str:
-    """A line as text: without a carriage return at its end, and with what is not UTF-8 shown as such."""
+    """A line as text, without a carriage return at its end. Bytes that are not UTF-8 are escaped."""
     return line.removesuffix(b"\r").decode(errors="backslashreplace")
 
 
@@ -51,7 +51,7 @@ def _pieces(line: bytes) -> Iterator[bytes]:
 
 
 def _cut(line: bytes) -> int:
-    """Where to cut a line that is too long: not inside a character, where it is UTF-8."""
+    """Where to cut a line that is too long: not inside a character, if the line is UTF-8."""
     for cut in range(LINE_BYTES_MAX, LINE_BYTES_MAX - _CHARACTER_BYTES_MAX, -1):
         if line[cut] & 0xC0 != 0x80:
             return cut
@@ -59,7 +59,7 @@ def _cut(line: bytes) -> int:
 
 
 class LastLines:
-    """The last lines that were written, for the message that says how their process ended."""
+    """The last lines that a process wrote, for the message that says how it ended."""
 
     def __init__(self, count: int) -> None:
         self._lines: deque[str] = deque(maxlen=count)
@@ -68,14 +68,14 @@ class LastLines:
         self._lines.extend(lines)
 
     def clear(self) -> None:
-        """A new process begins."""
+        """Forgets the lines, because a new process begins."""
         self._lines.clear()
 
     @property
     def last(self) -> str:
-        """The very last one; empty when there is none."""
+        """The last line; empty if there is none."""
         return self._lines[-1] if self._lines else ""
 
     def text(self, before_each: str = "") -> str:
-        """All that are kept, each with that before it; empty when there are none."""
+        """The kept lines, each with that prefix; empty if there are none."""
         return "\n".join(f"{before_each}{line}" for line in self._lines)

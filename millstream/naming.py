@@ -1,6 +1,6 @@
 """How messages name a record, and how they say what went wrong with it. Pure.
 
-Values may be private, so the code that makes a message says whether it may show the beginning of the value.
+Values may be private, so the code that writes a message decides whether it shows the beginning of the value.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from millstream.dead_letter import time_text
 from millstream.frame import Frame
 
 MISFIT = "does not fit the function's type"
-"""What a record is counted under whose value is not the type that its function takes (MS-3005)."""
+"""The reason under which a record is counted if its value does not have the type that the function takes (MS-3005)."""
 _VALUE_BYTES = 120
-"""Of a value, in a message."""
+"""Bytes of a value that a message shows."""
 _ID_CHARACTERS = 200
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -24,18 +24,18 @@ class Origin(NamedTuple):
     """Where the records of a frame come from."""
 
     id_prefix: str = ""
-    """"<vertex>/<edge>/<partition>/<sequence>/" of the stored frame; empty where there is none, as in a source."""
+    """"<vertex>/<edge>/<partition>/<sequence>/" of the stored frame; empty if there is none, as in a source."""
     first_index: int = 0
-    """Index in the stored frame of the first record."""
+    """Index of the first record in the stored frame."""
     source_position: str = ""
     """In a source: how far it had read with these records."""
     run: str = ""
-    """Of the ledger that the sequence counts in."""
+    """The run of the ledger that the sequence refers to."""
     names: Sequence[str] = ()
-    """Of each record behind the prefix, where they are not consecutive records of a stored frame."""
+    """The rest of each record's position after the prefix, if they are not consecutive records of a stored frame."""
 
     def position(self, index: int) -> str:
-        """Of a record by its index in the frame; the same at every attempt."""
+        """The position of the record at an index in the frame; the same at every attempt."""
         if self.names:
             return f"{self.id_prefix}{self.names[index]}"
         return f"{self.id_prefix}{self.first_index + index}" if self.id_prefix else self.source_position
@@ -52,7 +52,7 @@ class Naming:
     """Whether the beginning of the value is shown."""
 
     def of(self, frame: Frame, index: int, origin: Origin) -> str:
-        """One record of a frame: its id, position, keys, event time and the beginning of its value."""
+        """Names one record of a frame: its id, position, keys, event time and the beginning of its value."""
         ids = frame.ids()
         record_id = ids[index] if ids is not None else origin.position(index) if origin.id_prefix else ""
         parts = []
@@ -75,7 +75,7 @@ WITH_VALUES = Naming()
 
 
 def shown_value(value: bytes) -> str:
-    """The beginning of a value, as text where it is text."""
+    """The beginning of a value, as text if it is text."""
     beginning = value[:_VALUE_BYTES]
     more = f"... ({len(value):,} bytes)" if len(value) > _VALUE_BYTES else ""
     try:
@@ -86,16 +86,16 @@ def shown_value(value: bytes) -> str:
 
 
 def failure_kind(reason: str, *, misfit: bool = False) -> str:
-    """By what failures are told apart of which the first is logged. Not the whole reason: it may quote the record. Of a
-    value that does not fit, the field."""
+    """The kind of a failure: the first failure of each kind is logged. It is not the whole reason, which may quote the
+    record. For a value that does not fit, the kind is the field."""
     return reason.partition("\n")[0].partition(" is " if misfit else ":")[0]
 
 
 def reason_and_detail(reason: str, detail: str = "") -> tuple[str, str]:
-    """What went wrong on one line, and all there is to say about it.
+    """What went wrong, on one line, and all the details.
 
-    A function may put a stack trace where its reason belongs. Other languages begin with the message (`panic: ...`,
-    then the goroutines); a bare traceback of Python has it behind the stack, in the first line that is not indented.
+    A function may give a stack trace as its reason. Other languages begin with the message (`panic: ...`, then the
+    goroutines); a bare Python traceback has it after the stack, in the first line that is not indented.
     """
     lines = [line.rstrip() for line in reason.splitlines() if line.strip()]
     if len(lines) <= 1:

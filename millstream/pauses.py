@@ -1,6 +1,7 @@
-"""Pauses: between tries of one thing, and between looks at what sends no event.
+"""Pauses between attempts at something, and between checks of something that sends no events.
 
-For what is tried until it works (a server away, a full disk). How a user's records are tried again is in `retry`.
+They are for things that are tried until they work (a server is away, a disk is full). `retry` has the retries of a
+user's records.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from contextlib import suppress
 
 
 class Pauses:
-    """Of one thing that is tried again."""
+    """The pauses between the attempts at one thing."""
 
     def __init__(self, first_s: float, last_s: float) -> None:
         self._first_s = first_s
@@ -20,25 +21,25 @@ class Pauses:
 
     @property
     def none_yet(self) -> bool:
-        """Whether this is the first failure: the one that is worth a line in the log."""
+        """Whether this is the first failure, which deserves a line in the log."""
         return self.next_s == self._first_s
 
     def take(self) -> float:
-        """How long the next pause is, for one that makes it itself."""
+        """Returns the length of the next pause, for a caller that waits itself."""
         pause_s, self.next_s = self.next_s, min(2 * self.next_s, self._last_s)
         return pause_s
 
     async def wait(self, *, unless: asyncio.Event | None = None) -> None:
-        """Make the next pause. It ends early when that event happens."""
+        """Waits for the next pause. It ends early when the event happens."""
         await pause(self.take(), unless=unless)
 
     def begin_again(self) -> None:
-        """It has worked meanwhile."""
+        """Starts again with the shortest pause, because an attempt has succeeded."""
         self.next_s = self._first_s
 
 
 async def pause(seconds: float, *, unless: asyncio.Event | None = None) -> None:
-    """Wait so long, or until that event has happened."""
+    """Waits for that time, or until the event has happened."""
     if unless is None:
         await asyncio.sleep(seconds)
         return
@@ -48,9 +49,9 @@ async def pause(seconds: float, *, unless: asyncio.Event | None = None) -> None:
 
 
 def until_next(interval_s: float) -> float:
-    """How long it is until the next look, at most `interval_s`.
+    """How long it is until the next check, at most `interval_s`.
 
-    All that look as often do so at the same moments. A process that has nothing to do is woken up once for all of them,
-    which is what it costs: the looks themselves take less.
+    All checks with the same interval happen at the same moments. So an idle process wakes up once for all of them. The
+    wake-up is what costs time: the checks themselves take less.
     """
     return interval_s - asyncio.get_running_loop().time() % interval_s

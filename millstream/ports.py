@@ -1,6 +1,6 @@
-"""Ports on the loopback for servers that are started here and may come back.
+"""Ports on the loopback interface for servers that are started here and may be restarted.
 
-Above it: code that starts a server and remembers where it was. Below it: the system's sockets.
+Above it: code that starts a server and remembers its port. Below it: the system's sockets.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from millstream.errors import InfrastructureError
 _FIRST, _LAST = 10_240, 65_535
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _OUTGOING_USUAL = 32_768, 65_535
-"""Where the system does not tell: no usual system gives connections lower ones."""
+"""The range if the system does not report it: common systems do not give lower ports to connections."""
 _GIVEN: set[int] = set()
-"""Ports that `free_ports` has named in this process. Their server may be still to start, so no other gets one."""
+"""Ports that `free_ports` has returned in this process. Their servers may not have started yet, so no other server gets
+them."""
 _PROMISED: set[int] = set()
-"""Ports that the user named for something this process starts later."""
+"""Ports that the user named for something that this process starts later."""
 
 
 def free_ports(count: int = 1) -> int:
-    """The first of `count` free ports in a row, none of them given before where others are left. Raises
-    `InfrastructureError` when there are none.
+    """The first of `count` consecutive free ports. It prefers ports that it has not returned before. Raises
+    `InfrastructureError` if there are none.
 
-    They are not among those from which the system gives connections their own. A connection that is tried again and
-    again while its server is away would get the server's port at last, and reach itself; any other might have it by
-    chance. Either would keep the server from coming back.
+    They are outside the range from which the system gives connections their local ports. A client that retries a
+    connection while its server is away would eventually get the server's port, and connect to itself; any other
+    connection might get the port by chance. Either would prevent the server's restart.
     """
     low, high = _outgoing()
     places: list[int] = [*range(_FIRST, low - count + 1), *range(high + 1, _LAST - count + 2)]
-    # A system may give connections any port; then there is nothing to choose.
+    # A system may give any port to connections; then all ports are equal.
     places = places or list(range(_FIRST, _LAST - count + 2))
     shuffled = random.sample(places, len(places))
     fresh = (first for first in shuffled if _GIVEN.isdisjoint(range(first, first + count)))
-    # The servers of those given before may have ended.
+    # The servers that used earlier ports may have ended.
     for first in chain(fresh, shuffled):
         ports = range(first, first + count)
         if all(map(is_free, ports)):
@@ -48,18 +49,18 @@ def free_ports(count: int = 1) -> int:
 
 
 def promise(port: int) -> None:
-    """Keeps a port for what the user named it for: `free_ports` does not give it, and `is_free` denies it."""
+    """Reserves a port that the user named: `free_ports` does not return it, and `is_free` returns False for it."""
     _PROMISED.add(port)
 
 
 def is_free(port: int) -> bool:
-    """Whether a server of our own choice could listen there now. Connections that have ended and linger do not take
-    a port."""
+    """Whether a server whose port we choose could listen there now. Closed connections that linger do not occupy a
+    port."""
     return port not in _PROMISED and why_not(port) is None
 
 
 def why_not(port: int, host: str = "127.0.0.1") -> str | None:
-    """Why no server could listen there now, in the system's words; None when one could."""
+    """Why a server could not listen there now, in the system's words; None if it could."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -68,7 +69,7 @@ def why_not(port: int, host: str = "127.0.0.1") -> str | None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address[:2])
     except OSError as error:
-        # That of a name which is not known is not a number of the system's.
+        # If a name is unknown, the number of the error is not one of the system's.
         return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
     return None
 

@@ -1,10 +1,10 @@
-"""Which processes of a pipeline wait when the machine has too little for all.
+"""Decides which processes of a pipeline wait when the machine is overloaded.
 
 Above it: the processes themselves, when they have started. Below it: the operating system.
 
-Sources wait: what they would read meanwhile could only queue up before the vertices that are behind, and every record
-that is on its way already would be later for it. They keep their share of the processors, whatever else the machine has
-to do: they only let others go first who have just got something to do.
+Sources wait: records that they read in the meantime would only queue up in front of slower vertices, and delay every
+record that is already in the pipeline. Sources keep their share of the processors, whatever else the machine has to do:
+they only let processes go first that have just become runnable.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import psutil
 
 
 def give_way() -> None:
-    """Let other processes go before this one from now on, with all its threads and all it has started. Best effort."""
+    """From now on, other processes go before this one, its threads and everything that it has started. Best effort."""
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):
         for thread in _threads(process.pid):
-            # Only Linux has it. Who was given another class by an operator keeps it.
+            # Only Linux has scheduling classes. A thread that an operator has put into another class stays there.
             with suppress(OSError, AttributeError):
                 if os.sched_getscheduler(thread) == os.SCHED_OTHER:
                     os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _threads(process: int) -> list[int]:
-    """On Linux each thread has a class of its own, and the first one goes by the number of the process."""
+    """The ids of a process's threads. On Linux each thread has its own class, and the first has the process's id."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{process}/task")]
     except OSError:

@@ -1,15 +1,16 @@
-"""Processes that this one starts: tied to it, their output read by lines, ended politely and otherwise by force.
+"""Starts processes that are tied to this one, reads their output by lines, and ends them: by force if they do not obey.
 
     open_process ─► runs ─► ends by itself, is hung (killed), or the block ends: asked to end ─► killed
                      └─► lines of its output, until the last one
 
-Above it: all that starts processes and keeps them running: the runner (broker, workers, Spark driver), vertices
-(functions), the Spark driver (its JVM), chaos. Each decides for itself what an end means and whether there is another
-start; pauses between starts are `millstream.pauses`, the last lines for a message `millstream.lines`. Below it: asyncio
-and the operating system.
+Above it: everything that starts processes and keeps them running: the runner (broker, workers, Spark driver), vertices
+(functions), the Spark driver (its JVM), chaos. Each decides for itself what an exit means and whether to restart the
+process; `millstream.pauses` has the pauses between starts, and `millstream.lines` the last lines for a message. Below
+it: asyncio and the operating system.
 
-A process leads a session of its own, so Ctrl-C in the terminal reaches the one that started it alone, and ends with it,
-however that ends (`millstream.die_with_parent`): start processes from a thread that lives as long as this process.
+A process leads its own session, so Ctrl-C in the terminal reaches only the process that started it. It ends when that
+process ends, for any reason (`millstream.die_with_parent`): start processes from a thread that lives as long as this
+process.
 """
 
 from __future__ import annotations
@@ -30,34 +31,34 @@ from millstream.health import Health
 from millstream.lines import LineSplitter
 
 OUTPUT_TIMEOUT_S = 1.0
-"""How long output may still come after the process has ended: one that it left behind may hold the pipe open."""
+"""How long output may still arrive after the process has ended: a child that it left behind may keep the pipe open."""
 
 OnLines = Callable[[list[bytes]], None]
-"""Gets lines without their ends, as many as have come."""
+"""Gets the lines that have arrived, without their line ends."""
 Output = OnLines | IO[bytes] | int | None
-"""What becomes of an output: lines for a callback, a file, or what `subprocess` has numbers for. None: as this
-process's."""
+"""Where an output goes: to a callback by lines, to a file, or to a destination that `subprocess` has a number for.
+None: where the output of this process goes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How a process is asked to end when its block does. It is killed after that."""
+    """How a process is asked to end at the end of its block. After that it is killed."""
 
     timeout_s: float = 0.0
-    """How long it may take. 0: it is not asked."""
+    """How long it may take. 0: it is killed without being asked."""
     by: signal.Signals | None = signal.SIGTERM
-    """None: by the end of its standard input."""
+    """The signal that asks it. None: its standard input is closed instead."""
 
 
 KILLED = Stop()
-"""It is not asked."""
+"""The process is killed without being asked."""
 
 
 class _Pipes(asyncio.SubprocessProtocol):
-    """What a process writes, and when it has ended.
+    """The output and the end of a process.
 
-    asyncio's own `Process.wait` returns only when all pipes are closed, so a process that was left behind and holds one
-    would hide that the one it was started by has ended.
+    asyncio's own `Process.wait` returns only when all pipes are closed, so a child that was left behind and keeps one
+    open would hide that its parent has ended.
     """
 
     def __init__(self, outputs: Mapping[int, OnLines]) -> None:
@@ -66,9 +67,9 @@ class _Pipes(asyncio.SubprocessProtocol):
         self._open = set(outputs)
         self.ended = asyncio.Event()
         self.read = asyncio.Event()
-        """Everything that was written."""
+        """Set when all output has been read."""
         self.error: Exception | None = None
-        """What a callback raised."""
+        """The error that a callback raised."""
         if not outputs:
             self.read.set()
 
@@ -92,7 +93,7 @@ class _Pipes(asyncio.SubprocessProtocol):
         try:
             self._outputs[fd](lines)
         except Exception as error:  # noqa: BLE001  # whatever it is
-            # It comes out of `open_process`. What would handle it here would only log it.
+            # `open_process` raises it. The event loop would only log it.
             self.error = error
 
 
@@ -107,7 +108,7 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """Negative: the signal that ended it. None: it runs."""
+        """Negative: the signal that ended the process. None: it is running."""
         return self._transport.get_returncode()
 
     @property
@@ -115,7 +116,7 @@ class Process:
         return self.exit_code is None
 
     def tell(self, order: str) -> None:
-        """A line for its standard input, where that is a pipe."""
+        """Writes a line to its standard input, if that is a pipe."""
         if (stdin := self._stdin) is not None and self.running:
             stdin.write(f"{order}\n".encode())
 
@@ -124,18 +125,18 @@ class Process:
         return cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal: to its group, if it was started so. One that has ended gets none."""
+        """Sends a signal: to its process group, if it was started with `group`. A process that has ended gets none."""
         with suppress(ProcessLookupError, PermissionError):
             if self._group:
                 os.killpg(self.pid, number)
             elif self.running:
-                # Not the transport's: it checks whether the process has ended, which takes its exit code from the loop.
+                # Not the transport's method: it polls the process, which takes the exit code from the loop.
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Stop it in its tracks, until `resume`. Returns when all of its threads stand still: one that is running when
-        the signal is sent would otherwise answer what was asked after this call."""
-        # One that has ended stands still, too; its exit code may have been taken by the loop.
+        """Stops the process until `resume`. Returns when all of its threads have stopped: a thread that runs when the
+        signal is sent could otherwise still answer a question that was asked after this call."""
+        # A process that has ended does not run either; the loop may have taken its exit code.
         with suppress(ProcessLookupError, ChildProcessError):
             if self.running:
                 os.kill(self.pid, signal.SIGSTOP)
@@ -147,29 +148,29 @@ class Process:
                 os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it by force."""
+        """Ends the process by force."""
         self.signal(signal.SIGKILL)
 
     async def kill_when_hung(self, health: Health, ask: Callable[[], Awaitable[object]]) -> None:
-        """Returns when it was killed because it hangs; see `Health.until_hung`."""
+        """Kills the process when it is hung, then returns; see `Health.until_hung`."""
         await health.until_hung(ask)
-        # One that is stopped takes no other signal.
+        # A stopped process takes no other signal.
         self.kill()
 
     async def wait(self) -> int:
-        """The exit code, when it has ended; negative: the signal that ended it."""
+        """Waits for the end and returns the exit code; negative: the signal that ended the process."""
         await self._pipes.ended.wait()
         code = self.exit_code
         assert code is not None, "it has ended"
         return code
 
     async def end(self, stop: Stop) -> None:
-        """Ask it to end, and kill it when it has not in time. Returns when it has ended."""
+        """Asks the process to end, and kills it if it does not end in time. Returns when it has ended."""
         try:
             if self.running and stop.timeout_s > 0:
                 if stop.by is not None:
                     self.signal(stop.by)
-                    # One that is stopped takes it when it goes on.
+                    # A stopped process takes the signal when it continues.
                     self.signal(signal.SIGCONT)
                 elif (stdin := self._stdin) is not None:
                     stdin.close()
@@ -177,7 +178,7 @@ class Process:
                     async with asyncio.timeout(stop.timeout_s):
                         await self.wait()
         finally:
-            # With a group: also what it started itself and did not end.
+            # With a group, this also kills processes that it started and did not end.
             self.kill()
         await self.wait()
 
@@ -197,18 +198,18 @@ async def open_process(
     is_tied: bool = False,
     stop: Stop = KILLED,
 ) -> AsyncIterator[Process]:
-    """Start a process. When the block ends it has ended, and what it wrote has been read.
+    """Starts a process. At the end of the block, the process has ended and its output has been read.
 
     Args:
         command: Program and arguments.
         name: For messages.
         stdin: As for `subprocess`.
-        stdout, stderr: What becomes of its output.
-        environment: All of it; None: this process's.
+        stdout, stderr: Where its output goes.
+        environment: The whole environment; None: this process's.
         cwd: Working directory; None: this process's.
         pass_fds: File descriptors that it inherits.
-        group: Signals go to all that it starts in its session, too.
-        is_tied: The command sees to it itself that it ends with this process (`millstream.sandbox`).
+        group: Signals go to all processes in its group, which includes its children by default.
+        is_tied: The command itself makes sure that it ends with this process (`millstream.sandbox`).
         stop: How it is asked to end.
 
     Raises `InfrastructureError` when it cannot be started.

@@ -1,4 +1,4 @@
-"""How many processors there are for this process. It asks the system and nothing else."""
+"""How many processors this process may use. It only asks the system."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _MOUNTED = Path("/sys/fs/cgroup")
 
 
 def processors() -> int:
-    """Those that this process may use at once: of the machine's, those it is not kept from, and no more than the quota
-    of its container or service gives it the time of (a quota of 2.5 processors counts as 3)."""
+    """The number of processors that this process may use at once: those in its affinity mask, but not more than the
+    quota of its container or service allows (a quota of 2.5 processors counts as 3)."""
     those = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([those, *map(math.ceil, quotas(_GROUPS, _MOUNTED))]))
 
 
 def quotas(groups: Path, mounted: Path) -> Iterator[float]:
-    """The processors whose time each control group around this process may use, where it has a limit.
+    """The quota in processors of each control group around this process, if the group has a limit.
 
     `groups`: the process's own list of its control groups. `mounted`: the directory of their files.
     """
@@ -30,14 +30,14 @@ def quotas(groups: Path, mounted: Path) -> Iterator[float]:
     for line in lines:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        # The second version has one tree; the first has one for each set of controllers.
+        # Version 2 of control groups has one tree; version 1 has one for each set of controllers.
         if number == "0" and not controllers:
             root = mounted
         elif "cpu" in controllers.split(","):
             root = mounted / "cpu"
         else:
             continue
-        # In a container only its own group may be mounted, as the root, although the list names it by its full path.
+        # In a container, possibly only its own group is mounted, as the root, although the list has its full path.
         inner = root / path.strip("/")
         for group in (inner, *(above for above in inner.parents if above.is_relative_to(root))):
             quota = _quota(group)

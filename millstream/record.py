@@ -1,4 +1,4 @@
-"""Plain values that name and hold data: records, positions, lanes, buffers. No I/O."""
+"""Plain values for data and its names: records, positions, lanes, buffers. No I/O."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record, as users see it."""
+    """One record, as users know it."""
 
     value: bytes
     """The payload."""
     event_time_us: int
-    """When it happened: microseconds since the epoch, UTC."""
+    """When the event happened: microseconds since the epoch, UTC."""
     keys: tuple[str, ...] = ()
-    """Key parts; empty when the record has none."""
+    """Key parts; empty if the record has no key."""
     headers: Mapping[str, bytes] = field(default_factory=dict)
     """User metadata that travels with the record."""
     id: str | None = None
-    """Given by the source, where it gives one."""
+    """The id that the source gave, if it gives ids."""
     tags: tuple[str, ...] = ()
-    """Set by a UDF for the conditions of the edges it leaves on; never stored."""
+    """Tags that a UDF sets for the conditions of its outgoing edges; never stored."""
 
 
 class Position(NamedTuple):
-    """How far a lane has come in a buffer: `sequence` is done completely, and `record_index` records of the next
-    frame."""
+    """How far a lane has come in a buffer: everything up to and including the frame at `sequence` is done, and
+    `record_index` records of the next frame."""
 
     sequence: int
     record_index: int = 0
@@ -37,8 +37,8 @@ class Position(NamedTuple):
     def within(cls, sequence: int, records: int) -> Position:
         """`records` records of the frame at `sequence` are done, and nothing after them.
 
-        Counted from right before that frame: which sequence the frame before it has depends on where the lane came
-        from, so positions in one frame compare only when they are all made here.
+        The position is counted from directly before that frame. The sequence of the previous frame depends on where the
+        lane came from, so positions in one frame can only be compared if all of them are made here.
         """
         return cls(sequence - 1, records)
 
@@ -55,7 +55,7 @@ class LaneId:
 
     @property
     def key(self) -> str:
-        """Unique inside the vertex; the lane's key in the OT store and the tail of its mark's subject."""
+        """Unique within the vertex: the lane's key in the OT store and the end of its mark's subject."""
         return f"{self.input}.{self.partition}"
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class ReplicaId:
 
     @property
     def name(self) -> str:
-        """Unique in the pipeline; names a replica on a worker's command line."""
+        """Unique within the pipeline; names a replica on a worker's command line."""
         return f"{self.vertex}-{self.number}"
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ ID_DIGEST_BYTES = 16
 
 
 def id_digest(record_id: bytes) -> bytes:
-    """What is remembered of a record's id: two of them are the same for two ids that are met in practice never."""
+    """The digest that is stored instead of a record's id. In practice, two ids never have the same digest."""
     return blake2b(record_id, digest_size=ID_DIGEST_BYTES).digest()
 
 
@@ -90,7 +90,7 @@ SOURCE_INPUT = "source"
 """`LaneId.input` of a source's lanes. No edge can have this name (edge names contain a hyphen or are checked)."""
 
 WINDOW_INPUT = "window"
-"""`LaneId.input` of a reduce's lanes, which read all its edges. No edge can have this name either."""
+"""`LaneId.input` of a reduce's lanes, which read all of its edges. No edge can have this name either."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -102,7 +102,7 @@ class BufferId:
 
     @property
     def key(self) -> str:
-        """Unique inside the pipeline."""
+        """Unique within the pipeline."""
         return f"{self.edge}.{self.partition}"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""How often, and after which pauses, a failing record is tried again. Plain values; no I/O and no clock.
+"""How often, and after which pauses, a failing record is retried. Plain values; no I/O and no clock.
 
 Shared by functions and sinks. Attempts are counted from 0: attempt 0 is the first try, attempt 1 the first retry.
 """
@@ -10,38 +10,38 @@ from dataclasses import dataclass
 from enum import Enum
 
 DELAY_MAX_S = 3600.0
-"""No pause is longer than this, whatever the factor has made of it."""
+"""The longest pause, whatever the factor."""
 
 
 class OnFailure(Enum):
-    """What happens to a record when its attempts are used up, or when trying again cannot help."""
+    """What happens to a record when its attempts are used up, or when a retry cannot help."""
 
     RETRY = "retry"
-    """Go on trying forever, with the longest pause. Nothing is lost; the lane waits."""
+    """Retry forever, with the longest pause. Nothing is lost; the lane waits."""
     FALLBACK = "fallback"
     """Hand it to the fallback sink."""
     DEAD_LETTER = "deadLetter"
     """Send it to the dead-letter edge with its reason."""
     DROP = "drop"
-    """Leave it out, counted with its reason."""
+    """Drop it, and count it with its reason."""
     STOP = "stop"
     """Stop the lane with an error that names the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses that grow by a factor, with a share of chance so that lanes do not try in step."""
+    """Pauses that grow by a factor, with random jitter so that lanes do not retry in step."""
 
     interval_s: float
     """Pause before the first retry."""
     steps: int | None = None
-    """Attempts in all, the first one included; None for no limit."""
+    """Total attempts, including the first one; None for no limit."""
     factor: float = 1.0
-    """Each pause is this many times the one before; at least 1."""
+    """Each pause is this many times as long as the previous one; at least 1."""
     cap_s: float = DELAY_MAX_S
-    """Longest pause, before chance is added."""
+    """Longest pause, before jitter is added."""
     jitter: float = 0.0
-    """Up to this share of the pause is added by chance; 0 to 1."""
+    """Up to this share of the pause is added at random; 0 to 1."""
 
     def allows(self, attempt: int) -> bool:
         """Whether attempt number `attempt` (0 is the first try) may be made."""
@@ -60,8 +60,8 @@ class Backoff:
 
 
 ASKED_MAX = 1000
-"""How often a function may ask to see a record again, unless its spec says otherwise: a quarter of an hour by the
-second."""
+"""How often a function may ask to see a record again, unless its spec says otherwise: about a quarter of an hour, with
+one request a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +77,18 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class Waiting:
-    """How long a function has been asking to see one record again, and when that is to be said."""
+    """How long a function has been asking to see one record again, and when to report that."""
 
     times: int = 0
-    """It has asked."""
+    """How often it has asked."""
     waited_s: float = 0.0
-    """Pauses that it asked for, in all."""
+    """The total of the pauses that it asked for."""
     _next_times: int = 10
     _next_s: float = 10.0
 
     def again(self, delay_s: float) -> bool:
-        """It asks once more, to be called after a pause. Returns whether that is worth a warning: first after ten times
-        or ten seconds, then at each doubling."""
+        """Counts another request to be called after a pause. Returns whether that deserves a warning: first after ten
+        times or ten seconds, then at each doubling."""
         self.times += 1
         self.waited_s += delay_s
         if self.times < self._next_times and self.waited_s < self._next_s:

@@ -1,7 +1,7 @@
-"""How a function is held: its limits, what it sees of the machine, and whether this system can do that.
+"""How a function is confined: its limits, what it sees of the machine, and whether this system supports that.
 
-Above it: the sidecar supervisor, and the checks of a pipeline file. Below it: `millstream.confine`, which does it
-between the start of a process and its command.
+Above it: the sidecar supervisor, and the checks of a pipeline file. Below it: `millstream.confine`, which confines a
+process before its command runs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from millstream import codes, confine
 from millstream.errors import UserError
 
 NOT_HELD = confine.NOT_HELD
-"""Exit code of a start that could not be held."""
+"""Exit code of a process that could not be confined."""
 SCRATCH = "/tmp"  # the sandbox has one of its own
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
-# Of /etc only what programs look up: a user's or root's rights reach further there than a function should.
+# Only those files of /etc that programs look up: a function must not read everything there that its user or root can.
 _LOOKED_UP = (
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/nsswitch.conf"),
     *("/etc/passwd", "/etc/group", "/etc/hosts", "/etc/host.conf", "/etc/gai.conf", "/etc/resolv.conf"),
@@ -33,28 +33,28 @@ _LOOKED_UP = (
     *("/sys/devices/system", "/sys/fs/cgroup", "/sys/kernel/mm/transparent_hugepage"),
 )
 DATA_DIRECTORIES = ".millstream"
-"""Directory that holds data directories which the user has not named, where a pipeline was started."""
+"""The directory for data directories that the user has not named. It is created where a pipeline is started."""
 _CHECK_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a function may not exceed, and see."""
+    """The limits of a function, and what it can see."""
 
     limits: Mapping[str, int] = field(default_factory=dict)
-    """`memory` (bytes of data a process), `processes`, `files`, `cpu` (processors); what is missing is not limited."""
+    """`memory` (bytes of data per process), `processes`, `files`, `cpu` (processors). A missing one is not limited."""
     strict: bool = False
-    """In a sandbox."""
+    """The function runs in a sandbox."""
     network: bool = False
     """The sandbox has the host's network."""
     readable: tuple[Path, ...] = ()
-    """Files and directories that a sandbox shows beside code and programs."""
+    """Files and directories that a sandbox shows in addition to code and programs."""
     hidden: tuple[Path, ...] = ()
-    """Files and directories that are empty in a sandbox, also inside what it shows."""
+    """Files and directories that are empty in a sandbox, even inside those that it shows."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that have another value inside."""
+        """Environment variables that have another value inside."""
         return {"HOME": SCRATCH, "TMPDIR": SCRATCH} if self.strict else {}
 
 
@@ -67,17 +67,17 @@ def confined(
     search: str = os.defpath,
     check: bool = False,
 ) -> list[str]:
-    """The command line that runs `command` held, and so that it dies with the calling process.
+    """The command line that runs `command` confined, so that it dies with the calling process.
 
     Args:
         command: Program and arguments.
-        held: How.
-        cwd: Where it runs; a sandbox shows this directory.
-        sockets: The directory that it may write into, whatever else is read-only.
-        search: Where programs are looked for (PATH).
-        check: Do everything but run it, and end with code 0.
+        held: The confinement.
+        cwd: The working directory; a sandbox shows it.
+        sockets: The directory that it may write to, even though everything else is read-only.
+        search: The search path for programs (PATH).
+        check: Do everything except run the command, and exit with code 0.
 
-    Raises `UserError` where a sandbox would show the user's home directory.
+    Raises `UserError` if a sandbox would show the user's home directory.
     """
     settings: dict[str, object] = {}
     if held.strict and holds_home(cwd):
@@ -106,21 +106,21 @@ def confined(
 
 
 def holds_home(directory: Path) -> bool:
-    """Whether a directory is the user's home or above it: to show it would be to show everything."""
+    """Whether a directory is the user's home or above it: if a sandbox showed it, it would show everything."""
     found = Path(os.path.realpath(directory))
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
-        # A user without an entry and without HOME has none; but above everything is not a place either.
+        # A user without an entry and without HOME has no home directory; but the root is not allowed either.
         return found == Path(found.anchor)
     return found in (Path(os.path.realpath(home)), *Path(os.path.realpath(home)).parents)
 
 
 @functools.cache
 def refusal(*, strict: bool, network: bool, limits: frozenset[str]) -> str | None:
-    """Why this system cannot hold a function so; None where it can. Tries it with a command that does nothing."""
+    """Why this system cannot confine a function so; None if it can. Tries it with a command that does nothing."""
     with tempfile.TemporaryDirectory(prefix="millstream-check-") as directory:
         place = Path(directory)
-        # Any value that is not an obstacle: what counts is whether the kernel takes it.
+        # Any value that does not get in the way: it only matters whether the kernel takes it.
         values = {"memory": 1 << 40, "processes": 1 << 14, "files": 256, "cpu": 1}
         held = Confinement({name: values[name] for name in limits}, strict, network)
         command = confined([sys.executable], held, cwd=place, sockets=place, check=True)
@@ -139,7 +139,7 @@ def refusal(*, strict: bool, network: bool, limits: frozenset[str]) -> str | Non
 
 
 def _of_program(program: str, cwd: Path, search: str) -> Iterator[Path]:
-    """Where a program lies: for `<prefix>/bin/program` the prefix, also of what it is a link to."""
+    """Where a program is: for `<prefix>/bin/program` the prefix. For a link, also where its target is."""
     found = str(cwd / program) if os.sep in program else shutil.which(program, path=search)
     while found is not None:
         path = Path(found)
@@ -149,16 +149,17 @@ def _of_program(program: str, cwd: Path, search: str) -> Iterator[Path]:
 
 
 def _of_this_python() -> Iterator[str]:
-    """What our own interpreter imports from."""
+    """The places that our own interpreter imports from."""
     here = os.path.realpath(os.getcwd())
     for place in (sys.prefix, sys.base_prefix, *sys.path):
-        # Where the vertex was started is not a place for libraries.
+        # The directory where the vertex was started does not contain libraries.
         if place and os.path.realpath(place) != here and not holds_home(Path(place)):
             yield place
 
 
 def _mounts(paths: Sequence[str]) -> list[tuple[str, str]]:
-    """What is shown (source, place), outer directories first; what is a link, or behind one, at both its names."""
+    """What a sandbox shows, as (source, place), outer directories first. A path that is a link, or leads through one,
+    is shown under both names."""
     shown: set[tuple[str, str]] = set()
     for path in paths:
         real = os.path.realpath(path)
@@ -171,5 +172,5 @@ def _mounts(paths: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _is_below(path: str, places: Collection[str]) -> bool:
-    """Whether a directory above it is shown, with its contents."""
+    """Whether a directory above it is among the places, so that its contents are shown anyway."""
     return any(str(parent) in places for parent in Path(path).parents)

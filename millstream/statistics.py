@@ -1,7 +1,7 @@
-"""Numbers every process can tell about itself: what tests, metrics and the screen read. Plain values.
+"""Statistics that every process reports about itself: tests, metrics and the screen read them. Plain values.
 
 Counts are running totals since the lane's first commit (they are part of its mark, so they survive restarts) unless
-said otherwise.
+stated otherwise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from millstream.record import BufferId, LaneId
 
 
 class LaneReport(Enum):
-    """What the lanes of some kinds of vertex tell beside what all lanes do."""
+    """What the lanes of some kinds of vertex report in addition to what all lanes report."""
 
     INTAKE = "what they take in from outside"
     FUNCTION = "what they give to a function, record by record"
@@ -24,15 +24,15 @@ class LaneReport(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReduceStatistics:
-    """The windows of a reduce lane. Counts are since this process started."""
+    """The windows of a reduce lane. Counts start with this process."""
 
     open_windows: int
     oldest_end_us: int | None
-    """End of the open window that ends first; None when none is open."""
+    """End of the open window that ends first; None if no window is open."""
     open_records: int
     """Records in the log that open windows need."""
     pending_hand_overs: int
-    """Frozen, and their results not committed."""
+    """Hand-overs that are frozen and whose results are not committed."""
     pending_records: int
     log_bytes: int
     log_bytes_max: int
@@ -42,21 +42,21 @@ class ReduceStatistics:
     """fsyncs of the log."""
     sync_seconds: float
     hand_overs: int
-    """Computed."""
+    """Computed hand-overs."""
     hand_over_windows: int
     hand_over_records: int
     job_seconds: float
-    """Of Spark, over all of them."""
+    """Time of Spark jobs, over all hand-overs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerStatistics:
-    """A server of ours that strangers reach."""
+    """One of our servers, which strangers can reach."""
 
     connections: int
-    """Open now."""
+    """Open connections, now."""
     refused: Mapping[str, int]
-    """Connections and requests by the reason, since this process started."""
+    """Refused connections and requests by reason, since this process started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class LaneStatistics:
     idle: bool
     ended: bool
     inputs: int
-    """Records done with. inputs = processed + filtered + dead_lettered + sum(dropped) + diverted + open."""
+    """Completed records. inputs = processed + filtered + dead_lettered + sum(dropped) + diverted + open."""
     input_bytes: int
     processed: int
     filtered: int
@@ -82,46 +82,46 @@ class LaneStatistics:
     fallback: int
     repeated_ids: int
     diverted: int = 0
-    """Sent to a late edge."""
+    """Records sent to a late edge."""
     open: int = 0
-    """Kept for windows that are not committed yet."""
+    """Records kept for windows that are not committed yet."""
     frames_in_flight: int = 0
-    """Read and not committed, now."""
+    """Frames that are read and not committed, now."""
     records_in_flight: int = 0
     bytes_in_flight: int = 0
     retries: int = 0
     """Attempts after the first, since this process started."""
     udf_errors: int = 0
-    """Errors the function gave, since this process started."""
+    """Errors that the function returned, since this process started."""
     pending: int | None = None
-    """Records waiting: in the buffer, or at a source that can tell."""
+    """Records waiting in the buffer, or at the source if it knows."""
     pending_bytes: int | None = None
-    """Bytes waiting at a source that reads a log and can tell."""
+    """Bytes waiting at a source that reads a log, if it knows."""
     reduce: ReduceStatistics | None = None
-    """Of a reduce's lanes only."""
+    """For lanes of a reduce only."""
     listener: ListenerStatistics | None = None
-    """Of a source that is sent its records."""
+    """For a source to which others send records."""
 
     @property
     def connections(self) -> int | None:
-        """Of its senders, now."""
+        """Open connections of its senders, now."""
         return self.listener.connections if self.listener is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class BufferStatistics:
-    """One buffer, as its writer sees it."""
+    """One buffer, from the view of its writer."""
 
     buffer: BufferId
     records: int
-    """Written and not yet consumed."""
+    """Records that are written and not yet consumed."""
     bytes: int
     records_max: int
     bytes_max: int
     full: bool
     """The writer waits (or discards) because of this buffer."""
     written_records: int = 0
-    """Written by this vertex's lanes since their first commit."""
+    """Records that this vertex's lanes have written since their first commit."""
     written_bytes: int = 0
 
 
@@ -131,7 +131,7 @@ class SidecarStatistics:
 
     running: bool
     restarts: int
-    """Since this process started."""
+    """Restarts since this process started."""
     pid: int | None
     language: str = ""
     sdk_version: str = ""
@@ -144,16 +144,16 @@ class VertexStatistics:
     pipeline: str
     vertex: str
     vertex_type: str
-    """source, map, reduce, sink, or as another package calls its kind."""
+    """source, map, reduce, sink, or the name of another package's kind of vertex."""
     replica: int
     lanes: Sequence[LaneStatistics]
     buffers: Sequence[BufferStatistics]
     sidecars: Mapping[str, SidecarStatistics] = field(default_factory=dict)
-    """By role: udf, transformer, sink, fallback, source."""
+    """Sidecars by role: udf, transformer, sink, fallback, source."""
     commits: int = 0
     commit_bytes: int = 0
     commit_seconds: float = 0.0
     answers_settled: int = 0
     read_restarts: int = 0
     reports: frozenset[LaneReport] = frozenset()
-    """What its lanes tell beside what all lanes do."""
+    """What its lanes report in addition to what all lanes report."""

@@ -1,7 +1,7 @@
-"""What a person needs of a traceback first: what was raised, and where in their own code. Pure.
+"""Shortens a traceback to what a person needs first: what was raised, and where in their own code. Pure.
 
-Above it: what reports failures of functions. Below it: the text of Python's tracebacks. The whole is for the log; text
-that is not a traceback of Python is given as it is.
+Above it: code that reports failures of functions. Below it: the text of Python's tracebacks. The full text is for the
+log. Text that is not a Python traceback is shortened to its last lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _UNCOMPILED = re.compile(r'^ +File "[^"\n]+", line \d+$(?=(\n[ \t].*){0,3}\n\w*E
 _NOT_OWN = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<")
 _MARKS = re.compile(r"\s*[\^~]+\s*")
 _LINES_MAX = 3
-"""Places that are shown: where it was raised, and from where that was called."""
+"""Number of lines to show: the error, where it was raised, and where that code was called from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class _Frame:
 
 
 def places(text: str) -> list[str]:
-    """Where the last traceback in a text was raised, the user's own code alone, innermost first; nothing where there
-    is none."""
+    """Where the error of the last traceback in a text was raised, in the user's own code, innermost call first; empty
+    if there is no traceback."""
     frames = _frames(text)
     own = [frame for frame in frames if not _NOT_OWN.search(frame.file)] or frames[-1:]
     if not own:
@@ -45,7 +45,7 @@ def places(text: str) -> list[str]:
 
 
 def raised(text: str) -> str:
-    """What the last traceback in a text says was raised, on one line; empty where there is no traceback."""
+    """The error of the last traceback in a text, on one line; empty if there is no traceback."""
     begin = _begin(text)
     if begin < 0:
         return ""
@@ -54,7 +54,8 @@ def raised(text: str) -> str:
 
 
 def shortened(text: str) -> list[str]:
-    """The lines of a text that a person needs first: of a traceback what was raised and where, else its last ones."""
+    """The lines of a text that a person needs first: for a traceback, what was raised and where; otherwise the last
+    lines."""
     what = raised(_aligned(text))
     if not what:
         return text.rstrip().splitlines()[-_LINES_MAX:]
@@ -62,7 +63,7 @@ def shortened(text: str) -> list[str]:
 
 
 def _aligned(text: str) -> str:
-    """Without an indentation that all lines have: tracebacks are quoted in messages."""
+    """The text without the indentation that all lines share: messages quote tracebacks."""
     lines = text.splitlines()
     indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
     return "\n".join(line[min(indents, default=0) :] for line in lines)
@@ -81,8 +82,8 @@ def _frames(text: str) -> list[_Frame]:
 
 
 def _begin(text: str) -> int:
-    """Of the last traceback in a text; -1 where there is none. What cannot be compiled has no stack: its place comes
-    without the words that a traceback begins with."""
+    """Where the last traceback in a text begins; -1 if there is none. Code that cannot be compiled has no stack: its
+    place appears without the first line of a traceback."""
     begin = text.rfind(_BEGIN)
     if begin >= 0:
         return begin
@@ -91,7 +92,7 @@ def _begin(text: str) -> int:
 
 
 def _near(file: str) -> str:
-    """As one would name it here."""
+    """The path relative to the working directory, if the file is in it."""
     try:
         relative = os.path.relpath(file)
     except (ValueError, OSError):
