@@ -13,8 +13,8 @@ FRAME_RECORDS_MAX = 4096
 FRAME_BYTES_MAX = 1 * MIB
 """Bytes of values and columns in a frame that a writer builds, unless a single record is larger."""
 RESULT_FRAME_RECORDS_MAX = 16_384
-"""The same for a frame with results of windows: these arrive all at once, and storing one message takes half the time of
-storing several."""
+"""The same for a frame with results of windows: these arrive all at once, and storing one message takes half the time
+of storing several."""
 RESULT_FRAME_BYTES_MAX = 4 * MIB
 """The same for its bytes."""
 RECORD_BYTES_MAX = 7 * MIB

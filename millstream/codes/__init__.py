@@ -1,7 +1,7 @@
 """The catalogue of error codes, `MS-…`: one for each cause that has a remedy of its own.
 
-`docs/errors.md` and `millstream explain` are made from it. Above it: every error of ours, which carries one of these,
-and every problem with a pipeline file. Below it: nothing. A number that is gone is not used again.
+`docs/errors.md` and `millstream explain` are generated from it. Above it: all our errors, each of which has a code, and
+every problem with a pipeline file. Below it: nothing. The number of a removed code is never used again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from millstream.codes.pipeline_file import *  # noqa: F403
 from millstream.codes.user import *  # noqa: F403
 
 NAMED = MappingProxyType({name: value for name, value in globals().items() if isinstance(value, Code)})
-"""Every code, by its name here."""
+"""All codes, by their names in this package."""
 CODES = MappingProxyType({code.number: code for code in sorted(NAMED.values(), key=lambda code: code.number)})
-"""Every code, by its number, in order."""
+"""All codes by number, in order."""
 
 
 def find(text: str) -> Code | None:
-    """The code that is meant by `MS-2101`, `ms-2101` or `2101`; None when there is none."""
+    """Finds the code for `MS-2101`, `ms-2101` or `2101`; None if there is no such code."""
     number = text.strip().upper().removeprefix(PREFIX)
     return CODES.get(int(number)) if number.isascii() and number.isdigit() else None
 
@@ -53,7 +53,7 @@ _FAMILIES = (
 
 
 def families() -> Mapping[Family, Sequence[Code]]:
-    """Every code, by what it is about, in order."""
+    """All codes by family, in order."""
     found: dict[Family, list[Code]] = {family: [] for family in _FAMILIES}
     by_number = {family.number: family for family in _FAMILIES}
     for number, code in CODES.items():

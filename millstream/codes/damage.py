@@ -1,4 +1,4 @@
-"""Codes of stored data that is damaged, or is not what was stored: 5xxx."""
+"""Codes for stored data that is damaged, or differs from what was stored: 5xxx."""
 
 from __future__ import annotations
 

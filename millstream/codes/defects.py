@@ -1,4 +1,4 @@
-"""Codes of defects of Millstream itself: 7xxx."""
+"""Codes for defects of Millstream itself: 7xxx."""
 
 from __future__ import annotations
 

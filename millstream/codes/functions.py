@@ -1,4 +1,4 @@
-"""Codes of functions of the user's that fail, cannot be started, or break their protocol: 3xxx."""
+"""Codes for user-defined functions that fail, cannot be started, or break their protocol: 3xxx."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Codes of the machine and of servers: files, disks and processes (40xx), the broker (41xx), Spark and Java (42xx),
-what sources and sinks talk to (43xx)."""
+"""Codes for the machine and servers: files, disks and processes (40xx), the broker (41xx), Spark and Java (42xx), and
+the external systems of sources and sinks (43xx)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes of an owner that was replaced: 6xxx."""
+"""Codes for an owner that was replaced: 6xxx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes of problems with a pipeline file, and with what it refers to on this machine: 22xx."""
+"""Codes for problems with a pipeline file, and with the files and programs that it refers to on this machine: 22xx."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Codes of what the user has to change: commands and options (21xx), a pipeline that does not fit its stored data
-(23xx), access to the broker (24xx), sources, sinks and records (25xx), functions, queries and Spark (26xx)."""
+"""Codes for problems that the user has to fix: commands and options (21xx), a pipeline that does not fit its stored
+data (23xx), access to the broker (24xx), sources, sinks and records (25xx), functions, queries and Spark (26xx)."""
 
 from __future__ import annotations
 

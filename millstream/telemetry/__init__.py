@@ -1,4 +1,4 @@
-"""What a process tells about itself: traces, metrics, logs."""
+"""Telemetry of a process: traces, metrics and logs."""
 
 from millstream.telemetry.opening import Identity, ProcessTelemetry, open_telemetry
 from millstream.telemetry.telemetry import Telemetry

@@ -1,11 +1,12 @@
-"""The HTTP endpoint of a process: metrics for Prometheus, probes for the system that restarts it.
+"""The HTTP endpoint of a process: metrics for Prometheus, and probes for the system that restarts the process.
 
     /metrics   Prometheus text
-    /livez     200 as long as the event loop turns
-    /readyz    200 when it can do its work, else 503 with the reason
+    /livez     200 while the event loop runs
+    /readyz    200 when the process can do its work, otherwise 503 with the reason
 
-Above it: `open_telemetry`. Below it: a text made on demand and a question, and the server that bounds who may ask how
-much. On loopback unless told otherwise. It asks for no credentials: what it tells is in docs/telemetry.md.
+Above it: `open_telemetry`. Below it: two callbacks, for the metrics and for readiness, and the HTTP server that limits
+connections. It listens on the loopback interface by default. It requires no credentials; docs/telemetry.md lists what
+it publishes.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 async def open_endpoint(
     host: str, port: int, metrics_text: Callable[[], bytes], not_ready: Callable[[], str | None], clock: Clock
 ) -> AsyncIterator[None]:
-    """Serve until the context ends. `not_ready`: the reason why not, None when ready.
+    """Serves until the context ends. `not_ready` returns the reason why the process is not ready; None when it is.
 
-    Raises `InfrastructureError` when the port is taken.
+    Raises `InfrastructureError` if the endpoint cannot listen on the port.
     """
 
     async def metrics(_: web.Request) -> web.Response:
@@ -54,7 +55,7 @@ async def open_endpoint(
         )[0]
         listener = socket.create_server(address[:2], family=family)
     except OSError as error:
-        # `create_server` puts the address into the text.
+        # `create_server` puts the address into the error's text.
         code = error.errno or 0
         reason = os.strerror(code) if code > 0 else error.strerror
         raise InfrastructureError(

@@ -1,7 +1,7 @@
-"""The two ways metrics leave a process: pushed over OTLP, or read as Prometheus text.
+"""The two ways in which metrics leave a process: pushed over OTLP, or read as Prometheus text.
 
 Above it: `open_telemetry`. Below it: OpenTelemetry's exporters. Both collect on the event loop, from one snapshot of
-the statistics, so that no other thread looks into lanes at work.
+the statistics, so that no other thread reads the state of running lanes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from millstream.telemetry.metrics import Metrics
 
 
 class PrometheusText:
-    """Metrics in Prometheus' text format, from a registry of its own."""
+    """Metrics in Prometheus's text format, from a registry of its own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -26,13 +26,13 @@ class PrometheusText:
         )
 
     def text(self, metrics: Metrics) -> bytes:
-        """What they are now."""
+        """The current metrics."""
         metrics.refresh()
         return generate_latest(self._registry)
 
 
 class OtlpReader(MetricReader):
-    """Collects when asked to, and sends apart from that."""
+    """Collects on request, and sends in a separate step."""
 
     def __init__(self, exporter: OTLPMetricExporter) -> None:
         super().__init__(
@@ -43,14 +43,14 @@ class OtlpReader(MetricReader):
         self._collected: MetricsData | None = None
 
     def take(self, metrics: Metrics) -> MetricsData | None:
-        """What they are now; None when there is nothing to tell."""
+        """The current metrics; None if there are none."""
         metrics.refresh()
         self.collect()
         data, self._collected = self._collected, None
         return data
 
     def send(self, data: MetricsData) -> None:
-        """Send to the collector; blocks until it has taken them, or the exporter gives up and says so in the log."""
+        """Sends the metrics to the collector. Blocks until it accepts them, or the exporter gives up and logs that."""
         self._exporter.export(data)
 
     def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
@@ -61,5 +61,5 @@ class OtlpReader(MetricReader):
 
 
 def make_otlp_reader(timeout_s: float | None) -> OtlpReader:
-    """A reader that sends where OTEL_EXPORTER_OTLP_* says. `timeout_s` None: as the environment says."""
+    """A reader that sends to where OTEL_EXPORTER_OTLP_* says. `timeout_s` None: the timeout in the environment."""
     return OtlpReader(OTLPMetricExporter(timeout=timeout_s))

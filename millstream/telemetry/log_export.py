@@ -1,7 +1,7 @@
-"""Logs to a collector over OTLP, beside the lines on standard error.
+"""Sends logs to a collector over OTLP, in addition to the lines on standard error.
 
 Above it: `opening.py`. Below it: OpenTelemetry's SDK, whose interface for logs may still change; a test sends some.
-What a record carries as `extra` becomes an attribute, as it becomes a field of a line.
+The `extra` of a log record becomes attributes, as it becomes fields of a line.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SEVERITIES = (
     (logging.DEBUG, SeverityNumber.DEBUG),
 )
 _NOT_EXPORTED = ("opentelemetry", "grpc")
-"""Loggers of what exports: each of their messages would be exported, again and again, to a collector that is away."""
+"""The exporter's own loggers: while a collector is away, exporting their messages would cause more such messages."""
 _ATTRIBUTE_TYPES = (str, bool, int, float)
 
 
 class LogExport(logging.Handler):
-    """A handler that hands what it gets to the exporter's own thread."""
+    """A handler that passes log records to the exporter's own thread."""
 
     def __init__(self, resource: Resource, timeout_s: float | None) -> None:
         super().__init__()
@@ -60,5 +60,5 @@ class LogExport(logging.Handler):
         )
 
     def shut_down(self) -> None:
-        """Send what is left, and nothing after it."""
+        """Sends the remaining records. Nothing is sent after that."""
         self._provider.shutdown()

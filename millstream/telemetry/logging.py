@@ -1,7 +1,7 @@
-"""Logs: one JSON object per line on stderr, or a plain line when a person looks at a terminal.
+"""Logs: one JSON object per line on stderr, or plain lines on a terminal.
 
-Above it: every process, once, at its start. Below it: the standard library. It does not know what is logged: what a
-record carries as `extra` becomes a field.
+Above it: every process, once, at its start. Below it: the standard library. It does not depend on what is logged: the
+`extra` of a log record becomes fields.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _lane: ContextVar[str] = ContextVar("millstream_lane", default="")
 _trace_id: ContextVar[str] = ContextVar("millstream_trace_id", default="")
 
 _OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
-"""Attributes every log record has; any other is an extra."""
+"""Attributes that every log record has; all others are extras."""
 
 NOTICE = "millstream_notice"
-"""Field of a line for the person who watches a run, though it is not a warning."""
+"""Field that marks a line for the person who watches a run, although it is not a warning."""
 
 
 def configure_logging(
@@ -39,10 +39,10 @@ def configure_logging(
     stream: TextIO | None = None,
     human: bool | None = None,
 ) -> None:
-    """Send the process's logs to `stream` (stderr); a second call replaces the first.
+    """Sends the process's logs to `stream` (default: stderr). A second call replaces the first.
 
-    `pipeline` and `vertex` may be empty where there is none (yet); a process with several replicas tells them apart by
-    `log_replica`. `human`: plain lines; None: when it is a terminal.
+    `pipeline` and `vertex` may be empty if there is none (yet). A process with several replicas distinguishes them by
+    `log_replica`. `human` selects plain lines; None: plain lines if the stream is a terminal.
     """
     target = stream or sys.stderr
     handler = _Handler(target)
@@ -57,7 +57,7 @@ def configure_logging(
 
 @contextlib.contextmanager
 def log_replica(replica: ReplicaId) -> Iterator[None]:
-    """What this task, and the tasks it starts, log carries the vertex and the replica."""
+    """Adds the vertex and the replica to log lines of this task and of the tasks that it starts."""
     token = _replica.set(replica)
     try:
         yield
@@ -67,7 +67,7 @@ def log_replica(replica: ReplicaId) -> Iterator[None]:
 
 @contextlib.contextmanager
 def log_lane(key: str) -> Iterator[None]:
-    """What this task, and the tasks it starts, log carries the lane."""
+    """Adds the lane to log lines of this task and of the tasks that it starts."""
     token = _lane.set(key)
     try:
         yield
@@ -77,7 +77,7 @@ def log_lane(key: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def log_trace(trace_id: str) -> Iterator[None]:
-    """What this task logs carries the trace id."""
+    """Adds the trace id to log lines of this task."""
     token = _trace_id.set(trace_id)
     try:
         yield
@@ -86,8 +86,8 @@ def log_trace(trace_id: str) -> Iterator[None]:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a record says beside its message: replica, lane and trace of the task that logs it, the code of an error,
-    and its extras."""
+    """The fields of a log record in addition to its message: replica, lane and trace of the task that logs it, the code
+    of an error, and its extras."""
     fields: dict[str, Any] = {}
     if (replica := _replica.get()) is not None:
         fields["vertex"], fields["replica"] = replica.vertex, replica.number
@@ -100,7 +100,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, to be found again."""
+    """A subclass, so that a second call of `configure_logging` recognizes our handler."""
 
 
 class _JsonFormatter(logging.Formatter):
@@ -149,7 +149,7 @@ def _time_of(record: logging.LogRecord) -> datetime:
 
 
 def _code_of(record: logging.LogRecord) -> str | None:
-    """Of the error of ours that is logged, as an argument of the message or with its stack trace."""
+    """The code of our error that is logged, as an argument of the message or with its stack trace."""
     arguments = record.args if isinstance(record.args, tuple) else ()
     raised = record.exc_info[1] if record.exc_info else None
     return next((error.code.id for error in (*arguments, raised) if isinstance(error, MillstreamError)), None)

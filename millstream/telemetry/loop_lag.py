@@ -1,6 +1,6 @@
-"""How late the event loop of this process is: what whatever is ready waits for its turn.
+"""Measures how late the event loop of this process is: how long a task that is ready waits for its turn.
 
-Replicas that share a worker share its loop, so one that keeps the loop busy is felt by the others here.
+Replicas that share a worker share its loop, so a replica that keeps the loop busy delays the others.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable
 from millstream.clock import Clock
 
 INTERVAL_S = 0.5
-"""Between two samples: each wakes the process up, and is counted for every replica in it."""
+"""Time between two samples: each sample wakes up the process, and counts for every replica in it."""
 
 
 async def measure_loop_lag(observe: Callable[[float], None], clock: Clock) -> None:
-    """Hand `observe` the lag of the loop in seconds, for every `INTERVAL_S` of time, until cancelled.
+    """Passes the lag of the loop in seconds to `observe`, for every `INTERVAL_S` of time, until cancelled.
 
-    While the loop stands still no sample is taken. So a long lag is followed by those that would have been seen
-    meanwhile: two seconds without a turn count as four samples, as they would for four events that became ready then.
+    While the loop is blocked, no samples are taken. So a long lag is followed by the samples that are missing: two
+    seconds without a turn count as four samples, as they would for four events that became ready in that time.
     """
     while True:
         due_s = clock.monotonic_s() + INTERVAL_S

@@ -1,8 +1,8 @@
-"""Metrics: the table of all of them, and their reading from a vertex's statistics.
+"""Metrics: the table of all metrics, and how they are read from a vertex's statistics.
 
 Above it: `Telemetry`, and docs/telemetry.md, which a test compares with the table. Below it: `VertexStatistics`, the
-one source of numbers that the screen and tests read too. Names are Numaflow's where it has the same thing; its
-histograms are in microseconds. It does not know how metrics leave the process.
+single source of numbers, which the screen and tests read, too. A metric that Numaflow also has uses Numaflow's name;
+its histograms are in microseconds. The module does not depend on how metrics leave the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, LOOP_L
 
 
 class MetricKind(Enum):
-    """What may be done with the numbers."""
+    """The kind of a metric, as Prometheus knows it."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -45,20 +45,21 @@ class Metric:
     name: str
     kind: MetricKind
     labels: tuple[str, ...]
-    """Beside `COMMON_LABELS`."""
+    """Labels in addition to `COMMON_LABELS`."""
     description: str
     read: Callable[[VertexStatistics, int], Reading] | None = None
-    """Values with their labels, from the statistics and the wall clock; None for what is observed as it happens."""
+    """Reads values with their labels from the statistics and the wall clock; None for a metric that is observed as it
+    happens."""
 
 
 COMMON_LABELS = ("pipeline", "vertex", "vertex_type", "replica")
-"""Of every metric. `vertex_type`: source, map, reduce, sink, or as another package calls its kind."""
+"""Labels of every metric. `vertex_type`: source, map, reduce, sink, or the name of another package's kind of vertex."""
 
 _LANE = "partition_name"
 
 
 def _lanes(read: Callable[[LaneStatistics], float | None], report: LaneReport | None = None) -> Callable[..., Reading]:
-    """One value per lane, where there is one; of all kinds of vertex, or of those whose lanes have such a report."""
+    """One value for each lane that has one; for all kinds of vertex, or only for those whose lanes have that report."""
 
     def reading(statistics: VertexStatistics, now_us: int) -> Reading:
         if report is not None and report not in statistics.reports:
@@ -109,7 +110,7 @@ def _transformer(read: Callable[[LaneStatistics], float]) -> Callable[..., Readi
 
 
 def _written_records(statistics: VertexStatistics, now_us: int) -> Reading:
-    """To buffers; for a sink, to its target."""
+    """Records written to buffers; for a sink, to its target."""
     yield from _buffers(lambda buffer: buffer.written_records)(statistics, now_us)
     yield from _lanes(lambda lane: lane.processed - lane.fallback, LaneReport.TARGET)(statistics, now_us)
 
@@ -463,7 +464,7 @@ class VertexMetrics:
         """`labels`: the values of `COMMON_LABELS`."""
         self.labels = dict(labels)
         self.newest: VertexStatistics | None = None
-        """What the next collection reports."""
+        """The statistics that the next collection reports."""
         self.record_seconds = 0.0
         self.records = 0
         self._statistics = statistics
@@ -472,17 +473,17 @@ class VertexMetrics:
         self._ended = False
 
     def refresh(self) -> None:
-        """Take the statistics that the next collection reports."""
+        """Gets the statistics that the next collection reports."""
         if not self._ended:
             self.newest = self._statistics()
 
     def end(self) -> None:
-        """The replica ends: what it comes to now stays."""
+        """Called when the replica ends: its current numbers stay."""
         self.refresh()
         self._ended = True
 
     def observe_processing(self, stage: str, seconds: float) -> None:
-        """How long a stage took for one frame (or slice, or batch)."""
+        """Records how long a stage took for one frame (or slice, or batch)."""
         micros = seconds * MICROSECONDS
         if stage == "commit":
             self._times[COMMIT_TIME].record(seconds, self.labels)
@@ -494,13 +495,13 @@ class VertexMetrics:
             self._times[name].record(micros, self.labels)
 
     def observe_loop_lag(self, seconds: float) -> None:
-        """The replica's event loop is so late."""
+        """Records how late the replica's event loop is."""
         if not self._ended:
             self._times[LOOP_LAG].record(seconds, self.labels)
 
     def observe_latency(self, seconds: float, records: int) -> None:
-        """A frame whose oldest record entered the pipeline `seconds` ago has been written by a sink."""
-        # Clocks of several machines may differ by more than a fast pipeline takes.
+        """Records that a sink has written a frame whose oldest record entered the pipeline `seconds` ago."""
+        # The clocks of several machines may differ by more than the latency of a fast pipeline.
         seconds = max(0.0, seconds)
         self._times[LATENCY].record(seconds, self.labels)
         self.record_seconds += seconds * records
@@ -517,7 +518,7 @@ class Metrics:
         self._times: dict[str, Histogram] = {}
 
     def register(self) -> None:
-        """Make the instruments."""
+        """Creates the instruments."""
         for metric in METRICS:
             if metric.read is None:
                 continue
@@ -541,7 +542,7 @@ class Metrics:
             self._times[name] = self._meter.create_histogram(
                 name, description=described[name], explicit_bucket_boundaries_advisory=list(bounds)
             )
-        # A counter that is read costs a frame an addition; one that is recorded costs as much as the histogram.
+        # A counter that is read costs one addition per frame; one that is recorded costs as much as the histogram.
         totals: tuple[tuple[str, Callable[[VertexMetrics], float]], ...] = (
             (LATENCY_SUM, lambda replica: replica.record_seconds),
             (LATENCY_COUNT, lambda replica: replica.records),
@@ -553,8 +554,8 @@ class Metrics:
     def replica(
         self, statistics: Callable[[], VertexStatistics], labels: Labels, reports: Collection[LaneReport]
     ) -> Iterator[VertexMetrics]:
-        """The metrics of a replica. When the context has ended, its last numbers are reported as long as the process
-        lives: also by the export at the end."""
+        """The metrics of a replica. After the context has ended, its last numbers are reported until the process ends,
+        including the final export."""
         replica = VertexMetrics(statistics, labels, reports, self._times)
         self._replicas.append(replica)
         try:
@@ -563,12 +564,12 @@ class Metrics:
             replica.end()
 
     def observe_loop_lag(self, seconds: float) -> None:
-        """All replicas share the loop that is so late."""
+        """Records the lag for all replicas, because they share the loop."""
         for replica in self._replicas:
             replica.observe_loop_lag(seconds)
 
     def refresh(self) -> None:
-        """Take the statistics that the next collection reports: once for all instruments, on the event loop."""
+        """Gets the statistics that the next collection reports: once for all instruments, on the event loop."""
         for replica in self._replicas:
             replica.refresh()
 

@@ -1,11 +1,11 @@
-"""Opens a worker's telemetry as its environment says, and flushes it at the end.
+"""Opens a worker's telemetry according to its environment, and flushes it at the end.
 
-    OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_..., ..._METRICS_...)   switches the export over OTLP/gRPC on
-    --metrics-port                                                     switches the Prometheus endpoint on
+    OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_..., ..._METRICS_...)   enables the export over OTLP/gRPC
+    --metrics-port                                                     enables the Prometheus endpoint
 
-One endpoint, one export of each signal, for all replicas of the process; each replica has labels and spans of its own.
-All other standard OTEL_* variables (headers, certificates, sampler, intervals, resource attributes) are OpenTelemetry's
-own. Providers belong to the context that opened them; nothing global is set.
+All replicas of the process share one endpoint and one export of each signal; each replica has its own labels and spans.
+OpenTelemetry itself reads all other standard OTEL_* variables (headers, certificates, sampler, intervals, resource
+attributes). Providers belong to the context that opened them; no global provider is set.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _METRIC_INTERVAL_MS = 60_000.0
-"""The standard's default of OTEL_METRIC_EXPORT_INTERVAL."""
+"""Default of OTEL_METRIC_EXPORT_INTERVAL in OpenTelemetry's specification."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose telemetry it is, of one replica: labels of its metrics, attributes of its spans."""
+    """The identity of one replica in telemetry: labels of its metrics, attributes of its spans."""
 
     pipeline: str
     vertex: str
     vertex_type: str
     replica: int
     reports: frozenset[LaneReport] = frozenset()
-    """What its lanes tell beside what all lanes do."""
+    """What its lanes report in addition to what all lanes report."""
 
     @property
     def name(self) -> str:
@@ -69,7 +69,8 @@ class Identity:
 
 
 def _resource(identities: Sequence[Identity], environment: Mapping[str, str]) -> Resource:
-    """Of what these replicas export: named after the vertex where there is one replica, else after the pipeline."""
+    """The resource for the telemetry of these replicas, named after the vertex of a single replica, otherwise after the
+    pipeline."""
     from opentelemetry.sdk.resources import Resource
 
     first = identities[0]
@@ -84,7 +85,7 @@ def _resource(identities: Sequence[Identity], environment: Mapping[str, str]) ->
 
 
 class ProcessTelemetry:
-    """That of one process. Made by `open_telemetry`."""
+    """The telemetry of one process. Made by `open_telemetry`."""
 
     def __init__(self, spans: BatchSpanProcessor | None, metrics: Metrics | None) -> None:
         self._spans = spans
@@ -92,13 +93,13 @@ class ProcessTelemetry:
 
     @contextmanager
     def replica(self, identity: Identity, statistics: Callable[[], VertexStatistics]) -> Iterator[Telemetry]:
-        """Telemetry of a replica as long as the context lasts. `statistics` is called on the event loop, once per
+        """The telemetry of a replica, until the context ends. `statistics` is called on the event loop, once per
         collection."""
         tracing = None
         if self._spans is not None:
             from millstream.telemetry.tracing import make_tracing
 
-            # A provider for each replica: its spans are those of a service named after the vertex.
+            # Each replica has its own provider, because its spans belong to a service named after the vertex.
             resource = _resource([identity], os.environ)
             tracing = make_tracing(self._spans, resource, identity.attributes(), os.environ)
         if self._metrics is None:
@@ -110,7 +111,7 @@ class ProcessTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """Where metrics and probes are served; port 0: nowhere."""
+    """The address of metrics and probes. Port 0: no endpoint."""
 
     host: str
     port: int
@@ -126,11 +127,11 @@ async def open_telemetry(
     not_ready: Callable[[], str | None] = lambda: None,
     clock: Clock | None = None,
 ) -> AsyncIterator[ProcessTelemetry]:
-    """Telemetry of a worker until the context ends; then what is left is sent, for a few seconds at most.
+    """The telemetry of a worker, until the context ends. Then it sends the remaining data, for a few seconds at most.
 
-    `identities`: the replicas it runs, at least one. `metrics_port` 0: no endpoint. `not_ready`: what /readyz answers
-    503 with; None when ready. Raises `UserError` for an export that cannot be done and `InfrastructureError` for a port
-    that is taken.
+    `identities`: the replicas that the worker runs, at least one. `metrics_port` 0: no endpoint. `not_ready` returns
+    the reason with which /readyz answers 503; None when the worker is ready. Raises `UserError` for an export that is
+    not supported and `InfrastructureError` for a port that is in use.
     """
     environment = os.environ
     async with AsyncExitStack() as stack:
@@ -163,7 +164,7 @@ async def _open_logs(resource: Resource, environment: Mapping[str, str]) -> Asyn
 
 @asynccontextmanager
 async def _open_spans(environment: Mapping[str, str]) -> AsyncIterator[BatchSpanProcessor]:
-    """What sends the spans of all replicas."""
+    """The processor that sends the spans of all replicas."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -191,7 +192,7 @@ async def _open_metrics(
     provider = MeterProvider(
         readers if otlp is None else [*readers, otlp],
         _resource(identities, environment),
-        # Exemplars would take as long as all the rest of an observation.
+        # Exemplars would take as long as the rest of an observation.
         exemplar_filter=AlwaysOffExemplarFilter(),
         shutdown_on_exit=False,
     )
@@ -213,7 +214,7 @@ async def _open_metrics(
 
 @asynccontextmanager
 async def _open_loop_lag(metrics: Metrics, clock: Clock) -> AsyncIterator[None]:
-    """Measure how late this event loop is."""
+    """Measures how late this event loop is."""
     from millstream.telemetry.loop_lag import measure_loop_lag
 
     async with open_tasks() as tasks:
@@ -226,10 +227,10 @@ async def _open_loop_lag(metrics: Metrics, clock: Clock) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _open_export(otlp: OtlpReader, metrics: Metrics, interval_s: float) -> AsyncIterator[None]:
-    """Send the metrics every interval, and once more at the end."""
+    """Sends the metrics at every interval, and once more at the end."""
 
     async def export() -> None:
-        # The statistics are the event loop's; only the sending, which may block, is left to a thread.
+        # The statistics belong to the event loop; only sending, which may block, runs in a thread.
         data = otlp.take(metrics)
         if data is not None:
             await run_bounded(partial(otlp.send, data), limits.TELEMETRY_FLUSH_TIMEOUT_S)
@@ -251,7 +252,7 @@ async def _open_export(otlp: OtlpReader, metrics: Metrics, interval_s: float) ->
 
 
 async def run_bounded(call: Callable[[], object], seconds: float) -> None:
-    """Run what may block in a thread of its own, and do not wait for it longer than `seconds`."""
+    """Runs a call that may block in a thread of its own, and waits for it for at most `seconds`."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -259,11 +260,11 @@ async def run_bounded(call: Callable[[], object], seconds: float) -> None:
         try:
             call()
         finally:
-            # The loop may be gone when the call outlasts it.
+            # The loop may be closed before the call ends.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(done.set)
 
-    # A daemon: a collector that takes no data does not keep the process from ending.
+    # A daemon thread: a collector that does not accept data must not prevent the process from ending.
     threading.Thread(target=run, name="telemetry", daemon=True).start()
     try:
         async with asyncio.timeout(seconds):
@@ -294,7 +295,7 @@ def _setting(name: str, signal: str, environment: Mapping[str, str]) -> str:
 
 
 def _timeout_s(signal: str, environment: Mapping[str, str]) -> float | None:
-    """Ours, unless the environment sets one, which the exporter reads itself."""
+    """Our timeout; None if the environment sets one, because the exporter reads that itself."""
     return None if _setting("TIMEOUT", signal, environment) else limits.TELEMETRY_FLUSH_TIMEOUT_S
 
 

@@ -1,6 +1,6 @@
-"""What the lanes of a vertex say while they work: spans, processing times, latencies.
+"""Telemetry that lanes report while they work: spans, processing times, latencies.
 
-Above it: lanes. Below it: tracing and metrics, each of which may be off; then a call costs next to nothing.
+Above it: lanes. Below it: tracing and metrics. Each of them may be off; then a call costs almost nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millstream.frame import Frame
 from millstream.telemetry.untraced import Span, UntracedSpan
 
 if TYPE_CHECKING:
-    # OpenTelemetry takes a tenth of a second to import; a process that exports nothing does without.
+    # Importing OpenTelemetry takes a tenth of a second; a process that exports nothing does not import it.
     from millstream.telemetry.metrics import VertexMetrics
     from millstream.telemetry.tracing import Tracing
 
@@ -21,7 +21,7 @@ _UNTRACED = UntracedSpan()
 
 
 class Telemetry:
-    """One per replica. Made by `ProcessTelemetry`; one that was made without anything says nothing."""
+    """The telemetry of one replica. Made by `ProcessTelemetry`; without arguments it reports nothing."""
 
     def __init__(self, tracing: Tracing | None = None, metrics: VertexMetrics | None = None) -> None:
         self._tracing = tracing
@@ -30,10 +30,11 @@ class Telemetry:
     def span(
         self, name: str, *, parent: str, lane: str = "", records: int = 0, sequence: int = 0, links: Sequence[str] = ()
     ) -> AbstractContextManager[Span]:
-        """A stage at work on a frame; `parent`: the frame's traceparent. `links`: those of other traces in it.
+        """The span of a stage that processes a frame. `parent`: the frame's traceparent. `links`: the traceparents of
+        other traces in the frame.
 
-        The span's own traceparent goes to the function that is called, and with the frame to the next stage. A frame
-        without one is not sampled: nothing is recorded for it.
+        The span's own traceparent goes to the called function, and with the frame to the next stage. A frame without a
+        traceparent is not sampled: nothing is recorded for it.
         """
         if not parent:
             return _UNTRACED
@@ -47,7 +48,7 @@ class Telemetry:
         )
 
     def source_span(self, frame: Frame, *, lane: str = "") -> AbstractContextManager[Span]:
-        """`millstream.source.read`: where the trace of a frame begins, if it is sampled."""
+        """The span `millstream.source.read`: the trace of a frame begins with it, if the frame is sampled."""
         if self._tracing is None:
             return _UNTRACED
         return self._tracing.source_span(
@@ -55,11 +56,12 @@ class Telemetry:
         )
 
     def observe_processing(self, stage: str, seconds: float) -> None:
-        """How long a stage (udf, transformer, sink, commit) took for one frame."""
+        """Records how long a stage (udf, transformer, sink, commit) took for one frame."""
         if self._metrics is not None:
             self._metrics.observe_processing(stage, seconds)
 
     def observe_latency(self, seconds: float, records: int) -> None:
-        """A sink has written a frame of `records` whose oldest entered the pipeline `seconds` ago."""
+        """Records that a sink has written a frame of `records` records whose oldest one entered the pipeline `seconds`
+        ago."""
         if self._metrics is not None:
             self._metrics.observe_latency(seconds, records)

@@ -3,9 +3,9 @@
     record's own traceparent ··link··► millstream.source.read ──► millstream.map ──► millstream.sink.write
                                               │ the frame's traceparent, in the buffer ▲
 
-A trace begins at a source frame and is sampled there; a frame that is not sampled has no traceparent, and costs
+A trace begins at a source frame and is sampled there. A frame that is not sampled has no traceparent, and costs
 nothing at any later stage. Above it: `Telemetry`. Below it: OpenTelemetry with providers of its own, never the global
-ones. It does not know lanes or commits.
+ones. It does not depend on lanes or commits.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from millstream.telemetry.logging import log_trace
 from millstream.telemetry.untraced import Span, UntracedSpan
 
 TRACEPARENT_HEADER = "traceparent"
-"""Header of a record that carries a trace context of its own (W3C)."""
+"""Header of a record that has its own trace context (W3C)."""
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _SAMPLER_VARIABLE = "OTEL_TRACES_SAMPLER"
 _RATIO_VARIABLE = "OTEL_TRACES_SAMPLER_ARG"
 _RATIO = 0.001
-"""Share of source frames that are traced when the environment does not say."""
+"""Share of source frames that are traced if the environment does not set one."""
 
 
 class Tracing:
@@ -58,7 +58,7 @@ class Tracing:
     def span(
         self, name: str, parent: str, attributes: Mapping[str, AttributeValue], *, links: Sequence[str] = ()
     ) -> AbstractContextManager[Span]:
-        """A span below `parent`, a traceparent, linked to other ones."""
+        """A child span of `parent`, which is a traceparent, linked to other ones."""
         context = parse_traceparent(parent)
         if context is None:
             return UntracedSpan()
@@ -69,7 +69,7 @@ class Tracing:
     def source_span(
         self, name: str, frame: Frame, attributes: Mapping[str, AttributeValue]
     ) -> AbstractContextManager[Span]:
-        """The first span of a frame's trace, linked to the contexts its records carry; sampled if one of them is."""
+        """The first span of a frame's trace, linked to the contexts of its records. It is sampled if one of them is."""
         links = [Link(context) for context in contexts_of(frame)]
         return self._start(name, Context(), attributes, links, SpanKind.CONSUMER)
 
@@ -121,7 +121,7 @@ class _RecordedSpan:
 
 
 class LinkedSampler(Sampler):
-    """Samples a span that is linked to a sampled one, else as another sampler says."""
+    """Samples a span that is linked to a sampled one; for other spans, another sampler decides."""
 
     def __init__(self, other: Sampler) -> None:
         self._other = other
@@ -147,8 +147,8 @@ class LinkedSampler(Sampler):
 def make_tracing(
     spans: SpanProcessor, resource: Resource, fixed: Mapping[str, AttributeValue], environment: Mapping[str, str]
 ) -> Tracing:
-    """Tracing into what sends the spans of the process, which outlives it. `fixed`: attributes of every span. The
-    sampler follows `environment`."""
+    """The tracing of a replica, which sends to the span processor of the process. The processor outlives it. `fixed`:
+    attributes of every span. `environment` selects the sampler."""
     sampler = None if _SAMPLER_VARIABLE in environment else ParentBased(TraceIdRatioBased(_ratio(environment)))
     provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
     provider.sampler = LinkedSampler(provider.sampler)
@@ -157,7 +157,7 @@ def make_tracing(
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """The context a W3C traceparent stands for; None for one that is empty, malformed or all zeros."""
+    """The context of a W3C traceparent; None if the traceparent is empty, malformed or all zeros."""
     match = _TRACEPARENT.fullmatch(text)
     if match is None or text.startswith("ff"):
         return None
@@ -167,7 +167,7 @@ def parse_traceparent(text: str) -> SpanContext | None:
 
 
 def contexts_of(frame: Frame) -> Iterable[SpanContext]:
-    """Different contexts that the records of a frame carry, sampled ones first, at most `limits.SPAN_LINKS_MAX`."""
+    """The distinct contexts of the records of a frame, sampled ones first, at most `limits.SPAN_LINKS_MAX`."""
     if TRACEPARENT_HEADER.encode() not in frame.headers_column:
         return []
     texts = {headers[TRACEPARENT_HEADER] for headers in frame.headers() if TRACEPARENT_HEADER in headers}

@@ -1,4 +1,4 @@
-"""Spans as lanes see them, and the one that is used if nothing is traced. No OpenTelemetry."""
+"""The interface of spans for lanes, and the span for untraced frames. It does not depend on OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Protocol
 
 
 class Span(Protocol):
-    """A stage at work on a frame."""
+    """The work of a stage on a frame."""
 
     @property
     def traceparent(self) -> str:
-        """Goes to the function that is called, and with the frame to the next stage; empty when not sampled."""
+        """It goes to the called function, and with the frame to the next stage; empty if the frame is not sampled."""
 
     def tell(self, name: str, value: str | int | float | Sequence[str]) -> None:
-        """Give the span an attribute."""
+        """Sets an attribute of the span."""
 
 
 class UntracedSpan:
-    """Records nothing, and passes on the context it was given."""
+    """Records nothing, and passes on the context that it was given."""
 
     __slots__ = ("traceparent",)
 

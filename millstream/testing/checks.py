@@ -1,9 +1,9 @@
-"""What a suite says when something is not as it must be. Not `assert`: a suite holds under `python -O`, too."""
+"""The check that suites use instead of `assert`, so that they also work under `python -O`."""
 
 from __future__ import annotations
 
 
 def check(held: object, what: str) -> None:
-    """Raises `AssertionError`."""
+    """Raises `AssertionError` with `what` unless `held`."""
     if not held:
         raise AssertionError(what)

@@ -1,4 +1,4 @@
-"""The records that suites offer, and the owners that offer them."""
+"""The records that suites write, and the owners of the lanes that write them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _EPOCH_US = 1_700_000_000_000_000
 
 
 def value_of(number: int) -> bytes:
-    """A JSON object with the number as `n`, and a text."""
+    """A JSON object with the number as member `n`, and a text."""
     return json.dumps({"n": number, "text": f"text {number}"}).encode()
 
 
 def frame_of(sequence: int, *, name: str = "") -> SinkFrame:
-    """The frame at a sequence from 1 on, with records (`sequence` - 1) * 10 and on. Each has its number as its key."""
+    """The frame at a sequence, which starts at 1. Its ten records begin with number (`sequence` - 1) * 10, and each has
+    its number as its key."""
     numbers = range((sequence - 1) * FRAME_RECORDS, sequence * FRAME_RECORDS)
     frame = build_frame(
         [value_of(number) for number in numbers],
@@ -38,19 +39,19 @@ def frame_of(sequence: int, *, name: str = "") -> SinkFrame:
 
 
 def offered(sequences: Iterable[int]) -> Iterator[tuple[SinkFrame, Position]]:
-    """Frames, each with the lane's position behind it."""
+    """Frames, each with the lane's position after it."""
     for sequence in sequences:
         yield frame_of(sequence), Position(sequence)
 
 
 async def _held(sequence: int, name: str) -> str | None:
-    """A buffer that holds just these frames."""
+    """Simulates a buffer that has exactly these frames."""
     expected = f"frame-{sequence}"
     return None if name == expected else f"the frame {expected}"
 
 
 def owner_of(place: Path, epoch: int, *, start: Position = Position(0), run: str = "first") -> SinkOwner:  # noqa: B008
-    """An owner of the one lane; `run`: another one after the pipeline was started over."""
+    """An owner of the suite's only lane. `run` changes when the pipeline is started over."""
     return SinkOwner(
         pipeline="conformance",
         lane=LaneId("out", "in-out", 0),

@@ -1,9 +1,9 @@
-"""One lane of a sink in a process of its own, which kills itself at a call that is named.
+"""Runs one lane of a sink in a process of its own, which kills itself at a given call.
 
     python -m millstream.testing.killed JSON
 
-The JSON has `settings`, `place`, `call` and `moment`: at that call of `write` or `flush` it dies `before`, `after`, or
-somewhere `inside` it.
+The JSON has `settings`, `place`, `call` and `moment`: the process dies `before`, `after`, or somewhere `inside` that
+call of `write` or `flush`.
 
 Above it: the suites. Below it: the connector, found by its name.
 """
@@ -34,11 +34,12 @@ Moment = Literal["before", "inside", "after"]
 
 _LIMIT_S = 60.0
 _INSIDE_S = 0.02
-"""At most how long after its beginning the first call is cut; a later one within what the longest before it took."""
+"""The first call is killed at most this long after its start. A later call is killed within the duration of the longest
+previous one."""
 
 
 def die_writing(settings: Mapping[str, Any], place: Path, call: int, moment: Moment) -> None:
-    """Have a first owner of the lane die at that call, in a process of its own."""
+    """Runs a first owner of the lane in a process of its own, which dies at that call."""
     order = json.dumps({"settings": settings, "place": str(place), "call": call, "moment": moment})
     done = subprocess.run(
         [sys.executable, "-m", "millstream.testing.killed", order],

@@ -1,6 +1,6 @@
-"""The program of a user-defined sink, running, for the suites.
+"""Runs the program of a user-defined sink for the suites.
 
-Above it: the suite for sinks, and its process that dies. Below it: the program.
+Above it: the suite for sinks, and its process that is killed. Below it: the program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from millstream.udf.sidecar import SidecarSpec, python_command
 
 @asynccontextmanager
 async def program_of(spec: FallbackSink, place: Path) -> AsyncIterator[UdfClient | None]:
-    """Started in `place`, or reached at its address; None for a sink without one."""
+    """The client of the sink's program, which is started in `place` or reached at its address; None for a sink without
+    a program."""
     program = spec.program
     if program is None:
         yield None

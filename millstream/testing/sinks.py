@@ -31,10 +31,10 @@ _LIMIT_S = 60.0
 
 
 class SinkConformance(ABC):
-    """Inherit from it, and define what to write to and what has arrived there."""
+    """Inherit from this class, and define the target and what has arrived in it."""
 
     _is_exact = False
-    """The lane that was opened last keeps positions."""
+    """Whether the target of the lane that was opened last keeps positions."""
 
     @abstractmethod
     def settings(self, place: Path) -> Mapping[str, Any]:
@@ -76,7 +76,7 @@ class SinkConformance(ABC):
                 raise AssertionError("an unknown field was accepted")
 
     def test_records_arrive_in_order_and_are_durable_after_a_flush(self) -> None:
-        """`durable` is None, or has reached the end after the flush."""
+        """After the flush, `durable` is None or the end."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(settings, owner_of(place, 1)) as lane:
@@ -98,7 +98,7 @@ class SinkConformance(ABC):
         self._run(run, expected=())
 
     def test_an_owner_goes_on_from_a_mark_that_is_behind_the_target(self) -> None:
-        """The mark is written after the target. So repeated records are left out, from any mark."""
+        """The mark is written after the target, so it may be behind. Repeated records are left out, from any mark."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(settings, owner_of(place, 1)) as lane:
@@ -112,7 +112,7 @@ class SinkConformance(ABC):
         self._run(run)
 
     def test_of_two_owners_the_older_has_no_effect(self) -> None:
-        """It ends with `FencedError`, however late it resumes."""
+        """The older owner ends with `FencedError`, however late it resumes."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(settings, owner_of(place, 1)) as old:
@@ -128,7 +128,7 @@ class SinkConformance(ABC):
         self._run(run)
 
     def test_a_target_of_another_run_is_refused(self) -> None:
-        """Its positions say nothing about the records of this run."""
+        """The positions of another run do not refer to the records of this run."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             async with self._open(settings, owner_of(place, 1)) as lane:
@@ -191,7 +191,7 @@ class SinkConformance(ABC):
             self._check(place, settings, ALL, "stopped and started")
 
     def test_refused_credentials_are_said_without_the_secret(self) -> None:
-        """The user has to change them: `UserError`."""
+        """The user has to change the credentials, so this is a `UserError`."""
         with self._place() as (place, _):
             refused = self.refused_settings(place)
             if refused is None:
@@ -209,7 +209,7 @@ class SinkConformance(ABC):
 
             asyncio.run(run())
 
-    # Their parts
+    # Helpers of the tests
 
     @asynccontextmanager
     async def _open(self, settings: Mapping[str, Any], owner: SinkOwner) -> AsyncIterator[SinkLane]:
@@ -227,7 +227,7 @@ class SinkConformance(ABC):
             pass
 
     async def _write(self, lane: SinkLane, sequences: Iterable[int]) -> None:
-        """As a delivery does: again until it is taken."""
+        """Writes as a delivery does: it repeats a write until the target accepts it."""
         for frame, end in offered(sequences):
             while True:
                 try:

@@ -26,14 +26,14 @@ from millstream_reader.sources.opening import open_source
 _LIMIT_S = 60.0
 _READ_S = 0.2
 _QUIET_READS = 5
-"""So many reads without a record, and a source that does not end has given all there is."""
+"""After this many reads without a record, a source that does not end has returned all of its records."""
 
 
 class SourceConformance(ABC):
-    """Inherit from it, and define what to read and which records there are."""
+    """Inherit from this class, and define what to read and which records exist."""
 
     partitions = 1
-    """Lanes that share the source."""
+    """Number of lanes that share the source."""
 
     @abstractmethod
     def settings(self, place: Path) -> Mapping[str, Any]:
@@ -85,8 +85,8 @@ class SourceConformance(ABC):
         self._run(run)
 
     def test_reading_again_from_any_position_gives_the_rest_once(self) -> None:
-        """A position goes into the commit of the records before it, so a lane that died goes on there. A source that
-        cannot go back gives each record an id instead, unless it promises no more than at most once."""
+        """A position is committed with the records before it, so a lane continues there after a crash. A source that
+        cannot go back gives an id to each record instead, unless it only promises at-most-once."""
 
         async def run(place: Path, settings: Mapping[str, Any]) -> None:
             for partition in range(self.partitions):
@@ -170,7 +170,7 @@ class SourceConformance(ABC):
                             self.start_target(place)
                     wanted = len(self.expected(place))
                     while not batches[-1].ended and len(_values(batches, lane)) < wanted:
-                        # Of several lanes one has some of the records only.
+                        # One of several lanes has only some of the records.
                         enough = 1 if self.partitions == 1 else None
                         batches += await self._read_all(lane, records_max=1000, enough=enough)
                         if self.partitions > 1:
@@ -181,7 +181,7 @@ class SourceConformance(ABC):
             asyncio.run(run())
 
     def test_refused_credentials_are_said_without_the_secret(self) -> None:
-        """The user has to change them: `UserError`."""
+        """The user has to change the credentials, so this is a `UserError`."""
         with self._place() as (place, _):
             refused = self.refused_settings(place)
             if refused is None:
@@ -199,7 +199,7 @@ class SourceConformance(ABC):
 
             asyncio.run(run())
 
-    # Their parts
+    # Helpers of the tests
 
     @asynccontextmanager
     async def _open(
@@ -212,7 +212,7 @@ class SourceConformance(ABC):
             yield opened
 
     async def _read_all(self, lane: SourceLane, *, records_max: int, enough: int | None = None) -> list[SourceBatch]:
-        """Until it has ended, or has been quiet for a while; `enough`: or has given so many records."""
+        """Reads until the lane has ended, or has been quiet for a while and has returned at least `enough` records."""
         batches: list[SourceBatch] = []
         quiet = 0
         while (not batches or not batches[-1].ended) and (quiet < _QUIET_READS or (enough or 0) > _count(batches)):
@@ -259,12 +259,13 @@ def _count(batches: Sequence[SourceBatch]) -> int:
 
 
 def _is_lost(settings: Mapping[str, Any]) -> bool:
-    """Whether a record counts at most once, so that there is nothing to know it by when it comes again."""
+    """Whether a record counts at most once, so that it has no id by which a repetition could be recognized."""
     return Source.model_validate(dict(settings)).promise().id is GuaranteeId.AT_MOST_ONCE
 
 
 def _values(batches: Sequence[SourceBatch], lane: SourceLane | None = None) -> list[bytes]:
-    """`lane`: where it cannot go back, what it gives again is known by its id, as the vertex does it."""
+    """The values of all batches. If the lane cannot go back, repeated records are recognized by their ids, as in a
+    vertex."""
     frames = [batch.frame for batch in batches if batch.frame is not None]
     if lane is None or lane.replayable or not all(frame.ids_column for frame in frames):
         return [value for frame in frames for value in frame.values()]

@@ -1,1 +1,1 @@
-"""User-defined functions from the caller's side: processes, protocols, and what crosses between."""
+"""The caller's side of user-defined functions: processes, protocols, and the data that is exchanged."""

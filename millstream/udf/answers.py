@@ -1,7 +1,7 @@
-"""What functions answer, in values of ours: what crosses the boundary to a function, whatever its protocol.
+"""The answers of functions in our own types, for every protocol.
 
-Above it: the lanes. Below it: nothing. Columns have the encoding of frames (`millstream_udf.columns`), so that an
-answer that is passed on is never taken apart. Whether an answer fits its call, `checks.py` says.
+Above it: the lanes. Below it: nothing. Columns are encoded as in frames (`millstream_udf.columns`), so that passing an
+answer on does not require decoding it. `checks.py` checks whether an answer fits its call.
 """
 
 from __future__ import annotations
@@ -15,94 +15,95 @@ from millstream.spec.protocols import FunctionKind
 
 
 class Result(Enum):
-    """What became of an input that was not simply processed."""
+    """What happened to an input that was not processed normally."""
 
     ERROR = "error"
     """The function failed; the retry policy decides."""
     RETRY = "retry"
-    """It asks to see the input again, after `delay_us`, without counting an attempt."""
+    """The function asks to see the input again after `delay_us`. This does not count as an attempt."""
     DEAD_LETTER = "dead letter"
-    """No further attempt: to the dead-letter edge."""
+    """There is no further attempt: the input goes to the dead-letter edge."""
     DROP = "drop"
-    """Leave it out, counted under `reason`."""
+    """The input is dropped, and counted under `reason`."""
     FALLBACK = "fallback"
-    """Of a sink: to the fallback sink."""
+    """For a sink: the input goes to the fallback sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one input."""
+    """The outcome of one input."""
 
     index: int
-    """Of the input in the call."""
+    """Index of the input in the call."""
     result: Result
     reason: str = ""
-    """One line, or all there is to say."""
+    """The reason, on one line or with all details."""
     detail: str = ""
     """A stack trace."""
     delay_us: int = 0
-    """With RETRY."""
+    """The delay for RETRY."""
     code: int = 0
-    """Of the catalogue of errors, where the function names one; 0 where it does not."""
+    """The code in the catalogue of errors, if the function gives one; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class MapAnswer:
-    """Outputs as columns, in the order in which they are forwarded. An empty column: see each."""
+    """Outputs as columns, in the order in which they are forwarded. Each column documents what an empty one means."""
 
     records: int = 0
-    """Outputs."""
+    """Number of outputs."""
     values: bytes = b""
     parents: bytes = b""
-    """Index of the input of each output, never falling. Empty: output i is of input i, and there are as many."""
+    """For each output, the index of its input, in ascending order. Empty: there is one output for each input, in
+    order."""
     keys: bytes = b""
-    """Empty: those of the parents."""
+    """Empty: the keys of the parents."""
     tags: bytes = b""
-    """Empty: none."""
+    """Empty: no tags."""
     headers: bytes = b""
-    """Empty: those of the parents."""
+    """Empty: the headers of the parents."""
     event_times_us: bytes = b""
-    """Of a source transform. Empty: those of the parents."""
+    """Event times from a source transform. Empty: the event times of the parents."""
     outcomes: Sequence[Outcome] = ()
-    """Of the inputs that were not simply processed; they have no outputs."""
+    """Outcomes of the inputs that were not processed normally; these have no outputs."""
     error: str = ""
-    """The call as a whole has failed: why."""
+    """Why the whole call has failed; empty if it has not."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkAnswer:
-    """What was not written; the rest was."""
+    """The records that were not written; all others were."""
 
     outcomes: Sequence[Outcome] = ()
     error: str = ""
-    """The call as a whole has failed: why."""
+    """Why the whole call has failed; empty if it has not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBatch:
-    """What a user-defined source gave for one read."""
+    """What a user-defined source returned for one read."""
 
     frame: Frame | None = None
-    """None: nothing was ready. An `ingest_time_us` of 0: not said."""
+    """None: no records were ready. An `ingest_time_us` of 0 means that the time is unknown."""
     position: bytes = b""
-    """The position of the source after it."""
+    """The position of the source after the batch."""
     ended: bool = False
     """Nothing will follow."""
     error: str = ""
-    """The read failed; it may be tried again."""
+    """Why the read failed, if it did; it may be repeated."""
     pending: int | None = None
-    """Records that wait behind it; None: not known."""
+    """Records that wait after the batch; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a function says of itself."""
+    """A function's description of itself."""
 
     kinds: frozenset[FunctionKind] = frozenset()
-    """That it serves."""
+    """The kinds that it serves."""
     language: str = ""
     sdk_version: str = ""
     concurrency: int = 0
-    """Records of one stream that it works on at a time; 0: it does not say."""
+    """Records of one stream that the function processes concurrently; 0: unknown."""
     keeps_positions: bool = False
-    """It is a sink whose target stores how far a lane is."""
+    """Whether it is a sink whose target stores the positions of lanes."""

@@ -1,4 +1,4 @@
-"""Work that goes on beside a block of code.
+"""Runs work alongside a block of code.
 
 Above it: the context managers of this package. Below it: `millstream.background`.
 """
@@ -17,9 +17,9 @@ _T = TypeVar("_T")
 
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, _T], name: str) -> AsyncIterator[asyncio.Task[_T]]:
-    """Run `work` until the block ends, then cancel it.
+    """Runs `work` until the block ends, then cancels it.
 
-    If `work` fails, the block is cancelled, and the error comes out in a group.
+    If `work` fails, the block is cancelled, and the error is raised in a group.
     """
     async with open_tasks() as tasks:
         task = tasks.create_task(work, name=name)

@@ -1,6 +1,6 @@
-"""Built-in functions: run in the vertex process, without a sidecar.
+"""Built-in functions, which run in the vertex process, without a sidecar.
 
-Above it: the vertex process. Below it: frames. They answer as a sidecar would, so the lanes need not know. An input
+Above it: the vertex process. Below it: frames. Built-ins answer as a sidecar would, so lanes treat both alike. An input
 that a built-in cannot read has an outcome of its own, as with any function, and the retry policy decides.
 """
 
@@ -21,7 +21,7 @@ from millstream.udf.protocol import MapStream, StreamName
 from millstream_udf import columns
 
 _CALLS_MAX = 1
-"""They answer at once, so a second call in flight would only wait."""
+"""Built-ins answer immediately, so a second call in flight would only wait."""
 
 _Answer = Callable[[Frame], MapAnswer]
 
@@ -51,7 +51,7 @@ class _BuiltinStream:
 async def open_builtin(
     builtin: CatBuiltin | FilterBuiltin | EventTimeBuiltin, name: StreamName
 ) -> AsyncIterator[MapStream]:
-    """The stream of a built-in."""
+    """A stream of calls to a built-in."""
     match builtin:
         case CatBuiltin():
             answer: _Answer = cat
@@ -63,7 +63,7 @@ async def open_builtin(
 
 
 def cat(frame: Frame) -> MapAnswer:
-    """Every record as it is."""
+    """Returns every record unchanged."""
     return MapAnswer(records=frame.records, values=frame.values_column)
 
 
@@ -86,7 +86,7 @@ def filtering(arguments: FilterArguments) -> _Answer:
 
 
 def timing(arguments: EventTime) -> _Answer:
-    """Sets each record's event time to what it says itself."""
+    """Sets each record's event time to the one in its value or in a header."""
     extraction = Extraction(
         time_field=arguments.field, time_header=arguments.header, parse_time=time_parser(arguments.format)
     )
@@ -148,14 +148,14 @@ def _condition(arguments: FilterArguments) -> Callable[[Any], bool]:
 
     def equals(value: Any) -> bool:
         actual = found(value)
-        # 1 and true are not the same in JSON, though they are in Python.
+        # 1 and true are different in JSON, although they are equal in Python.
         return isinstance(actual, bool) is isinstance(expected, bool) and bool(actual == expected)
 
     return equals
 
 
 def _parsed(value: bytes) -> Any:
-    """A value that is not JSON has no members."""
+    """The parsed JSON value. A value that is not JSON has no members."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):

@@ -1,12 +1,12 @@
-"""Calls of one lane, and their answers, over streams that may break.
+"""Sends the calls of one lane, and receives their answers, over streams that may break.
 
     call() ──► outbox ──► send ══► function ══► receive ──► answer() of the call
                  ▲                     x stream breaks
                  └── all calls without an answer, in order, on the next stream
 
-Above it: a protocol, which knows what calls and answers look like. Below it: its wire, one stream to the function. An
-answer settles the call it names once; a call is sent as often as streams break. It knows nothing of the process behind
-the wire.
+Above it: a protocol, which owns the format of calls and answers. Below it: its wire, one stream to the function. Each
+call gets one answer, but is sent again whenever a stream breaks. The module does not depend on the process behind the
+wire.
 """
 
 from __future__ import annotations
@@ -29,44 +29,45 @@ from millstream.udf.protocol import StreamName
 _log = logging.getLogger(__name__)
 
 HALF_CLOSE_TIMEOUT_S = 1.0
-"""How long an idle stream may take to end after it was half-closed."""
+"""How long an idle stream may take to end after the half-close."""
 
 _Answer = TypeVar("_Answer")
 _T = TypeVar("_T")
 
 
 class WireEndedError(Exception):
-    """The stream has ended, why says its text; the next one may work."""
+    """The stream has ended; the text gives the reason. The next stream may work."""
 
 
 class Wire(Protocol):
-    """One stream to a function. Its methods raise `WireEndedError` when it has ended, however it did, and `UdfError`
-    when the next one would end as well."""
+    """One stream to a function. Its methods raise `WireEndedError` if it has ended for any reason, and `UdfError` if
+    the next stream would end as well."""
 
     async def send(self, message: bytes) -> None: ...
 
     async def receive(self) -> bytes: ...
 
     async def half_close(self) -> None:
-        """Nothing more is sent; the function ends the stream when it has answered."""
+        """Sends nothing more; the function ends the stream when it has answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect(Generic[_Answer]):
-    """What one kind of stream says. `welcome` and `answer` raise `ValueError` for bytes that are not its message."""
+    """The messages of one kind of stream. `welcome` and `answer` raise `ValueError` for bytes that are not such a
+    message."""
 
     open: Callable[[], AbstractAsyncContextManager[Wire]]
-    """A new stream; waits for the function."""
+    """Opens a new stream. Waits for the function."""
     hello: bytes
     """The first message."""
     welcome: Callable[[bytes], int]
-    """Reads the function's first message: how many calls it allows without an answer. Raises `UdfError` when the two
-    sides do not fit."""
+    """Reads the function's first message: how many unanswered calls it allows. Raises `UdfError` if the two sides are
+    incompatible."""
     answer: Callable[[bytes], tuple[int, Callable[[int], _Answer]]]
-    """Reads an answer: the id of its call, and what makes the answer to a call of so many records of it. That raises
-    `ValueError` when it does not fit such a call."""
+    """Reads an answer: the id of its call, and a function that converts it to the answer for a call with a given number
+    of records. That function raises `ValueError` if the answer does not fit such a call."""
     failed: Callable[[str], _Answer]
-    """The answer that says that a call has failed as a whole, and why."""
+    """Makes an answer that says that the whole call has failed, and why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +76,7 @@ class _Call(Generic[_Answer]):
     message: bytes
     records: int
     first: str
-    """Id of the first of them, where it is known."""
+    """Id of the first record, if it is known."""
     answered: asyncio.Future[_Answer]
     sends: int = field(default=0)
 
@@ -87,11 +88,11 @@ class CallStream(Generic[_Answer]):
         self._where = name.where
         self._dialect = dialect
         self._waiting: dict[int, _Call[_Answer]] = {}
-        """Without an answer, in the order of calling."""
+        """Calls without an answer, in the order of the calls."""
         self._outbox: deque[_Call[_Answer]] = deque()
-        """Not yet sent on the stream that is open."""
+        """Calls that were not sent yet on the open stream."""
         self._sent = 0
-        """Sent on the stream that is open, and not answered."""
+        """How many calls were sent on the open stream and are not answered."""
         self._ids = 0
         self._failed: Exception | None = None
         self._closing = False
@@ -99,13 +100,13 @@ class CallStream(Generic[_Answer]):
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.calls_max = 1
         self.breaks = 0
-        """Streams that broke while they were used."""
+        """Streams that broke while they were in use."""
         self.refused = 0
         """Answers that did not fit their calls."""
 
     async def call(self, encode: Callable[[int], bytes], records: int, first: str = "") -> _Answer:
-        """Send what `encode` makes for a call id, and wait for the answer: one that fits, or one that says that the
-        function has failed."""
+        """Sends the message that `encode` returns for a call id, and waits for the answer: one that fits, or one that
+        says that the function has failed."""
         if self._failed is not None:
             raise self._failed
         self._ids += 1
@@ -117,16 +118,16 @@ class CallStream(Generic[_Answer]):
         return await call.answered
 
     async def wait_welcomed(self) -> None:
-        """Returns when the first stream is open. Raises why none can be."""
+        """Returns when the first stream is open. Raises the error if none can be opened."""
         await asyncio.shield(self._welcomed)
 
     def finish(self) -> None:
-        """Half-close: the stream ends when what was called is answered."""
+        """Half-closes the stream: it ends when all calls are answered."""
         self._closing = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep a stream open. Ends when the function breaks the protocol: then every call fails with what it did."""
+        """Keeps a stream open. Ends when the function breaks the protocol: then every call fails with that error."""
         try:
             await self._keep_open()
         except Exception as error:
@@ -149,12 +150,12 @@ class CallStream(Generic[_Answer]):
             if self._closing and not self._waiting:
                 return
             self.breaks += 1
-            # A stream that got something done shows that the function works: then there is no reason to hold back.
+            # If the stream brought answers, the function works: then there is no reason for longer pauses.
             if self._ids - len(self._waiting) > answers_before:
                 pauses.begin_again()
             oldest = next(iter(self._waiting.values()), None)
             _log.log(
-                # Where the process has ended, who started it says so; an end for a change is not a fault.
+                # If the process has ended, its supervisor reports that; an end for a change is not a fault.
                 logging.INFO if pauses.none_yet else logging.WARNING,
                 "%s: the stream to the function ended (%s); %d calls without an answer are sent again in %.1f s%s",
                 self._where,
@@ -168,7 +169,8 @@ class CallStream(Generic[_Answer]):
             await pauses.wait()
 
     async def _one_stream(self) -> str:
-        """Open a stream and use it until it ends; why it did. Raises `UdfError` for ends that would come again."""
+        """Opens a stream, uses it until it ends, and returns why it ended. Raises `UdfError` if the next stream would
+        end the same way."""
         try:
             async with self._dialect.open() as wire:
                 await wire.send(self._dialect.hello)
@@ -196,7 +198,7 @@ class CallStream(Generic[_Answer]):
                 self._wake.clear()
                 await self._wake.wait()
         except (WireEndedError, UdfError):
-            # What receives finds the same.
+            # The receiving side gets the same error.
             return
 
     def _take_welcome(self, data: bytes) -> None:
@@ -222,17 +224,18 @@ class CallStream(Generic[_Answer]):
         del self._waiting[call_id]
         self._sent -= 1
         self._wake.set()
-        # The caller may have been cancelled; then the answer is of no use.
+        # The caller may have been cancelled; then the answer is not needed.
         if not call.answered.done():
             call.answered.set_result(answer)
 
     def _refuse(self, call: _Call[_Answer], error: ValueError) -> str:
-        """Nothing of an answer that does not fit is used. It is a failure of the function like any other."""
+        """Returns the error for an answer that does not fit. No part of such an answer is used, and it counts as a
+        failure of the function."""
         self.refused += 1
         which = f", of which the first is {call.first}" if call.first else ""
         what = f"its answer to call {call.call_id} ({call.records} records{which}) does not fit: {error}"
         if self.refused.bit_count() == 1:
-            # At each doubling: a function may do so at every call.
+            # Only at each doubling, because a function may do this at every call.
             _log.warning("%s: %s (%d such answers so far; none of them is used)", self._where, what, self.refused)
         return f"the function breaks its protocol: {what}"
 
@@ -248,7 +251,7 @@ class CallStream(Generic[_Answer]):
 
 @asynccontextmanager
 async def open_call_stream(name: StreamName, dialect: Dialect[_Answer]) -> AsyncIterator[CallStream[_Answer]]:
-    """A stream that is open. Waits for the process behind it; raises `UdfError` when the two sides do not fit."""
+    """An open stream of calls. Waits for the function; raises `UdfError` if the two sides are incompatible."""
     stream = CallStream(name, dialect)
     async with beside(stream.run(), f"stream of {name.where}") as running:
         await stream.wait_welcomed()

@@ -1,11 +1,10 @@
-"""Does an answer fit its call? Pure.
+"""Checks whether an answer fits its call. Pure.
 
-The one place where what a function gave is judged, before anything is made of it: behind it, columns can be cut, passed
-on and stored as they are. Costs one look at a column, none at an item.
+This is the only place that checks the output of a function, before it is used: after that, columns can be cut, passed
+on and stored as they are. A check costs one pass over a column, without decoding its items.
 
-Above it: every protocol, which checks each answer that it has in our own types, before it gives it on. Below it: the
-column codecs. Raises `ValueError` that says
-what does not fit; who asked and what follows is the caller's to say.
+Above it: every protocol, which checks each answer in our own types before passing it on. Below it: the column codecs.
+The checks raise `ValueError` with what does not fit; the caller adds the context and the consequence.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ ITEMS_MAX = ANSWER_ITEMS_PER_RECORD_MAX * ANSWER_RECORDS_MAX
 
 
 def check_parts(message: bytes, path: Sequence[int] = ()) -> None:
-    """Raises `ValueError` for a large message of more fields than an answer can have, which would be many times larger
-    when it is decoded. `path`: numbers of the fields that lead to the answer."""
+    """Raises `ValueError` for a large message with more fields than an answer can have: decoding would make it many
+    times larger. `path`: numbers of the fields that lead to the answer."""
     if len(message) > MESSAGE_BYTES_UNCOUNTED:
         count_parts(memoryview(message), path, MESSAGE_PARTS_MAX)
 
@@ -46,8 +45,8 @@ def check_map_answer(
     outputs_max: int = ANSWER_RECORDS_MAX,
     times_allowed: bool = False,
 ) -> None:
-    """Every column has one entry per output, and everything that names an input names one of the call. Event times are
-    set before the watermark is taken, thus by a source transform."""
+    """Every column has one entry per output, and all indexes of inputs are inside the call. Only a source transform may
+    set event times, because it runs before the watermark is computed."""
     if answer.error:
         return
     count = answer.records
@@ -69,13 +68,13 @@ def check_map_answer(
 
 
 def check_sink_answer(answer: SinkAnswer, records: int) -> None:
-    """Its outcomes are of records of the call."""
+    """The outcomes refer to records of the call."""
     if not answer.error:
         check_outcomes(answer.outcomes, records, SINK_RESULTS)
 
 
 def check_read_batch(batch: ReadBatch, records_max: int) -> None:
-    """At most so many records that can be sent, and every column has an entry for each."""
+    """The batch has at most `records_max` records, none too large, and every column has an entry for each of them."""
     if batch.error:
         return
     if len(batch.position) > SOURCE_POSITION_BYTES_MAX:
@@ -99,7 +98,7 @@ def check_read_batch(batch: ReadBatch, records_max: int) -> None:
 
 
 def check_outcomes(outcomes: Collection[Outcome], inputs: int, results: Collection[Result]) -> set[int]:
-    """Each names an input of the call, none twice, and has one of these results. The inputs they name."""
+    """Each outcome refers to a different input of the call, and has one of these results. Returns the inputs."""
     named: set[int] = set()
     for outcome in outcomes:
         if not 0 <= outcome.index < inputs:
@@ -114,11 +113,11 @@ def check_outcomes(outcomes: Collection[Outcome], inputs: int, results: Collecti
 
 
 def check_columns(keys: bytes, headers: bytes, tags: bytes, count: int, items_max: int = ITEMS_MAX) -> None:
-    """Keys, headers and tags of so many records can be read."""
+    """The keys, headers and tags of that many records can be read."""
     in_column("keys", columns.check_lists, keys, count, items_max=items_max)
     in_column("tags", columns.check_lists, tags, count, items_max=items_max)
     if len(headers) > COLUMN_BYTES_UNCOUNTED:
-        # Two for each header, and the starts.
+        # Two fields for each header, and the offsets.
         in_column("headers", count_parts, memoryview(headers), (), 2 * items_max + 1)
     in_column("headers", columns.check_headers, headers, count, items_max=items_max)
 
@@ -150,7 +149,7 @@ def _check_times(data: bytes, count: int) -> None:
 
 
 def in_column(name: str, check: Callable[..., object], *arguments: object, **options: object) -> None:
-    """Checks a column; the error names it."""
+    """Checks a column. The error names the column."""
     try:
         check(*arguments, **options)
     except ValueError as error:
@@ -158,8 +157,8 @@ def in_column(name: str, check: Callable[..., object], *arguments: object, **opt
 
 
 def count_parts(data: memoryview, path: Sequence[int], left: int) -> int:
-    """How many of the fields that are left are not there. Follows the encoding of protobuf and decodes no field. Raises
-    `ValueError` when there are more, and for bytes that are not a message."""
+    """Subtracts the number of fields in a message from `left`, and returns the rest. Follows the encoding of protobuf
+    without decoding fields. Raises `ValueError` if there are more fields, and for bytes that are not a message."""
     position, end = 0, len(data)
     while position < end:
         left -= 1
@@ -185,7 +184,7 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """A number, and the position after it."""
     value = shift = 0
     while position < len(data) and shift < 70:
         byte = data[position]

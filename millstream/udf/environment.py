@@ -1,7 +1,7 @@
-"""What a user's function gets of the environment of the process that starts it.
+"""The environment variables that a user's function inherits from the process that starts it.
 
-A runner's environment holds more than a function should see: tokens of a cloud, of a repository, of the pipeline's own
-sources and sinks. So a function gets this short list, and what its `env` in the pipeline file gives it.
+A runner's environment contains more than a function should see: tokens of a cloud, of a repository, of the pipeline's
+own sources and sinks. So a function gets the variables in this short list, and those of its `env` in the pipeline file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 INHERITED = (
-    # Where programs and libraries are found, and who runs them.
+    # Where programs and libraries are, and which user runs them.
     "PATH",
     "HOME",
     "USER",
@@ -28,22 +28,22 @@ INHERITED = (
     "TZ",
     "TERM",
     "NO_COLOR",
-    # Which certificates are trusted.
+    # The trusted certificates.
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
     "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE",
-    # Where telemetry goes; headers, which may hold a token, do not.
+    # Settings of telemetry, except headers, which may contain a token.
     "OTEL_*",
 )
-"""Names of variables; `*` at the end stands for any rest."""
+"""Names of variables. `*` at the end matches any characters."""
 
 _PATTERN = re.compile("|".join(name.replace("*", ".*") for name in INHERITED))
 _SECRET = re.compile(r"OTEL_.*_HEADERS")
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are handed on."""
+    """The variables that a function inherits."""
     return {
         name: value
         for name, value in environment.items()

@@ -1,7 +1,7 @@
-"""A function that can be called: a connection of its protocol, to a process that is started here or runs elsewhere.
+"""A function that is ready for calls: a connection of its protocol, to a process that is started here or elsewhere.
 
-Above it: the vertex process. Below it: the protocol (`protocol.py`) and the process (`sidecar.py`), neither of which
-knows the other: the process is asked whether it is well by a question of the protocol's.
+Above it: the vertex process. Below it: the protocol (`protocol.py`) and the process (`sidecar.py`). Neither depends on
+the other: the health check of the process is a request of the protocol.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Function:
     def __init__(self, connection: Connection, address: str) -> None:
         self._connection = connection
         self.address = address
-        """Where it serves, for callers in other processes of this machine."""
+        """The address of the function, for callers in other processes of this machine."""
         self.description = Description()
-        """What it said of itself when it was last asked."""
+        """The function's last description of itself."""
 
     async def ask(self, timeout_s: float) -> None:
-        """Ask it what it is, waiting for it for so long. Raises as `Connection.describe`."""
+        """Requests the function's description, waiting up to `timeout_s`. Raises like `Connection.describe`."""
         self.description = await self._connection.describe(timeout_s)
 
     def open_map(
@@ -74,8 +74,8 @@ class Function:
         return self._connection.open_source(name, position=position, partition=partition, partitions=partitions)
 
     def check_kind(self, kind: FunctionKind, name: StreamName) -> None:
-        """Raises `UdfError` when the function does not serve `kind`. (A reduce function's streams are opened by Spark's
-        tasks.)"""
+        """Raises `UdfError` if the function does not serve `kind`. (Spark's tasks open the streams of a reduce
+        function.)"""
         kinds = self.description.kinds
         if kind not in kinds:
             served = " and ".join(known.value for known in FunctionKind if known in kinds) or "nothing"
@@ -87,7 +87,7 @@ class Function:
 
 
 class LocalFunction(Function):
-    """A function in a process of ours."""
+    """A function in a process that we start."""
 
     def __init__(
         self, connection: Connection, spec: SidecarSpec, socket: Path, serves_at: Mapping[str, str], log: LogLine
@@ -129,7 +129,8 @@ async def open_remote_function(
 ) -> AsyncIterator[Function]:
     """A function that another process runs (a container of the same pod), at `unix:/path` or `host:port`.
 
-    `protocol`: None for the native one. Waits for it up to `timeout_s`; raises `UdfError` when it does not answer.
+    `protocol`: None for the native one. Waits up to `timeout_s` for the function; raises `UdfError` if it does not
+    answer.
     """
     protocol = protocol or protocol_of(NATIVE)
     async with protocol.connect(address, tls) as connection:

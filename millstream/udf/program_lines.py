@@ -1,7 +1,7 @@
-"""Lines that a user's program writes, and the log records in them. Pure.
+"""Parses lines that a user's program writes into log records. Pure.
 
-Above it: the vertex process, which logs them. Below it: the form of a line, which docs/udf-protocol.md ("Logs")
-describes. A line without that form is what it is: text, at level info.
+Above it: the vertex process, which logs them. Below it: the format of a line, which docs/udf-protocol.md ("Logs")
+describes. A line in another format is plain text, at level info.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
-"""Tells a program that its lines are read in this form, and from which level on they are wanted."""
+"""Environment variable with the lowest level to log. It also signals that lines in this format are understood."""
 _MARKER = "millstream_log"
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -26,7 +26,7 @@ _LEVELS = {
     "fatal": logging.CRITICAL,
 }
 _OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
-"""Attributes of every log record: a field may not replace one."""
+"""Attributes of every log record. A field must not replace one of them."""
 _NOT_FIELDS = {_MARKER, "time", "level", "message", "logger"}
 
 
@@ -37,14 +37,14 @@ class ProgramLine:
     level: int
     message: str
     logger: str
-    """Empty where the program names none."""
+    """Empty if the program does not name one."""
     created_s: float | None
-    """Since the epoch; None where the program does not say."""
+    """Seconds since the epoch; None if the program does not give the time."""
     fields: dict[str, Any]
     """Everything else: lane, attempt, trace_id, exception, and what the author added."""
 
     def record(self, default_logger: str, more: dict[str, Any]) -> logging.LogRecord:
-        """With the fields, and `more`, as extra attributes."""
+        """The log record, with the fields and `more` as extra attributes."""
         record = logging.LogRecord(self.logger or default_logger, self.level, "", 0, self.message, None, None)
         if self.created_s is not None:
             record.created = self.created_s
@@ -54,7 +54,7 @@ class ProgramLine:
 
 
 def parse_line(line: str) -> ProgramLine:
-    """A line as the program meant it."""
+    """The log record in a line, or the line as text."""
     entry = _entry(line)
     if entry is None:
         return ProgramLine(logging.INFO, line, "", None, {})
@@ -68,7 +68,7 @@ def parse_line(line: str) -> ProgramLine:
 
 
 def readable(line: str) -> list[str]:
-    """The line for people: message and exception of one in our form."""
+    """The line for people: for a line in our format, its message and exception."""
     entry = _entry(line)
     if entry is None:
         return [line]
@@ -76,7 +76,7 @@ def readable(line: str) -> list[str]:
 
 
 def _entry(line: str) -> dict[str, Any] | None:
-    # Most lines are text: looking at each as JSON would cost as much as all the rest of it.
+    # Most lines are text: parsing each as JSON would cost as much as the rest of the work on it.
     if not line.startswith("{") or _MARKER not in line:
         return None
     try:
@@ -91,7 +91,7 @@ def _seconds(value: object) -> float | None:
         return None
     try:
         moment = datetime.fromisoformat(value)
-        # Not later than it was read: a program's clock is this machine's, and the order of the log counts.
+        # Not later than the line was read: the program uses this machine's clock, and the order of the log matters.
         return min(moment.timestamp(), time.time()) if moment.tzinfo is not None else None
     except (ValueError, OverflowError, OSError):
         return None

@@ -1,11 +1,11 @@
-"""The caller's side of a user-defined function: what a vertex sees of one, and what a protocol has to give.
+"""The caller's side of a user-defined function: the interface for vertices, and the one that protocols implement.
 
     lane ─► UdfClient: streams of one function        (`function.py` joins the two below)
-              ├─► Connection: what the function says of itself, and its streams     from a `UdfProtocol`
-              └─► Sidecar: its process (`sidecar.py`), which knows no protocol
+              ├─► Connection: the function's description, and its streams           from a `UdfProtocol`
+              └─► Sidecar: its process (`sidecar.py`), which depends on no protocol
 
 Above it: the lanes of the vertex process. Below it: the protocols, each in a folder, found by name
-(`millstream.spec.protocols`). It knows frames and answers; it does not know buffers, marks or policies.
+(`millstream.spec.protocols`). It handles frames and answers; it does not depend on buffers, marks or policies.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from millstream.spec.protocols import PROTOCOLS, FunctionKind, ProtocolKind
 from millstream.udf.answers import Description, MapAnswer, ReadBatch, SinkAnswer
 
 SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
-"""Environment variable that tells a sidecar where to serve."""
+"""Environment variable with the path of the socket where a sidecar must serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamName:
-    """Who opens a stream: the function gets it, and it is part of every error."""
+    """Names the opener of a stream: the function gets the name, and it is part of every error."""
 
     pipeline: str
     vertex: str
@@ -39,21 +39,21 @@ class StreamName:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The name for messages."""
         return f"{self.pipeline}/{self.vertex}/{self.lane}"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a connection to a function is encrypted; PEM."""
+    """How a connection to a function is encrypted. Certificates and keys are in PEM."""
 
     ca: bytes | None = None
-    """Authorities that the function's certificate may come from; None: those of the system."""
+    """Authorities that may have issued the function's certificate; None: those of the system."""
     certificate: bytes | None = None
-    """Our own, where the function asks for one."""
+    """Our own certificate, if the function requests one."""
     key: bytes | None = field(default=None, repr=False)
     server_name: str | None = None
-    """The name that the function's certificate is for, where the address has another."""
+    """The name in the function's certificate, if it differs from the address."""
 
 
 class MapStream(Protocol):
@@ -61,7 +61,7 @@ class MapStream(Protocol):
 
     @property
     def calls_max(self) -> int:
-        """Calls without an answer the function allows."""
+        """How many unanswered calls the function allows."""
 
     async def call(
         self,
@@ -73,14 +73,11 @@ class MapStream(Protocol):
         id_prefix: str = "",
         first_index: int = 0,
     ) -> MapAnswer:
-        """Send one frame and wait for its answer; many calls may wait at once, and the order of sending is that of
-        calling.
-
-        When the sidecar dies or the stream breaks, the call is sent again on the next stream: the answer that is
-        returned is the only one that counts, and every column of it fits the call: instead of one that does not, one
-        with an `error` is returned. Raises `UdfError` when the function breaks the protocol otherwise (no message of
-        it, unknown call id, an answer twice), with what it did. `answer.error` and `answer.outcomes` are the caller's
-        to judge.
+        """Sends one frame and waits for its answer. Many calls may wait at once; they are sent in order.
+        When the sidecar dies or the stream breaks, the call is sent again on the next stream. Only the returned answer
+        counts, and every column of it fits the call: an answer that does not fit is replaced by one with an `error`.
+        Raises `UdfError` with the cause when the function breaks the protocol in another way (invalid message, unknown
+        call id, duplicate answer). The caller handles `answer.error` and `answer.outcomes`.
         """
 
 
@@ -93,26 +90,26 @@ class SinkStream(Protocol):
     async def call(
         self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
     ) -> SinkAnswer:
-        """Send one frame and wait for its answer; as `MapStream.call`."""
+        """Sends one frame and waits for its answer, like `MapStream.call`."""
 
 
 class StreamLostError(Exception):
-    """The stream of a sink that keeps positions has ended, why says its text. What was not flushed is lost, and what
-    was being flushed may be in the target or not: the lane has to be opened again."""
+    """The stream of a sink that keeps positions has ended; the text gives the reason. Records that were not flushed are
+    lost, and the target may or may not contain those of an unfinished flush: the lane has to be reopened."""
 
 
 class SinkFencedError(Exception):
-    """The target has the lane's epoch or a higher one: another owner has opened it, or another run."""
+    """The target already has the lane's epoch or a higher one: another owner, or another run, has opened the lane."""
 
     def __init__(self, said: str, position: bytes = b"") -> None:
         super().__init__(said)
         self.position = position
-        """Of the target, if the function has returned it."""
+        """The position of the target, if the function has returned it."""
 
 
 class SinkFunctionError(Exception):
-    """The function failed, and nothing of the transaction remains: the lane has to be opened again. The text is what
-    it said."""
+    """The function failed, and nothing of the transaction remains: the lane has to be reopened. The text is the
+    function's message."""
 
 
 class PositionSinkStream(Protocol):
@@ -121,38 +118,38 @@ class PositionSinkStream(Protocol):
 
     @property
     def checks(self) -> bool:
-        """It may refuse records, so they have to be checked before they are written."""
+        """Whether the sink may refuse records, so that they have to be checked before they are written."""
 
     async def open(self, lane: str, epoch: int) -> bytes:
-        """Take the lane over. The position that the target has; empty if it has none. Raises `SinkFencedError`."""
+        """Takes over the lane. Returns the target's position; empty if it has none. Raises `SinkFencedError`."""
 
     async def check(
         self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
     ) -> SinkAnswer:
-        """What of these records it refuses. Writes nothing."""
+        """Returns which of these records the sink refuses. Writes nothing."""
 
     async def write(
         self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
     ) -> None:
-        """Add records to the transaction."""
+        """Adds records to the transaction."""
 
     async def flush(self, position: bytes) -> None:
-        """Commit the transaction and the position together. Raises `SinkFencedError`."""
+        """Commits the transaction and the position together. Raises `SinkFencedError`."""
 
 
 class SourceStream(Protocol):
     """One open stream for one lane of a user-defined source. One read at a time."""
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> ReadBatch:
-        """As `SourceLane.read`; instead of a batch that does not fit, one with an `error` is returned. After a break,
-        and after such a batch, the stream is opened again at the position of the last batch that was read: what was
-        read before is still in this process, and would come twice from the last committed one."""
+        """Like `SourceLane.read`. A batch that does not fit is replaced by one with an `error`. After a break, and
+        after such a batch, the stream is reopened at the position of the last batch that was read: earlier records are
+        still in this process, and reopening at the last committed position would repeat them."""
 
     async def committed(self, position: bytes) -> None: ...
 
 
 class UdfClient(Protocol):
-    """A running function, ready to be called."""
+    """A running function that is ready for calls."""
 
     @property
     def description(self) -> Description: ...
@@ -160,13 +157,13 @@ class UdfClient(Protocol):
     def open_map(
         self, kind: FunctionKind, name: StreamName, *, outputs_max: int = ANSWER_RECORDS_MAX
     ) -> AbstractAsyncContextManager[MapStream]:
-        """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most so many outputs."""
+        """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most `outputs_max` outputs."""
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]: ...
 
     def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
-        """Of a function whose description says that it keeps positions. One stream: it is not opened again. Raises
-        `StreamLostError` when it ends before the function has welcomed it."""
+        """For a function whose description says that it keeps positions. The stream is not reopened after a break.
+        Raises `StreamLostError` when it ends before the function has welcomed it."""
 
     def open_source(
         self, name: StreamName, *, position: bytes, partition: int, partitions: int
@@ -174,19 +171,19 @@ class UdfClient(Protocol):
 
 
 class NoAnswerError(Exception):
-    """The function did not say what it is: not in time, or nothing listens. The text says what was in the way."""
+    """The function did not return its description in time, or nothing listens. The text gives the reason."""
 
 
 class Connection:
-    """To one address, of a function that may be away and come back. A protocol overrides `describe`, and the streams of
-    the kinds that it serves."""
+    """A connection to the address of one function, which may go away and come back. A protocol overrides `describe`,
+    and the methods for streams of the kinds that it serves."""
 
     @abstractmethod
     async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
-        """What the function says of itself; this is also how it is asked whether it is well.
+        """The function's description of itself. This call is also the health check of a function.
 
-        With `wait`, it waits for a function that is just being started. Raises `NoAnswerError` when there is no answer
-        after `timeout_s`, and `UdfError` for one that does not fit.
+        With `wait`, it waits for a function that is being started. Raises `NoAnswerError` if there is no answer after
+        `timeout_s`, and `UdfError` for an answer that does not fit.
         """
 
     def open_map(
@@ -215,7 +212,7 @@ class UdfProtocol(ProtocolKind):
 
     @abstractmethod
     def connect(self, target: str, tls: ClientTls | None = None) -> AbstractAsyncContextManager[Connection]:
-        """A connection to `unix:/path` or `host:port`. Nothing needs to listen there yet."""
+        """A connection to `unix:/path` or `host:port`. The function does not have to listen there yet."""
 
     def environment(self, socket: Path) -> Mapping[str, str]:
         """The environment variables that tell a program where to serve."""

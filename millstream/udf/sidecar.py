@@ -1,28 +1,28 @@
-"""The process of a user-defined function: started, watched, restarted, ended.
+"""Starts, watches, restarts and ends the process of a user-defined function.
 
     start ─► answers the probe ─► ready ─► exits or hangs ─► backoff ─► start ...
       │ fails before it was ever ready, STARTS_MAX times in a row: UdfError
       └ once it was ready, it is restarted forever
-    with OnChange.RESTART: a file changes ─► what it has read is answered, or 0.5 s ─► start ...
+    with OnChange.RESTART: a file changes ─► its calls are answered, or 0.5 s pass ─► start ...
                            fails before it is ready ─► a file is saved ─► start ...
 
-Above it: `function.py`, which gives it the probe of a protocol. Below it: `millstream.processes`. What this module
-knows is processes and sockets, and no protocol; streams survive a restart by themselves (`calls.py`).
+Above it: `function.py`, which passes the probe of a protocol. Below it: `millstream.processes`. This module handles
+processes and sockets, and does not depend on a protocol; streams survive a restart by themselves (`calls.py`).
 
-A sidecar is well when it answers the probe (`millstream.health`). A function may compute or block for long without
-being ill, and servers that answer from a thread or process of their own (the Python and Go SDKs do) answer meanwhile.
-One that does not answer is reported soon, but killed and started again only after `hung_after_s`: choose it longer than
-the longest call of a server that cannot answer while it computes. One that a signal has stopped computes nothing, and
-is killed as soon as any other process.
+A sidecar is healthy when it answers the probe (`millstream.health`). A healthy function may compute or block for a long
+time, and servers that answer from a thread or process of their own (as the Python and Go SDKs do) still answer the
+probe. A function that does not answer is reported soon, but it is killed and restarted only after `hung_after_s`:
+choose it longer than the longest call of a server that cannot answer while it computes. A function that a signal has
+stopped does not compute, and is killed as soon as any other process.
 
-A function that is restarted for a change (`sources.py`) reads nothing more and answers what it has read, so on each
-lane the old code has a beginning of the calls and the new code the rest; what the old code does not answer in time is
-sent again, like after any other end. One that a debugger holds (`debug_port`) answers nothing, and is not killed for
-it.
+A function that is restarted for a change (`sources.py`) reads no more calls and answers those that it has read. So on
+each lane the old code answers the first calls and the new code the rest. Calls that the old code does not answer in
+time are sent again, as after any other end. A function that a debugger has stopped (`debug_port`) does not answer, and
+is not killed for that.
 
-It ends by SIGTERM to its process group, then SIGKILL. It also ends when this process does, however that ends (see
-`millstream.die_with_parent`); that reaches the command itself, so a shell script in front of a function should `exec`
-it.
+The process is ended by SIGTERM to its process group, then SIGKILL. It also ends when this process does, however that
+ends (see `millstream.die_with_parent`). That signal only reaches the command itself, so a shell script in front of a
+function should `exec` it.
 """
 
 from __future__ import annotations
@@ -62,35 +62,35 @@ _log = logging.getLogger(__name__)
 STARTS_MAX = 3
 """Starts in a row that may fail before the function was ever ready."""
 REPORTED_AFTER_S = 10.0
-"""Without an answer for so long, it is reported: a function that is slow in a server that cannot answer meanwhile is
-nothing to report at once."""
+"""A function that has not answered for this long is reported. This is not immediate, because a slow function may be in
+a server that cannot answer while it computes."""
 _PROBE_TIMEOUT_S = 5.0
 CHANGE_GRACE_S = 0.5
-"""What a function has read when its file changes it may answer for so long."""
+"""How long a function whose file has changed may take to answer the calls that it has read."""
 _LOOK_INTERVAL_S = 0.1
-"""Between two looks at the files of a function, with `OnChange.RESTART`."""
+"""Time between two checks of a function's files, with `OnChange.RESTART`."""
 _REPORT_INTERVAL_S = 1.0
-"""The same, where a change is only reported."""
+"""The same if a change is only reported."""
 _SETTLED_S = 0.05
-"""Files that have not changed for so long are saved: editors write several, one after another."""
+"""When the files have not changed for this long, saving is complete: editors write several files, one after another."""
 _REPLACED_S = 1.0
-"""A file that is gone for longer was removed, and is not just being replaced."""
+"""A file that is missing for longer was removed, and is not being replaced."""
 DEBUG_VARIABLE = "MILLSTREAM_DEBUG_PORT"
-"""Tells the SDK to wait for a debugger at this port of this machine."""
+"""Environment variable that makes the SDK wait for a debugger at this port of this machine."""
 _FOR_DEBUGGERS_S = 30 * 86400.0
-"""However long it takes until a person has attached one."""
+"""How long the first answer may take if a person must attach a debugger first: practically without limit."""
 _DEBUGGED_STOP_S = 1.0
-"""One that a debugger holds takes no SIGTERM."""
+"""How long a function with a debugger may take to end: a process that a debugger has stopped ignores SIGTERM."""
 LINES_KEPT = 30
 """Last lines of the sidecar's standard error, for the message when it dies."""
-# Exit codes that another start would only repeat: the command cannot be run, or names no function.
+# Exit codes that another start would only repeat: the command cannot be run, or does not name a function.
 _HOPELESS = {2, NOT_FOUND, NOT_RUNNABLE, NOT_HELD}
 
 LogLine = Callable[[str, str], None]
-"""Gets "stdout" or "stderr", and a line without its end."""
+"""Gets "stdout" or "stderr", and a line without its line end."""
 Probe = Callable[[float], Awaitable[object]]
-"""Returns when the function has answered, waiting for it for so many seconds. Raises `NoAnswerError`, and `UdfError`
-when what answers does not fit."""
+"""Waits that many seconds for the function, and returns when it has answered. Raises `NoAnswerError`, and `UdfError`
+if the answer does not fit."""
 
 
 class HeldUp(Enum):
@@ -98,40 +98,40 @@ class HeldUp(Enum):
 
     TO_BE_FIXED = "fixing"
     DEBUGGED = "debugged"
-    """By a debugger, or waiting for one."""
+    """The function is in a debugger, or waits for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarSpec:
-    """What to run, and for whom."""
+    """What to run, and for which vertex."""
 
     command: Sequence[str]
     role: str
-    """udf, transformer, sink, fallback or source: for messages."""
+    """The role for messages: udf, transformer, sink, fallback or source."""
     pipeline: str
     vertex: str
     replica: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to what is inherited (`environment.py`)."""
+    """Variables in addition to the inherited ones (`environment.py`)."""
     cwd: Path | None = None
     held: Confinement = field(default_factory=Confinement)
-    """What it may not exceed, and see."""
+    """The limits of the function, and what it can see."""
     start_timeout_s: float = 60.0
-    """From the start until it must answer."""
+    """Time from the start until the function must answer."""
     stop_timeout_s: float = DRAIN_TIMEOUT_S
-    """From SIGTERM until SIGKILL."""
+    """Time from SIGTERM until SIGKILL."""
     hung_after_s: float = 60.0
-    """Without an answer for so long, it is killed and started again."""
+    """A function that has not answered for this long is killed and restarted."""
     on_change: OnChange = OnChange.IGNORE
-    """When a file that it is made of changes."""
+    """What happens when a file of the function changes."""
     debug_port: int | None = None
-    """Where it waits for a debugger before it does anything; None: it does not."""
+    """The port at which the function waits for a debugger before it starts; None: it does not wait."""
     on_held_up: Callable[[HeldUp | None], None] = lambda by: None
-    """Called when the process waits for a person, and with None when it does no more."""
+    """Called when the process begins to wait for a person, and with None when it no longer waits."""
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The name for messages."""
         return f"{self.pipeline}/{self.vertex}: {self.role}"
 
 
@@ -146,7 +146,7 @@ class Sidecar:
     def __init__(
         self, spec: SidecarSpec, socket: Path, serves_at: Mapping[str, str], probe: Probe, log: LogLine
     ) -> None:
-        """`serves_at`: environment variables that tell the program to serve at `socket`."""
+        """`serves_at`: environment variables that make the program serve at `socket`."""
         self.spec = spec
         self._socket = socket
         self._serves_at = serves_at
@@ -156,23 +156,24 @@ class Sidecar:
         self._process: Process | None = None
         self._last_lines = LastLines(LINES_KEPT)
         self._tail_before = ""
-        """What was last reported of a process that had died."""
+        """The last lines that were reported for a process that had died."""
         self._restarts = 0
         self._is_ready = False
         self._sources = SourceFiles(socket.parent / "imported", spec.command, spec.cwd or Path.cwd())
         self._said_of_start = ""
-        """Why its last start failed, if it waits for a change of its files."""
+        """Why the last start failed, if the function waits for a change of its files."""
 
     def statistics(self) -> SidecarStatistics:
         pid = None if self._process is None else self._process.pid
         return SidecarStatistics(running=self._is_ready, restarts=self._restarts, pid=pid)
 
     async def wait_ready(self) -> None:
-        """Returns when it has answered for the first time. Raises `UdfError` when it never will."""
+        """Returns when the function has answered for the first time. Raises `UdfError` or `InfrastructureError` if it
+        never will."""
         await asyncio.shield(self._ready)
 
     async def supervise(self) -> None:
-        """Keep the process running until cancelled, or until it is clear that it never will be."""
+        """Keeps the process running until cancelled, or until it is clear that it cannot start."""
         pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
         starts = 0
         while True:
@@ -193,12 +194,12 @@ class Sidecar:
                     else UdfError(codes.FUNCTION_NOT_STARTED, never)
                 )
                 return
-            # One that ran for a while has recovered from whatever it was.
+            # A process that ran for a while had recovered from earlier problems.
             if run.ready_s > SIDECAR_BACKOFF_LAST_S:
                 pauses.begin_again()
             self._restarts += 1
             _log.log(
-                # When it is given up, one error says all.
+                # If all starts fail, one error describes everything.
                 logging.WARNING if self._ready.done() else logging.INFO,
                 "%s %s; it is restarted in %.1f s%s",
                 self.spec.where,
@@ -209,7 +210,7 @@ class Sidecar:
             await pauses.wait()
 
     async def _run_once(self) -> _Run:
-        """Start the process, and return when it has ended."""
+        """Starts the process, and returns when it has ended."""
         self._last_lines.clear()
         self._sources.begin()
         try:
@@ -227,7 +228,7 @@ class Sidecar:
             return _Run(str(error), 0.0)
 
     async def _live(self, process: Process) -> _Run:
-        """From the start of the process to its end."""
+        """Accompanies the process from its start to its end."""
         if self.spec.debug_port is not None:
             self.spec.on_held_up(HeldUp.DEBUGGED)
             if "millstream_udf" not in self.spec.command:
@@ -246,7 +247,7 @@ class Sidecar:
                 waits_for_change=error.is_its_own,
             )
         except UdfError as error:
-            # It answers, and does not speak our protocol.
+            # The program answers, but does not use our protocol.
             return _Run(str(error), 0.0, hopeless=True, waits_for_change=True)
         began = time.monotonic()
         self._is_ready = True
@@ -260,8 +261,8 @@ class Sidecar:
         return _Run(why, time.monotonic() - began)
 
     async def _until_changed(self) -> list[Path]:
-        """Returns which files of the function have changed, when they are saved. Never, where that does not restart
-        it."""
+        """Returns which files of the function have changed, when they are saved. Never returns if a change does not
+        restart the function."""
         reports = self.spec.on_change is OnChange.REPORT
         if self.spec.on_change is not OnChange.IGNORE:
             while not (changed := self._sources.changed()):  # noqa: ASYNC110  # files have no event to wait for
@@ -277,7 +278,7 @@ class Sidecar:
         return []
 
     async def _until_saved(self) -> None:
-        """Returns when the files do not change any more."""
+        """Returns when the files no longer change."""
         gone_s, state = 0.0, self._sources.state()
         while True:
             await asyncio.sleep(_SETTLED_S)
@@ -287,13 +288,13 @@ class Sidecar:
                 return
 
     async def _wait_for_change(self, run: _Run) -> None:
-        """It cannot be started as it is: say so, once, and return when a file of it was saved."""
+        """Reports once that the function cannot be started, and returns when one of its files was saved."""
         printed = "\n".join(self._printed()) or run.why
         waits = "The pipeline waits, and continues when you have saved the fix."
         if printed == self._said_of_start:
             self._note("the function cannot be started, for the same reason as before")
         else:
-            # Not why the process ends: it does not.
+            # The line is not the reason why this process ends: it continues.
             _log.error(
                 "the function cannot be started: %s\n%s",
                 printed,
@@ -310,12 +311,12 @@ class Sidecar:
             self.spec.on_held_up(None)
 
     def _note(self, text: str) -> None:
-        """Something that a person who develops the function should see."""
+        """Logs something that the developer of the function should see."""
         _log.info("%s", text, extra={"role": self.spec.role, NOTICE: True})
 
     async def _wait_well(self, process: Process) -> None:
-        """Returns when it has answered. Raises `_NotReady` when it has ended before, or took too long, and `UdfError`
-        when what answers does not fit."""
+        """Returns when the function has answered. Raises `_NotReady` if its process ended before, or took too long, and
+        `UdfError` if the answer does not fit."""
         spec = self.spec
         async with beside(process.wait(), "exit") as ended, beside(self._first_answer(), "probe") as asked:
             await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
@@ -337,7 +338,7 @@ class Sidecar:
             raise _NotReady(f"did not answer at {where} within {spec.start_timeout_s:g} s of its start", hopeless=False)
 
     async def _first_answer(self) -> bool | UdfError:
-        """Whether it has answered in time, or why it does not fit."""
+        """Whether the function has answered in time, or the error if its answer does not fit."""
         try:
             await self._probe(self.spec.start_timeout_s if self.spec.debug_port is None else _FOR_DEBUGGERS_S)
         except NoAnswerError:
@@ -354,7 +355,7 @@ class Sidecar:
         return True
 
     async def _watch(self, process: Process) -> str:
-        """Returns when the process has ended, or was killed because it hangs: why."""
+        """Returns why the process has ended, or was killed because it hung."""
         spec = self.spec
         if spec.debug_port is not None:
             return f"exited with {exit_text(await process.wait())}"
@@ -373,7 +374,7 @@ class Sidecar:
     @asynccontextmanager
     async def _open_process(self) -> AsyncIterator[Process]:
         spec = self.spec
-        # What a killed predecessor left must not be taken for its successor.
+        # The socket of a killed predecessor must not be mistaken for that of its successor.
         self._socket.unlink(missing_ok=True)
         environment = self._environment()
         command = confined(
@@ -418,7 +419,7 @@ class Sidecar:
         if self.spec.on_change is not OnChange.IGNORE:
             variables[LIST_VARIABLE] = str(self._sources.listed)
         if self.spec.on_change is OnChange.RESTART:
-            # Python tells its cache from the source by the second and the size, and a change may have both in common.
+            # Python compares its cache with the source by the second and the size, and a change may alter neither.
             variables["PYTHONDONTWRITEBYTECODE"] = "1"
         if self.spec.debug_port is not None:
             variables[DEBUG_VARIABLE] = str(self.spec.debug_port)
@@ -437,7 +438,8 @@ class Sidecar:
         return f"\n{text}" if (text := self._last_lines.text("    ")) else ""
 
     def _new_tail(self) -> str:
-        """The last lines, unless they were those of the process before, or come with the error of the last start."""
+        """The last lines, unless they are the same as for the previous process, or are part of the error of the last
+        start."""
         tail = self._tail()
         if not self._ready.done() or tail == self._tail_before:
             return ""
@@ -451,26 +453,26 @@ class Sidecar:
         return "\n  ".join(lines)
 
     def _printed(self) -> list[str]:
-        """What a person needs of its last lines; all of them are in the log."""
+        """The part of the last lines that a person needs; all of them are in the log."""
         return shortened(self._last_lines.text())
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """How one life of the process went."""
+    """The result of one start of the process."""
 
     why: str
-    """It ended."""
+    """Why the process ended."""
     ready_s: float
-    """How long it was well."""
+    """How long the process was ready."""
     hopeless: bool = False
     """Another start would end the same way."""
     not_held: bool = False
-    """This system cannot hold it as it should be held."""
+    """This system cannot confine the process as required."""
     waits_for_change: bool = False
-    """Its own code kept it from starting."""
+    """The function's own code prevented the start."""
     changed: Sequence[Path] = ()
-    """It was ended because these files changed."""
+    """The process was ended because these files changed."""
 
 
 class _NotReady(Exception):
@@ -483,10 +485,10 @@ class _NotReady(Exception):
 
 @asynccontextmanager
 async def open_sidecar(sidecar: Sidecar) -> AsyncIterator[None]:
-    """Its process is running and answers, and goes on running until the end of the block.
+    """Runs the process of the sidecar, which answers when the block begins, until the end of the block.
 
-    Raises `UdfError` with its exit code and last lines when it cannot be brought to answer. The event loop must run in
-    a thread that lives as long as the process: see `millstream.die_with_parent`.
+    Raises `UdfError` with the exit code and the last lines if it never answers. The event loop must run in a thread
+    that lives as long as the process: see `millstream.die_with_parent`.
     """
     spec = sidecar.spec
     if spec.cwd is not None and not spec.cwd.is_dir():

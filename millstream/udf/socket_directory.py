@@ -1,8 +1,9 @@
 """A private, short directory for a unix socket.
 
-Above it: `sidecar.py`. Below it: the file system. The path of a unix socket holds at most 107 bytes, so it cannot be in
-a data directory of the user's. The process that makes a directory holds a lock in it; the kernel drops the lock when
-the owner dies, however it dies, and the next one to make a directory removes what is left.
+Above it: code that needs a unix socket. Below it: the file system. The path of a unix socket has at most 107 bytes, so
+the socket cannot be in the user's data directory. The process that creates a directory holds a lock in it. The kernel
+releases the lock when that process dies, however it dies, and the next process that creates a directory removes
+abandoned ones.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _NO_PLACE = (
     "/tmp (a container with a read-only root needs one)"
 )
 _YOUNG_S = 30.0
-"""A directory may be between its making and its locking for this long."""
+"""The longest time between the creation of a directory and its locking."""
 
 
 @contextmanager
 def open_socket_directory() -> Iterator[Path]:
-    """The directory, for this user only; gone at the end of the block."""
+    """Creates a directory that only this user can read, and removes it at the end of the block."""
     try:
         base = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
@@ -58,7 +59,7 @@ def open_socket_directory() -> Iterator[Path]:
 
 
 def remove_abandoned(base: Path) -> None:
-    """Remove the directories in `base` whose owners are dead. What others have put there is left alone."""
+    """Removes the directories in `base` whose owners are dead. It does not touch anything of other users."""
     for directory in base.glob(f"{_PREFIX}*"):
         try:
             status = directory.lstat()
@@ -67,15 +68,15 @@ def remove_abandoned(base: Path) -> None:
             with _locked(directory):
                 shutil.rmtree(directory, ignore_errors=True)
         except OSError:
-            # It belongs to another process, alive, or is just being removed.
+            # The directory belongs to another process that is alive, or is being removed.
             continue
 
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory. Raises `OSError` if it is held, or if the directory or the lock is a link."""
+    """Holds the lock of a directory. Raises `OSError` if it is held, or if the directory or the lock is a link."""
     with opened_directory(directory) as place:
-        # Others may exchange what the name leads to; the descriptor stays with what was looked at.
+        # Others may replace the directory of that name; the descriptor still refers to the one that was opened.
         if os.fstat(place).st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "it belongs to another user", str(directory))
         lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE, dir_fd=place)

@@ -1,9 +1,9 @@
-"""The files that a function is made of, and whether they have changed since its process was started. No event loop.
+"""Watches the source files of a function for changes since its process was started. No event loop.
 
-Above it: the sidecar. Below it: the file system. Which files those are, the program says in a list that it keeps
-(`millstream_udf.imported`); and what its command names is one as well, so that a program that is rebuilt is noticed.
-It looks at files instead of asking the system to tell it: that works on every file system, and editors save in many
-ways (by another file with the same name, in several steps).
+Above it: the sidecar. Below it: the file system. The program keeps a list of its files (`millstream_udf.imported`). The
+files that its command names belong to them as well, so that a rebuilt program is noticed. The module polls the files
+instead of subscribing to changes: that works on every file system, and editors save in many ways (by another file with
+the same name, in several steps).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from enum import Enum
 from pathlib import Path
 
 LIST_VARIABLE = "MILLSTREAM_IMPORTED"
-"""Tells a program where to write the list of its files, a path a line."""
+"""Environment variable that names the file in which a program lists its files, one path per line."""
 _LIST_BYTES_MAX = 1024 * 1024
 _CONTENTS_BYTES_MAX = 4 * 1024 * 1024
 _FILES_MAX = 2000
-"""Files that are looked at; a function of more is not one's own."""
+"""Files that are watched; a function with more is not the user's own code."""
 
 
 class OnChange(Enum):
@@ -30,25 +30,25 @@ class OnChange(Enum):
 
     IGNORE = "ignore"
     REPORT = "report"
-    """It is said once, and what to do."""
+    """The change is reported once, with what to do."""
     RESTART = "restart"
     """The function is restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """How a file was."""
+    """The state of a file at one check."""
 
     signature: tuple[int, int, int]
-    """Time of its last change, size, number."""
+    """Time of the last change, size, and inode number."""
     digest: bytes
 
 
 class SourceFiles:
-    """Of one function. `begin` before each start, then `changed` every now and then."""
+    """The files of one function. Call `begin` before each start, then `changed` from time to time."""
 
     def __init__(self, listed: Path, command: Sequence[str], cwd: Path) -> None:
-        """`listed`: where the program writes its list. `cwd`: where its command runs."""
+        """`listed`: the file in which the program writes its list. `cwd`: the working directory of its command."""
         self.listed = listed
         self._cwd = cwd
         self._named = tuple(_named(command, cwd))
@@ -57,15 +57,15 @@ class SourceFiles:
         self._begun_ns = 0
 
     def begin(self) -> None:
-        """A process is about to be started: it will be made of the files as they are now."""
+        """Remembers the files as they are now, because a process that uses them is about to start."""
         self._begun_ns = time.time_ns()
         for path in {*self._looks, *self._files()}:
             self._looks[path] = _look(path, self._looks.get(path))
         self._names = self._modules()
 
     def changed(self) -> list[Path]:
-        """The files whose contents are not what they were, in order of their names. One that was only written again is
-        as it was."""
+        """The files whose contents have changed, in order of their names. A file that was written again with the same
+        contents has not changed."""
         changed = self._learn()
         for path, before in self._looks.items():
             look = _look(path, before)
@@ -76,15 +76,16 @@ class SourceFiles:
         return sorted(changed)
 
     def written(self) -> list[Path]:
-        """The files that were written since, with other contents or not, and modules that have come or gone beside
-        them: where a function could not be started the cause may lie elsewhere, and saving asks for another try."""
+        """The files that were written since, even with the same contents, and modules next to them that were added or
+        removed. If a function could not be started, the cause may be elsewhere, and saving a file requests another
+        try."""
         written = self._learn()
         written |= {path for path, before in self._looks.items() if _signature(path) != (before and before.signature)}
         return sorted(written | (self._modules() ^ self._names))
 
     def _learn(self) -> set[Path]:
-        """Take in what the program has listed since. Returns what was written after the start: the process may have
-        read it before or after that."""
+        """Adds the files that the program has listed since. Returns those that were written after the start: the
+        process may have read them before or after that."""
         late = set()
         for path in self._files():
             if path not in self._looks:
@@ -98,11 +99,11 @@ class SourceFiles:
         return [(path, _signature(path)) for path in self._looks], self._modules()
 
     def is_missing_one(self) -> bool:
-        """A file that was there is not: it is being replaced, or was removed."""
+        """Whether a file is missing that existed before: it is being replaced, or was removed."""
         return any(before is not None and _signature(path) is None for path, before in self._looks.items())
 
     def name(self, paths: Collection[Path]) -> str:
-        """Files for people."""
+        """The names of files, for messages."""
         names = [os.path.relpath(path, self._cwd) for path in paths]
         more = len(names) - 3
         return f"{', '.join(names[:3])} and {more} more" if more > 0 else ", ".join(names)
@@ -112,7 +113,7 @@ class SourceFiles:
         return [*self._named, *(Path(line) for line in lines[:_FILES_MAX] if "\0" not in line)]
 
     def _modules(self) -> frozenset[Path]:
-        """Python files beside those that are looked at, and where the command runs."""
+        """Python files next to the watched files, and in the working directory of the command."""
         directories = {self._cwd, *(path.parent for path in self._looks)}
         return frozenset(path for directory in directories for path in directory.glob("*.py"))
 
@@ -122,14 +123,14 @@ def _named(command: Sequence[str], cwd: Path) -> list[Path]:
     found = []
     for word in command:
         path = cwd / word.rpartition(":")[0] if ".py:" in word else cwd / word
-        # A word of a command line may be anything, a whole program too: then it is not a path, and no error.
+        # A word of a command line may be anything, even a whole program: then it is not a path, which is not an error.
         if os.path.isfile(path) and path.resolve().is_relative_to(cwd.resolve()) and not _is_interpreter(path):
             found.append(path.absolute())
     return found
 
 
 def _is_interpreter(path: Path) -> bool:
-    """That of a virtual environment, which may be next to the function."""
+    """Whether the file is a Python interpreter: a virtual environment may be next to the function."""
     return path.name.startswith("python") and os.access(path, os.X_OK)
 
 
@@ -142,12 +143,12 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
 
 
 def _read(path: Path, bytes_max: int) -> bytes | None:
-    """The beginning of a regular file; None of anything else. The function, which may be hostile, says which files to
-    read: a pipe would never end, and neither would some devices."""
+    """The beginning of a regular file; None for anything else. The function, which may be hostile, decides which files
+    are read: a pipe would never end, and some devices would not either."""
     if _signature(path) is None:
         return None
     try:
-        # It may have become a pipe meanwhile, which would wait for a writer.
+        # The path may have become a pipe in the meantime, and opening a pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with open(descriptor, "rb") as file:
             return file.read(bytes_max) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
@@ -156,7 +157,7 @@ def _read(path: Path, bytes_max: int) -> bytes | None:
 
 
 def _look(path: Path, before: _Look | None) -> _Look | None:
-    """How a file is; None when it is not there. Its contents are read when they may have changed."""
+    """The state of a file; None if it does not exist. Its contents are read only if they may have changed."""
     signature = _signature(path)
     if signature is None:
         return None
@@ -165,6 +166,6 @@ def _look(path: Path, before: _Look | None) -> _Look | None:
     contents = _read(path, _CONTENTS_BYTES_MAX)
     if contents is None:
         return None
-    # Of a file that is larger, such as a compiled program, any new writing is a change.
+    # For a larger file, such as a compiled program, every write counts as a change.
     whole = b"" if signature[1] <= _CONTENTS_BYTES_MAX else repr(signature).encode()
     return _Look(signature, hashlib.blake2b(contents + whole, digest_size=16).digest())

@@ -1,12 +1,12 @@
-"""The protocol of docs/udf-protocol.md: gRPC, with frames as they are."""
+"""The protocol of docs/udf-protocol.md: gRPC with encoded frames."""
 
 import os
 
 GRPC_SETTINGS = {
-    # Its fork handlers are for processes that use gRPC in a forked child; ours only ever start other programs, and the
-    # handlers would write a warning at every start.
+    # gRPC's fork handlers are for processes that use gRPC in a forked child. Our processes only start other programs,
+    # and the handlers would write a warning at every start.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
-    # Of peers that have gone away it would write lines of its own; callers report that themselves.
+    # Otherwise gRPC writes its own lines about peers that have gone away, which callers report anyway.
     "GRPC_VERBOSITY": "ERROR",
 }
 """Environment of a process that calls functions, unless it has others: not meant for the processes it starts."""

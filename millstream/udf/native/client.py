@@ -1,7 +1,7 @@
 """A connection of the native protocol: gRPC to a unix socket or another machine.
 
-Above it: `millstream.udf.function`. Below it: `millstream.udf.calls`, and gRPC. It knows what Map, Sink and Source say;
-it does not know which process is behind the address, nor retry policies.
+Above it: `millstream.udf.function`. Below it: `millstream.udf.calls`, and gRPC. It handles the messages of Map, Sink
+and Source; it does not depend on the process behind the address, or on retry policies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ANSWER = (2,)
 _CALL = 2
 """Number of the call's field in a request."""
 _FRAME = 2
-"""And of the frame's in a call."""
+"""Number of the frame's field in a call."""
 
 _Message = TypeVar("_Message", bound=Message)
 
@@ -180,7 +180,7 @@ async def open_connection(target: str, tls: ClientTls | None = None) -> AsyncIte
 
 
 def decoded(kind: type[_Message], data: bytes) -> _Message:
-    """A message. Raises `ValueError` for bytes that are none."""
+    """A decoded message. Raises `ValueError` for bytes that are not a message."""
     try:
         return kind.FromString(data)
     except DecodeError as error:
@@ -222,10 +222,10 @@ def _sink_welcome(data: bytes, *, where: str) -> int:
 
 
 def _request(call: udf_pb2.SealedMapCall | udf_pb2.SealedSinkCall, frame: Frame) -> bytes:
-    """A request with the call, and with the frame in it."""
+    """A request with the call, which contains the frame."""
     return b"".join(field(_CALL, call.SerializeToString(), *field(_FRAME, *frame.parts())))
 
 
 def _first(id_prefix: str, first_index: int) -> str:
-    """Id of a call's first record, where the call has its records' ids."""
+    """Id of a call's first record, if the call has the ids of its records."""
     return f"{id_prefix}{first_index}" if id_prefix else ""

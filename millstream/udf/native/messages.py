@@ -1,6 +1,6 @@
-"""The protocol's messages in values of ours, and back. Pure.
+"""Converts between the protocol's messages and our own types. Pure.
 
-Each answer is checked here (`millstream.udf.checks`), so nothing that does not fit its call leaves this module.
+Each answer is checked here (`millstream.udf.checks`), so no answer that does not fit its call leaves this module.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def hello_of(
 
 
 def description_of(data: bytes) -> Description:
-    """What the function says of itself. Raises `UdfError` when it does not fit."""
+    """The function's description of itself. Raises `UdfError` if it does not fit."""
     try:
         described = udf_pb2.DescribeResponse.FromString(data)
     except DecodeError as error:
@@ -76,7 +76,7 @@ def description_of(data: bytes) -> Description:
 
 
 def calls_allowed(welcome: udf_pb2.Welcome, where: str) -> int:
-    """How many calls the function takes at once. Raises `UdfError` when the two sides do not fit."""
+    """How many calls the function accepts at once. Raises `UdfError` if the two sides have different versions."""
     if welcome.protocol_version != PROTOCOL_VERSION:
         raise UdfError(
             codes.FUNCTION_VERSION,
@@ -94,7 +94,7 @@ def map_answer_of(
     outputs_max: int = ANSWER_RECORDS_MAX,
     times_allowed: bool = False,
 ) -> MapAnswer:
-    """Raises `ValueError` when it does not fit a call of so many inputs."""
+    """Converts an answer. Raises `ValueError` if it does not fit a call with that many inputs."""
     if sealed.error:
         return MapAnswer(error=sealed.error)
     answer = MapAnswer(
@@ -112,7 +112,7 @@ def map_answer_of(
 
 
 def sink_answer_of(message: udf_pb2.SinkAnswer, records: int) -> SinkAnswer:
-    """Raises `ValueError` when it does not fit a call of so many records."""
+    """Converts an answer. Raises `ValueError` if it does not fit a call with that many records."""
     if message.error:
         return SinkAnswer(error=message.error)
     answer = SinkAnswer(outcomes_of(message.outcomes))
@@ -121,7 +121,7 @@ def sink_answer_of(message: udf_pb2.SinkAnswer, records: int) -> SinkAnswer:
 
 
 def outcomes_of(outcomes: Iterable[udf_pb2.Outcome]) -> tuple[Outcome, ...]:
-    """Raises `ValueError` for one without a result that there is."""
+    """Converts outcomes. Raises `ValueError` for an outcome without a known result."""
     return tuple(
         Outcome(outcome.index, _result_of(outcome), outcome.reason, outcome.detail, outcome.delay_us, outcome.code)
         for outcome in outcomes
@@ -137,7 +137,7 @@ def _result_of(outcome: udf_pb2.Outcome) -> Result:
 
 
 def batch_of(message: udf_pb2.SourceBatch, records_max: int) -> ReadBatch:
-    """Raises `ValueError` when it does not fit a read of so many records."""
+    """Converts a batch. Raises `ValueError` if it does not fit a read of that many records."""
     if message.error:
         return ReadBatch(error=message.error)
     batch = ReadBatch(
@@ -151,7 +151,7 @@ def batch_of(message: udf_pb2.SourceBatch, records_max: int) -> ReadBatch:
 
 
 def _frame_of(message: frame_pb2.Frame) -> Frame | None:
-    """The function's columns; None without records."""
+    """A frame with the function's columns; None if there are no records."""
     sealed = frame_pb2.SealedFrame.FromString(message.SerializeToString())
     if len(sealed.event_times_us) % 8:
         raise ValueError(f"its event times have {len(sealed.event_times_us)} bytes, which is not a number of times")

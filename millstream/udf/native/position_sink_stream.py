@@ -1,7 +1,7 @@
 """The stream of a sink that keeps positions: one message, one answer.
 
-Above it: `client.py`. Below it: `wire.py`. When it ends, the transaction that was being written is lost with it, so no
-call is repeated here: the lane opens another stream, asks the target how far it is, and writes what is missing.
+Above it: `client.py`. Below it: `wire.py`. When the stream ends, the current transaction is lost, so no call is
+repeated here: the lane opens another stream, asks the target for its position, and writes the missing records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 _CALL, _CHECK = 2, 4
 """Numbers of the fields in a request."""
 _FRAME = 2
-"""And of the frame's in a call."""
+"""Number of the frame's field in a call."""
 _ANSWER = (2,)
 """Number of the answer's field in a response."""
 
@@ -44,7 +44,7 @@ class NativePositionSinkStream:
         self.checks = False
 
     async def begin(self, name: StreamName) -> None:
-        """Hello and welcome."""
+        """Sends the hello, and reads the welcome."""
         hello = hello_of(FunctionKind.SINK, name, keeps_positions=True)
         response = await self._ask(udf_pb2.SinkRequest(hello=hello).SerializeToString(), "welcome")
         calls_allowed(response.welcome, self._where)
@@ -57,7 +57,7 @@ class NativePositionSinkStream:
         self.checks = response.welcome.checks
 
     async def open(self, lane: str, epoch: int) -> bytes:
-        """Take the lane over."""
+        """Takes over the lane."""
         request = udf_pb2.SinkRequest(open=udf_pb2.SinkOpen(lane=lane, epoch=epoch))
         opened = (await self._ask(request.SerializeToString(), "opened")).opened
         _raise(opened)
@@ -66,7 +66,7 @@ class NativePositionSinkStream:
     async def check(
         self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
     ) -> SinkAnswer:
-        """What of these records it refuses."""
+        """Returns which of these records the sink refuses."""
         call = self._call(id_prefix, first_index, attempt, traceparent)
         answer = (await self._ask(_request(_CHECK, call, frame), "answer")).answer
         return self._fitting(answer, call.call_id, frame.records)
@@ -74,14 +74,14 @@ class NativePositionSinkStream:
     async def write(
         self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
     ) -> None:
-        """Add records to the transaction."""
+        """Adds records to the transaction."""
         call = self._call(id_prefix, first_index, attempt, traceparent)
         answer = (await self._ask(_request(_CALL, call, frame), "answer")).answer
         if self._fitting(answer, call.call_id, frame.records).outcomes:
             raise self._broken("it refused records in `call`; a sink that keeps positions refuses them in `check`")
 
     async def flush(self, position: bytes) -> None:
-        """Commit the transaction and the position together."""
+        """Commits the transaction and the position together."""
         request = udf_pb2.SinkRequest(flush=udf_pb2.SinkFlush(position=position))
         flushed = (await self._ask(request.SerializeToString(), "flushed")).flushed
         _raise(flushed)
@@ -150,7 +150,7 @@ def _shown(position: bytes) -> str:
 async def open_position_sink_stream(
     channel: grpc.aio.Channel, name: StreamName
 ) -> AsyncIterator[NativePositionSinkStream]:
-    """A stream that the function has welcomed; waits for the function."""
+    """Opens a stream. Waits until the function has welcomed it."""
     async with open_wire(channel, f"{SERVICE}/Sink", name.where) as wire:
         stream = NativePositionSinkStream(wire, name.where)
         await stream.begin(name)

@@ -1,4 +1,4 @@
-"""The native protocol, as pipeline files name it: `millstream`."""
+"""The native protocol, which pipeline files call `millstream`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class _Native(UdfProtocol):
     encrypts = True
 
     def connect(self, target: str, tls: ClientTls | None = None) -> AbstractAsyncContextManager[Connection]:
-        # gRPC takes a while to import, and `validate` calls no function.
+        # Importing gRPC takes a while, and `validate` does not call functions.
         from millstream.udf.native.client import open_connection
 
         return open_connection(target, tls)

@@ -1,4 +1,5 @@
-"""Does an answer of a reduce function fit its groups? Pure; as `millstream.udf.checks`, for the tasks of Spark."""
+"""Checks whether an answer of a reduce function fits its groups. Pure; like `millstream.udf.checks`, for Spark's
+tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 
 
 def check_reduce_answer(answer: udf_pb2.SealedReduceAnswer) -> None:
-    """Every column has an entry per result; what `check_reduce_groups` has seen is taken for right."""
+    """Raises `ValueError` unless every column has an entry per result. `check_reduce_groups` must be called before."""
     count = sum(answer.counts)
     if count > ANSWER_RECORDS_MAX:
         raise ValueError(
@@ -20,8 +21,8 @@ def check_reduce_answer(answer: udf_pb2.SealedReduceAnswer) -> None:
 
 
 def check_reduce_groups(answer: udf_pb2.SealedReduceAnswer, groups: int) -> None:
-    """It speaks of at most `groups` groups, and each failure of one of them: so much has to be right for what is wrong
-    with the rest to be theirs."""
+    """Raises `ValueError` unless the answer has at most `groups` groups, and each failure refers to one of them. Only
+    then can an error in the rest of the answer be attributed to these groups."""
     if not answer.counts:
         raise ValueError("it contains no group")
     if len(answer.counts) > groups:

@@ -2,7 +2,7 @@
 
     parts ─► messages ─► sent, and kept until their groups are answered ══► function
                                ▲                x the stream breaks            │
-                               └── what is kept, one group at a time           ▼
+                               └── kept messages, one group at a time          ▼
     answers, in the order of the groups ◄─────────────────────────────────── answer
 
 Above it: Spark's tasks. Below it: `reduce_stream` and `reduce_parts`. `parts` is iterated in the caller's thread, so it
@@ -40,9 +40,9 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 __all__ = ["FunctionLostError", "UdfClientStatistics", "UdfReduction", "reduce_over_grpc"]
 
 KEPT_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of messages without an answer that are kept to be sent again. A slow function is not sent more."""
+"""Bytes of unanswered messages that are kept so that they can be sent again. A slow function does not get more."""
 PARTIAL_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of results of a group without a whole answer that are kept back."""
+"""Bytes of results that are held back for a group without a complete answer."""
 _ANSWER = (2,)
 """Number of the answer's field in a response."""
 BREAKS_MAX = 3
@@ -51,19 +51,19 @@ BREAKS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class UdfClientStatistics:
-    """Of one call of `reduce_over_grpc`."""
+    """Statistics of one call of `reduce_over_grpc`."""
 
     groups_sent: int
     """Groups of which at least one record was sent."""
     groups_answered: int
     kept_bytes: int
-    """Messages without an answer."""
+    """Bytes of messages without an answer."""
     breaks: int
     """Streams that broke."""
 
 
 class UdfReduction:
-    """Groups on their way through a function. `run` may be called once; see `reduce_over_grpc`."""
+    """The processing of groups by a function. `run` may be called once; see `reduce_over_grpc`."""
 
     def __init__(self, program: engine_pb2.UdfProgram) -> None:
         self._program = program
@@ -74,7 +74,7 @@ class UdfReduction:
         self._kept_bytes = 0
         self._answered = 0
         self._tail: list[Answer] = []
-        """Results of the group that is answered in part."""
+        """Results of the group that is partly answered."""
         self._tail_bytes = 0
         self._once: set[int] = set()
         """The group that cannot be sent again, if there is one."""
@@ -87,7 +87,7 @@ class UdfReduction:
         return UdfClientStatistics(self._encoder.count, self._answered, self._kept_bytes, self._breaks)
 
     def run(self, parts: Iterable[Part]) -> Iterator[Answer]:
-        """The answers."""
+        """Sends the parts, and returns the answers."""
         try:
             for part in parts:
                 for message in self._encoder.messages(part):
@@ -106,7 +106,7 @@ class UdfReduction:
         yield from self._make_room(len(message.data))
         stream = self._live()
         if message.first < stream.first:
-            # It begins with the end of a group that was answered on an earlier stream.
+            # The message begins with the end of a group that was answered on an earlier stream.
             for rest in list(one_by_one((message,), stream.first)):
                 yield from self._send(rest)
             return
@@ -115,7 +115,7 @@ class UdfReduction:
         while not stream.offer(message.data):
             yield from self._take(stream.wait(for_room=True))
             if stream.ended:
-                # This message is sent with the others that are kept.
+                # This message is sent with the other kept messages.
                 yield from self._recover(stream)
                 return
         yield from self._take(stream.take())
@@ -124,7 +124,7 @@ class UdfReduction:
         while self._kept and self._kept_bytes + size > KEPT_BYTES_MAX:
             last = self._kept[-1]
             if last.unfinished and self._answered == last.last:
-                # Only the group that is being sent is left: it is larger than what is kept.
+                # Only the group that is being sent is left: it is too large to be kept.
                 self._once = {last.last}
                 self._kept.clear()
                 self._kept_bytes = 0
@@ -135,7 +135,7 @@ class UdfReduction:
                 yield from self._recover(stream)
 
     def _recover(self, stream: Stream) -> Iterator[Answer]:
-        """The stream has ended: send what is kept again, one group after the other."""
+        """Sends the kept messages again, one group after the other, because the stream has ended."""
         while True:
             yield from self._judge(stream)
             stream.close()
@@ -160,7 +160,7 @@ class UdfReduction:
                     return
 
     def _judge(self, stream: Stream) -> Iterator[Answer]:
-        """What a break means for the first group without an answer."""
+        """Decides what a break means for the first group without an answer."""
         self._breaks += 1
         if (fatal := FATAL.get(stream.code)) is not None:
             error_code, what = fatal
@@ -183,7 +183,7 @@ class UdfReduction:
             self._settle(1)
 
     def _live(self) -> Stream:
-        """The open stream, or a new one that continues after what is answered."""
+        """The open stream, or a new one that continues after the answered groups."""
         if self._stream is None:
             self._stream = open_stream(self._program, self._where, self._answered)
         return self._stream
@@ -202,7 +202,7 @@ class UdfReduction:
             yield from self._hold(self._decoded(sealed, groups), len(data))
 
     def _decoded(self, sealed: udf_pb2.SealedReduceAnswer, groups: Sequence[Group]) -> Answer:
-        """The answer; where its columns do not fit, nothing of it is used and its groups have failed."""
+        """The decoded answer. If its columns do not fit, no part of it is used and its groups have failed."""
         try:
             check_reduce_answer(sealed)
         except ValueError as error:
@@ -212,7 +212,8 @@ class UdfReduction:
         return decode_answer(sealed, groups)
 
     def _hold(self, answer: Answer, size: int) -> Iterator[Answer]:
-        """Pass whole groups on, and keep the results of one that is not whole: they come again if the stream breaks."""
+        """Passes on complete groups, and keeps the results of an incomplete one: if the stream breaks, they are sent
+        again."""
         whole, tail = _split(answer)
         if whole.groups:
             yield from self._tail
@@ -235,17 +236,17 @@ class UdfReduction:
 
 
 def reduce_over_grpc(program: engine_pb2.UdfProgram, parts: Iterable[Part]) -> Iterator[Answer]:
-    """Reduce the groups of `parts` by the function at an address; answers come in the order of the groups.
+    """Reduces the groups of `parts` by the function at an address. Answers are in the order of the groups.
 
-    Groups without records are not sent and have no answer. The results of a failed group do not count, also those in
-    answers before. Raises `FunctionLostError` when the caller has to begin again, `UdfError` when the function breaks
-    the protocol or serves no reduce, and what `parts` raises.
+    Groups without records are not sent and have no answer. The results of a failed group do not count, even those in
+    earlier answers. Raises `FunctionLostError` if the caller has to start again, `UdfError` if the function breaks the
+    protocol or does not serve reduce, and any error that `parts` raises.
     """
     return UdfReduction(program).run(parts)
 
 
 def _split(answer: Answer) -> tuple[Answer, Answer | None]:
-    """Whole groups, and what there is of one that is not."""
+    """The complete groups, and the results of an incomplete one."""
     if not answer.unfinished:
         return answer, None
     last = len(answer.groups) - 1

@@ -1,7 +1,8 @@
-"""The messages of a reduce stream: parts of groups out of Arrow, answers into results. Pure.
+"""The messages of a reduce stream: encodes parts of groups from Arrow, and decodes answers into results. Pure.
 
-Above it: `reduce_client`. Below it: the column codecs. A message holds the records of many groups, or some of one that
-is larger than PART_BYTES; values and event times are copied once, out of Arrow's buffers into the message.
+Above it: `reduce_client`. Below it: the column codecs. A message contains the records of many groups, or some records
+of a group that is larger than PART_BYTES. Values and event times are copied once, from Arrow's buffers into the
+message.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 PART_BYTES = 1024 * 1024
-"""Of records in a message, unless one record is larger."""
+"""Bytes of records in a message, unless one record is larger."""
 PART_GROUPS = 4096
 """Groups in a message."""
 RECORD_BYTES = 16
-"""What a record takes beside its value, keys and headers."""
+"""Bytes of a record in addition to its value, keys and headers."""
 
 
 @dataclass(slots=True)
 class PartMessage:
-    """One message to send, and which groups it speaks of."""
+    """One message to send, and the groups in it."""
 
     data: bytes
     first: int
-    """Number of the first group of which it has records, from 0 in the order of the groups."""
+    """Number of the first group with records in it, from 0 in the order of the groups."""
     last: int
-    """Of the last one."""
+    """Number of the last group."""
     unfinished: bool
-    """Of the last group more follows."""
+    """More records of the last group follow in later messages."""
     continues: bool
-    """Records of the first group went before."""
+    """Earlier messages have records of the first group."""
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class _Run:
     start: int
     stop: int
     begins: bool
-    """No record of the group went before."""
+    """No record of the group was sent before."""
     ends: bool
 
 
@@ -60,34 +61,34 @@ class PartEncoder:
 
     def __init__(self) -> None:
         self.groups: list[Group] = []
-        """Every group that was encoded, so far; entries may be taken away by `forget`."""
+        """All groups encoded so far, except those that `forget` has removed."""
         self._forgotten = 0
         self._open: Group | None = None
-        """Left open by the last part."""
+        """The group that the last part left open."""
         self._open_begun = False
 
     @property
     def count(self) -> int:
-        """Groups so far."""
+        """Number of groups so far."""
         return self._forgotten + len(self.groups)
 
     def group(self, number: int) -> Group:
         return self.groups[number - self._forgotten]
 
     def forget(self, number: int) -> None:
-        """Groups below `number` are answered."""
+        """Forgets the groups below `number`, because they are answered."""
         del self.groups[: number - self._forgotten]
         self._forgotten = number
 
     def messages(self, part: Part) -> Iterator[PartMessage]:
-        """Of one part."""
+        """Encodes one part."""
         runs: list[_Run] = []
         size = 0
         sizes = _sizes(part.rows)
         left = deque(self._runs(part))
         while left:
             run = left.popleft()
-            # Up to where it still fits, and at least one record where the message would be empty.
+            # As many records as fit, and at least one if the message would be empty otherwise.
             fits = int(np.searchsorted(sizes, sizes[run.start] + max(0, PART_BYTES - size), side="right")) - 1
             stop = min(run.stop, max(fits, run.start + (not runs)))
             if stop == run.stop:
@@ -105,7 +106,7 @@ class PartEncoder:
             yield self._message(runs)
 
     def _runs(self, part: Part) -> Iterator[_Run]:
-        """Of each group with records; also of none, where a group ends without more."""
+        """A run of records for each group that has any; also an empty run, if a group ends without more records."""
         start = 0
         groups: Iterable[Group] = part.groups
         if self._open is not None:
@@ -156,7 +157,7 @@ def one_by_one(messages: Iterable[PartMessage], left_out: int) -> Iterator[PartM
 
 
 def encode_rows(rows: Rows, start: int, stop: int) -> bytes:
-    """A frame of some rows; empty when there are none."""
+    """A frame with these rows; empty if there are none."""
     if start == stop:
         return b""
     batch = rows.batch.slice(start, stop - start)
@@ -189,7 +190,8 @@ def encode_rows(rows: Rows, start: int, stop: int) -> bytes:
 
 
 def decode_answer(answer: udf_pb2.SealedReduceAnswer, groups: Sequence[Group]) -> Answer:
-    """`groups`: those that it speaks of. A group with a result that is too large for a record has failed."""
+    """Decodes an answer. `groups`: the groups that it answers. A group with a result that is too large for a record has
+    failed."""
     values = columns.unpack_bytes(answer.values)
     results: list[bytes | Message] = list(values)
     count = len(values)
@@ -232,11 +234,12 @@ def _fail_large(answer: Answer, sizes: Sequence[int]) -> None:
 
 
 def _sizes(rows: Rows) -> npt.NDArray[np.int64]:
-    """Bytes of the rows before each row, and of all rows."""
+    """For each row, the bytes of the rows before it; then the bytes of all rows."""
     batch = rows.batch
     count = len(batch)
     sizes = _offsets(batch["value"]).astype(np.int64) + RECORD_BYTES * np.arange(count + 1)
-    # Keys and headers are rare and small: spread evenly, they keep a message within a few times its size.
+    # Keys and headers are rare and small. Even if their bytes are spread evenly, a message exceeds its size by no more
+    # than a few times.
     others = sum(batch[name].nbytes for name in ("keys", "headers") if batch[name].null_count < count)
     if others:
         sizes += (others * np.arange(count + 1)) // max(count, 1)

@@ -1,10 +1,10 @@
-"""One reduce stream over gRPC's synchronous API: messages out, messages in, and why it ended.
+"""One reduce stream over gRPC's synchronous API: sends and receives messages, and reports why the stream ended.
 
     offer() ─► outbox ─► gRPC's thread ══► function ══► receiving thread ─► inbox ─► take(), wait()
 
-Above it: `reduce_client`. Below it: gRPC. Both boxes are bounded, so a slow side stops the other. It knows Hello and
-Welcome, and no groups. A process has one channel for each address; it is made at first use, because Spark's workers are
-forked and gRPC must not be used before a fork.
+Above it: `reduce_client`. Below it: gRPC. Both boxes are bounded, so a slow side stops the other. The module handles
+Hello and Welcome, but does not depend on groups. A process has one channel for each address. The channel is created at
+first use, because Spark's workers are forked and gRPC must not be used before a fork.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 CONNECT_TIMEOUT_S = 60.0
-"""How long to wait for a function that does not answer: it may just be started again."""
+"""How long to wait for a function that does not answer: it may be restarting."""
 OUTBOX_MESSAGES_MAX = 2
-"""Messages that wait for HTTP/2 to take them."""
+"""Messages that wait until HTTP/2 accepts them."""
 REOPEN_PAUSE_S = 0.1
-"""Before the next attempt, when a stream ended before its Welcome."""
+"""Pause before the next attempt, if a stream ended before its Welcome."""
 INBOX_MESSAGES_MAX = 16
 """Messages that wait for the caller."""
 
 _OPTIONS = (
     *CHANNEL_OPTIONS,
-    # An address may be on another machine, and one that is gone without a word is to be noticed. Servers allow this
-    # question every five minutes, unless they say otherwise.
+    # An address may be on another machine, and the loss of that machine must be noticed. By default, servers allow a
+    # keepalive ping every five minutes.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
@@ -47,7 +47,7 @@ _channels_lock = threading.Lock()
 
 
 class FunctionLostError(RetryLaterError):
-    """The function went away, and the caller has to begin again."""
+    """The function went away, and the caller has to start again from the beginning."""
 
     def __init__(self, message: str) -> None:
         super().__init__(codes.FUNCTION_UNREACHABLE, message)
@@ -61,7 +61,7 @@ class Stream:
         """Number of the first group on this stream."""
         self.code = grpc.StatusCode.OK
         self.details = ""
-        """Why it ended, when it has."""
+        """Why the stream ended, if it has ended."""
         self._outbox: deque[bytes] = deque()
         self._inbox: deque[bytes] = deque()
         self._half_closed = False
@@ -73,19 +73,19 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Nothing will come any more, and everything that came was taken."""
+        """Whether no more messages will arrive, and all messages that arrived have been taken."""
         with self._changed:
             return self._over and not self._inbox
 
     @property
     def why(self) -> str:
-        """It ended, in words."""
+        """Why the stream ended, in words."""
         if self.code is grpc.StatusCode.OK:
             return "the stream ended early"
         return f"{self.code.name}: {self.details}" if self.details else self.code.name
 
     def offer(self, data: bytes) -> bool:
-        """Send a message, if there is room."""
+        """Sends a message, and returns True, if there is space in the outbox."""
         with self._changed:
             if self._over or len(self._outbox) >= OUTBOX_MESSAGES_MAX:
                 return False
@@ -94,13 +94,14 @@ class Stream:
             return True
 
     def half_close(self) -> None:
-        """Nothing more will be sent."""
+        """Half-closes the stream: no more messages will be sent."""
         with self._changed:
             self._half_closed = True
             self._changed.notify_all()
 
     def wait(self, *, for_room: bool = False) -> list[bytes]:
-        """Messages that have come; waits for one, or for the end, or for room in the outbox."""
+        """Returns the messages that have arrived. Waits for one, for the end or, with `for_room`, for space in the
+        outbox."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._inbox or self._over or (for_room and len(self._outbox) < OUTBOX_MESSAGES_MAX)
@@ -108,7 +109,7 @@ class Stream:
         return self.take()
 
     def take(self) -> list[bytes]:
-        """Messages that have come."""
+        """Returns the messages that have arrived, without waiting."""
         with self._changed:
             taken = list(self._inbox)
             self._inbox.clear()
@@ -116,7 +117,7 @@ class Stream:
             return taken
 
     def close(self) -> None:
-        """End it; returns when its thread has."""
+        """Ends the stream, and returns when its thread has ended."""
         with self._changed:
             self._closed = True
             self._over = True
@@ -126,7 +127,7 @@ class Stream:
             self._receiving.join()
 
     def start(self, method: Any, hello: bytes) -> None:
-        """Open it."""
+        """Opens the stream."""
         self._call = method(self._requests(hello), wait_for_ready=True)
         self._receiving = threading.Thread(target=self._receive, name="reduce answers", daemon=True)
         self._receiving.start()
@@ -159,10 +160,10 @@ class Stream:
 
 
 def open_stream(program: engine_pb2.UdfProgram, where: str, first: int) -> Stream:
-    """A stream of the function at an address, waiting for it up to CONNECT_TIMEOUT_S.
+    """Opens a stream to the function at an address, waiting for it up to CONNECT_TIMEOUT_S.
 
-    `first`: number of the first group that it will see. Raises `FunctionLostError` when nothing answers, `UdfError`
-    when what answers is not such a function.
+    `first`: number of the first group on the stream. Raises `FunctionLostError` if nothing answers, and `UdfError` if
+    the program that answers is not a reduce function.
     """
     hello = udf_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
@@ -180,7 +181,7 @@ def open_stream(program: engine_pb2.UdfProgram, where: str, first: int) -> Strea
         stream.start(_channel(program.address).stream_stream(f"{SERVICE}/Reduce"), opening)
         if _is_welcomed(stream, where):
             return stream
-        # A server that drains takes no streams any more, until the next has its place.
+        # A server that drains does not accept new streams, until its successor has replaced it.
         stream.close()
         if stream.code in FATAL:
             error_code, what = FATAL[stream.code]

@@ -1,4 +1,4 @@
-"""Names and settings of the gRPC service, for its asynchronous and its synchronous client."""
+"""Names and settings of the gRPC service, for the asynchronous and the synchronous client."""
 
 import grpc
 
@@ -6,17 +6,17 @@ from millstream import codes
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 
 PROTOCOL_VERSION = 1
-"""Of `proto/millstream/udf/v1/udf.proto`."""
+"""Version of the protocol in `proto/millstream/udf/v1/udf.proto`."""
 SERVICE = "/millstream.udf.v1.Udf"
 """Prefix of the method names."""
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", GRPC_MESSAGE_BYTES_MAX),
-    # A sidecar is next door: when it is back it should be noticed at once. The supervisor has the backoff.
+    # A sidecar is on the same machine: its return should be noticed immediately. The supervisor has the backoff.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Each function has a channel, and with it a connection, of its own.
+    # Each function has its own channel, and so its own connection.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
@@ -29,4 +29,4 @@ FATAL = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (codes.FUNCTION_MESSAGE_SIZE, "a message was larger than the protocol allows"),
     grpc.StatusCode.OUT_OF_RANGE: (codes.FUNCTION_MESSAGE_SIZE, "a message was larger than the protocol allows"),
 }
-"""A stream that ends with one of these would end with it again: the cause has to be removed."""
+"""Statuses with which a stream would end again after a retry: the cause has to be removed."""

@@ -1,4 +1,4 @@
-"""The stream of a user-defined source: one read at a time, opened again where it stood when it breaks.
+"""The stream of a user-defined source: one read at a time. After a break, it is reopened at its last position.
 
 Above it: `client.py`. Below it: `wire.py`. Batches from before a break are still in this process, so the stream
 continues after the last batch that was read, not after the last one that was committed.
@@ -43,12 +43,12 @@ class NativeSourceStream:
         self._opening = opening
         self._wire: Wire | None = None
         self._open = AsyncExitStack()
-        """What ends the stream that is open."""
-        # Writes of a stream come one after the other, and `committed` may be called while `read` waits.
+        """Closes the open stream."""
+        # Only one write to a stream may be in progress, and `committed` may be called while `read` waits.
         self._writing = asyncio.Lock()
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> ReadBatch:
-        """The next batch, over as many streams as it takes."""
+        """Reads the next batch, on as many streams as that takes."""
         request = udf_pb2.SourceRead(
             records_max=records_max, bytes_max=bytes_max, timeout_us=max(0, round(timeout_s * 1_000_000))
         )
@@ -75,7 +75,7 @@ class NativeSourceStream:
             try:
                 batch = batch_of(response.batch, records_max)
             except ValueError as error:
-                # Read again from where it stood: nothing of this batch was used.
+                # The next read repeats this one: no part of this batch was used.
                 await self.drop()
                 return ReadBatch(error=f"it breaks its protocol: its batch does not fit: {error}")
             if not batch.error:
@@ -83,23 +83,23 @@ class NativeSourceStream:
             return batch
 
     async def committed(self, position: bytes) -> None:
-        """Tell the source. When that fails, a later commit does it: positions only go forward."""
+        """Reports a committed position to the source. If that fails, a later commit does it: positions only advance."""
         if self._wire is None:
             return
         try:
             await self._send(self._wire, udf_pb2.SourceRequest(committed=udf_pb2.SourceCommitted(position=position)))
         except WireEndedError:
-            # `read` finds the same, and opens the stream again.
+            # `read` gets the same error, and reopens the stream.
             return
 
     async def open(self) -> Wire:
-        """The open stream; a new one after a break. Raises `UdfError` when the two sides do not fit."""
+        """The open stream; a new one after a break. Raises `UdfError` if the two sides are incompatible."""
         if self._wire is not None:
             return self._wire
         async with AsyncExitStack() as stack:
             wire = await stack.enter_async_context(open_wire(self._channel, f"{SERVICE}/Source", self._name.where))
             await self._begin(wire)
-            # Only now: `committed` must not come before the source knows where to go on.
+            # Not earlier: `committed` must not be sent before the source knows where to continue.
             self._wire, self._open = wire, stack.pop_all()
             return wire
 
@@ -112,7 +112,7 @@ class NativeSourceStream:
         await self._send(wire, udf_pb2.SourceRequest(open=self._opening))
 
     async def finish(self) -> None:
-        """Half-close, and wait a moment for the source to close."""
+        """Half-closes the stream, and waits briefly for the source to close it."""
         if self._wire is None:
             return
         try:
@@ -124,7 +124,7 @@ class NativeSourceStream:
             return
 
     async def drop(self) -> None:
-        """Give the stream up."""
+        """Gives up the stream."""
         self._wire = None
         await self._open.aclose()
 
@@ -148,7 +148,7 @@ class NativeSourceStream:
 async def open_source_stream(
     channel: grpc.aio.Channel, name: StreamName, opening: udf_pb2.SourceOpen
 ) -> AsyncIterator[NativeSourceStream]:
-    """A source stream that is open, or will be at the first read when the function is just being restarted."""
+    """A source stream. It is open, or opens at the first read if the function is being restarted."""
     stream = NativeSourceStream(channel, name, opening)
     try:
         try:

@@ -1,8 +1,8 @@
-"""A stream of the native protocol, as the calls and reads of functions see it: over gRPC, and calls over a socket where
-the function has one beside its own.
+"""A stream of the native protocol, with the interface for calls and reads of functions. It uses gRPC; calls use a
+separate socket if the function has one.
 
-Above it: the streams of the native protocol. Below it: gRPC, and `millstream_udf.message_socket`. How the two share the
-work is described in `millstream_udf.calls_socket`.
+Above it: the streams of the native protocol. Below it: gRPC, and `millstream_udf.message_socket`.
+`millstream_udf.calls_socket` describes how the two share the work.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from millstream_udf.message_socket import MessageSocket, TooLarge
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _RawCall = Any
-"""grpc.aio.StreamStreamCall of bytes; its stubs are generic where the class is not."""
+"""grpc.aio.StreamStreamCall of bytes; the stubs are generic, but the class is not."""
 _RawMessage = Any
 """Bytes, or `grpc.aio.EOF`."""
 _CONNECT_TIMEOUT_S = 5.0
 _STATUS_TIMEOUT_S = 1.0
-"""How long the status of a stream may come after the end of its socket."""
+"""How long after the end of its socket the status of a stream may arrive."""
 
 
 class GrpcWire:
@@ -47,7 +47,7 @@ class GrpcWire:
         except grpc.aio.AioRpcError as error:
             self._ended(error.code(), error.details())
         except asyncio.InvalidStateError as error:
-            # A write on a stream that has just ended.
+            # The stream ended just before the write.
             raise WireEndedError(str(error)) from error
 
     async def receive(self) -> bytes:
@@ -63,7 +63,7 @@ class GrpcWire:
         return message
 
     async def end(self) -> NoReturn:
-        """Raises how the stream has ended, when it has."""
+        """Waits for the end of the stream, and raises its error."""
         self._ended(await self._call.code(), await self._call.details())
 
     async def half_close(self) -> None:
@@ -127,7 +127,7 @@ class CallsWire:
                     lambda: MessageSocket(GRPC_MESSAGE_BYTES_MAX), self._path
                 )
         except OSError as error:
-            # A time-out is one, too.
+            # A timeout is an `OSError`, too.
             raise WireEndedError(f"no connection to {self._path}: {error}") from error
         self._socket = socket
         await self.send(token)
@@ -139,8 +139,8 @@ class CallsWire:
             raise _end(self._where, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
         if message is not None:
             return message
-        # The function closes the socket when its stream ends, and the stream says why. A process that has died says
-        # nothing, and no process need wait for it.
+        # The function closes the socket when its stream ends, and the status of the stream gives the reason. A process
+        # that has died may send no status, so the wait is short.
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT_S):
                 await self._stream.end()
@@ -149,7 +149,7 @@ class CallsWire:
 
 
 def _end(where: str, code: grpc.StatusCode, details: str | None) -> UdfError | WireEndedError:
-    """What the end of a stream means."""
+    """The error for the end of a stream."""
     if code in FATAL:
         error_code, what = FATAL[code]
         return UdfError(error_code, f"{where}: {what}: {details or code.name}")
@@ -157,7 +157,7 @@ def _end(where: str, code: grpc.StatusCode, details: str | None) -> UdfError | W
 
 
 def _token_in(welcome: bytes) -> bytes:
-    """Of a first message, which is judged elsewhere."""
+    """The token in a first message, which is checked elsewhere."""
     try:
         # Welcome has the same number in every response.
         return udf_pb2.SealedMapResponse.FromString(welcome).welcome.calls_token
@@ -167,7 +167,7 @@ def _token_in(welcome: bytes) -> bytes:
 
 @asynccontextmanager
 async def open_wire(channel: grpc.aio.Channel, method: str, where: str) -> AsyncIterator[GrpcWire]:
-    """A stream of the method; waits for the server."""
+    """A stream of a method. Waits for the server."""
     call: _RawCall = channel.stream_stream(method)(wait_for_ready=True)
     try:
         yield GrpcWire(call, where)
@@ -176,8 +176,8 @@ async def open_wire(channel: grpc.aio.Channel, method: str, where: str) -> Async
 
 
 def calls_socket_of(target: str) -> str:
-    """Path of the socket for calls beside that of `target`, where there is one; else empty. Remote functions have none,
-    and containers may share the function's socket only."""
+    """Path of the socket for calls next to the socket of `target`; empty if there is none. Remote functions do not have
+    one, and containers may share only the function's socket."""
     scheme, _, path = target.partition(":")
     beside = path + SUFFIX
     return beside if scheme == "unix" and os.path.exists(beside) else ""
@@ -185,7 +185,8 @@ def calls_socket_of(target: str) -> str:
 
 @asynccontextmanager
 async def open_calls_wire(channel: grpc.aio.Channel, method: str, where: str, path: str) -> AsyncIterator[Wire]:
-    """A stream of calls: over the socket at `path` where the function says so; empty where there is none."""
+    """A stream of calls. It uses the socket at `path` if the function supports that; without a socket, `path` is
+    empty."""
     async with open_wire(channel, method, where) as stream:
         wire = CallsWire(stream, path, where)
         try:
