@@ -84,7 +84,7 @@ def _scaled(value: object, scale_us: int) -> int:
         raise ValueError
     if isinstance(value, int):
         return value * scale_us
-    # The whole part is separate, because a float of microseconds since 1970 is not precise enough for good rounding.
+    # The whole part is separate, because a float of microseconds since 1970 is not precise enough to round well.
     whole = int(value)
     return whole * scale_us + round((value - whole) * scale_us)
 

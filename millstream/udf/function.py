@@ -108,11 +108,11 @@ def _address(socket: Path) -> str:
 async def open_local_function(
     spec: SidecarSpec, *, log: LogLine, protocol: UdfProtocol | None = None
 ) -> AsyncIterator[LocalFunction]:
-    """A function whose process is running and answers, and goes on running until the end of the block.
+    """A function whose process answers when the block begins, and runs until the end of the block.
     `protocol`: None for the native one.
 
-    Raises `UdfError` with its exit code and last lines when it cannot be brought to answer. The event loop must run in
-    a thread that lives as long as the process: see `millstream.die_with_parent`.
+    Raises `UdfError` with the exit code and the last lines if the function never answers. The event loop must run in a
+    thread that lives as long as the process: see `millstream.die_with_parent`.
     """
     protocol = protocol or protocol_of(NATIVE)
     with open_socket_directory() as directory:

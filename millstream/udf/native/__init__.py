@@ -9,8 +9,8 @@ GRPC_SETTINGS = {
     # Otherwise gRPC writes its own lines about peers that have gone away, which callers report anyway.
     "GRPC_VERBOSITY": "ERROR",
 }
-"""Environment of a process that calls functions, unless it has others: not meant for the processes it starts."""
+"""Default environment variables of a process that calls functions. They are not for the processes that it starts."""
 
-# Before gRPC is imported.
+# The variables must be set before gRPC is imported.
 for _name, _value in GRPC_SETTINGS.items():
     os.environ.setdefault(_name, _value)

@@ -6,14 +6,13 @@
     answers, in the order of the groups ◄─────────────────────────────────── answer
 
 Above it: Spark's tasks. Below it: `reduce_stream` and `reduce_parts`. `parts` is iterated in the caller's thread, so it
-may read what Spark hands in; one more thread receives. Groups are sent ahead of their answers as far as HTTP/2 lets
-them.
+may read the input from Spark; a second thread receives. Groups are sent ahead of their answers as far as HTTP/2 allows.
 
-When a stream breaks (the function's process was killed, or drains), groups without a whole answer are sent again, one
-after the other, each when the one before is answered: so the group that ends its process is known. Cases:
- 1. The first group without an answer is the same at BREAKS_MAX breaks in a row: it has failed, and the others go on.
- 2. A group of which more than KEPT_BYTES_MAX were sent, or more than PARTIAL_BYTES_MAX of its results have left, cannot
-    be sent again: `FunctionLostError`. The caller's task is run again by Spark, from frozen contents.
+When a stream breaks (the function's process was killed, or drains), groups without a complete answer are sent again,
+one after the other, each when the previous one is answered. So the group that ends the process is known. Cases:
+ 1. The first group without an answer is the same at BREAKS_MAX breaks in a row: it has failed, and the others continue.
+ 2. A group cannot be sent again if more than KEPT_BYTES_MAX of it were sent, or more than PARTIAL_BYTES_MAX of its
+    results were passed on: `FunctionLostError`. Spark runs the caller's task again, from frozen contents.
 """
 
 from __future__ import annotations
