@@ -346,7 +346,7 @@ def _stay_outside(inner: int) -> int:
             if not _catches(inner, number):
                 os.kill(inner, signal.SIGKILL)
         except (FileNotFoundError, ProcessLookupError):
-            # It has just ended.
+            # The command has just ended.
             return
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

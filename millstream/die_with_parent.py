@@ -8,7 +8,7 @@ replaces it, with the same process id, a few milliseconds later.
 
 On Linux the kernel sends SIGKILL to the command when the parent dies, however it dies. To the kernel, the parent is the
 *thread* that started the command: start processes from the main thread, or from one that lives as long as the process.
-A command that changes its user, or has set-uid bits, outlives it. On other systems the command runs unprotected.
+A command that changes its user, or has set-uid bits, outlives it. On other systems the command runs without this.
 """
 
 from __future__ import annotations

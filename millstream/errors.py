@@ -91,7 +91,7 @@ def kind_of(error: MillstreamError) -> str:
 
 
 def error_of(kind: str, message: str) -> MillstreamError | None:
-    """Inverse of `kind_of`; None if the error is not one of ours, or one of another version."""
+    """Inverse of `kind_of`; None if the error is not one of ours, or comes from another version."""
     name, _, written = kind.partition(" ")
     found, code = globals().get(name), codes.find(written)
     if code is None or not isinstance(found, type) or not issubclass(found, MillstreamError):

@@ -187,7 +187,7 @@ class Frame:
         )
 
     def record_sizes(self) -> list[int]:
-        """The bytes that each record takes in the columns, rounded up."""
+        """The bytes that each record takes in the columns, estimated slightly too high rather than too low."""
         sizes = [len(value) + _OFFSET_BYTES + _TIME_BYTES for value in self.values()]
         if self.keys_column:
             for index, keys in enumerate(self.keys()):

@@ -56,7 +56,7 @@ class Silence:
         self._looked_s = now_s
 
     def on_answer(self) -> None:
-        """The process has answered."""
+        """Called when the process has answered."""
         self.seconds = 0.0
 
     def look(self, now_s: float) -> float:
