@@ -1,1 +1,1 @@
-"""The ledger of a vertex: its boundary (`protocol`), in JetStream and in memory."""
+"""The ledger of a vertex: its interface (`protocol`), what all implementations share, and the one in memory."""

@@ -1,14 +1,14 @@
-"""A commit as messages of a stream: what is written, and in which order. Pure.
+"""Encodes a commit as messages of a stream, in the order in which they are written. Pure.
 
 Above it: ledgers that are streams of messages, in JetStream or in memory. Below it: the names of subjects.
 
     <lane>.d.<edge>.<partition>   frames, in order
     <lane>.i.<n>                  ids of records, with a time to live
-    <lane>.p                      the mark: last, replacing the one before
+    <lane>.p                      the mark: last, replacing the previous one
 
-The server stages every batch in files of its own, which takes several times as long as a plain message does. So a
-commit of one frame is one message, with the mark in a header. Either way the last message of a lane holds its mark, and
-the last message of a commit is guarded by the sequence of the mark before.
+The server stages every batch in separate files, which takes several times as long as a plain message. So a commit of
+one frame is one message, with the mark in a header. Either way the last message of a lane holds its mark, and the last
+message of a commit is guarded by the sequence of the previous mark.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _GUARD = "Nats-Expected-Last-Subject-Sequence"
 GUARD_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 _TTL = "Nats-TTL"
 MARK = "Millstream-Mark"
-"""Header of a frame that is a whole commit: the mark, in base64."""
+"""Header of a frame that is a whole commit. Its value is the mark in base64."""
 _DIGESTS = b"\x01"
-"""Begins a message of digests of ids."""
+"""The first byte of a message that contains digests of ids."""
 _IDS_BYTES = limits.FRAME_BYTES_MAX // ID_DIGEST_BYTES * ID_DIGEST_BYTES
 _MARK_HEADER_MAX = 8 * limits.KIB
-"""A mark that is longer than this in base64 goes as a message of its own."""
+"""A mark that is longer than this in base64 is sent as a separate message."""
 
 ENVELOPE_BYTES = 16 * limits.KIB
-"""Left in a message for its headers and subject."""
+"""Space in a message that is reserved for its headers and subject."""
 
-# The largest record, as a frame of its own, is a message.
+# The largest record, alone in a frame, fits into a message.
 assert limits.RECORD_BYTES_MAX + 2 * ENVELOPE_BYTES < limits.MESSAGE_BYTES_MAX
 
 
@@ -55,7 +55,7 @@ class Message(NamedTuple):
 
 
 def commit_messages(stream: str, commit: Commit, sharing: Sharing = SEPARATE) -> list[Message]:
-    """The messages of a commit. Raises `UserError` or `MillstreamError` when they cannot be one batch."""
+    """The messages of a commit. Raises `UserError` or `MillstreamError` if they do not fit into one batch."""
     numbers = frame_numbers(commit)
     messages = [
         Message(
@@ -67,7 +67,7 @@ def commit_messages(stream: str, commit: Commit, sharing: Sharing = SEPARATE) ->
     ]
     if commit.ids:
         subject = ids_subject(stream, commit.lane, commit.after)
-        # Whole seconds, rounded up, and at least one: what the server takes.
+        # The server accepts whole seconds, at least one; fractions are rounded up.
         ttl = {_TTL: f"{max(1, int(-(-commit.ids_ttl_s // 1)))}s"}
         messages += [Message(subject, data, ttl) for data in encode_ids(commit.ids)]
     guard = {_GUARD: str(commit.after), GUARD_SUBJECT: lane_filter(stream, commit.lane)}
@@ -82,8 +82,8 @@ def commit_messages(stream: str, commit: Commit, sharing: Sharing = SEPARATE) ->
 
 
 def check_commit(commit: Commit, sizes: Sequence[int]) -> None:
-    """`sizes`: bytes of its frames and of its pieces of ids. Raises `UserError` or `MillstreamError` for a commit that
-    no ledger takes."""
+    """Raises `UserError` or `MillstreamError` for a commit that no ledger accepts. `sizes`: the sizes in bytes of its
+    frames and of its messages of ids."""
     _check(commit, [*sizes, commit.mark.ByteSize()])
 
 
@@ -105,9 +105,9 @@ def _check(commit: Commit, sizes: Sequence[int]) -> None:
 
 
 def frame_numbers(commit: Commit) -> list[int]:
-    """Numbers of the commit's frames in their buffers, from the totals in its mark; 0 where the mark has none.
+    """Numbers of the commit's frames in their buffers, from the totals in its mark; 0 where the mark has no total.
 
-    A server drops messages from a damaged file without a word. A reader that finds a number missing knows.
+    A server silently drops messages from a damaged file. A reader detects that by the missing number.
     """
     totals = {BufferId(written.edge, written.partition): written.frames for written in commit.mark.written}
     for buffer, _ in commit.frames:
@@ -122,14 +122,14 @@ def frame_numbers(commit: Commit) -> list[int]:
 
 
 def holds_mark(subject: str, headers: Mapping[str, str]) -> bool:
-    """Whether a message holds a mark; the last one of a lane does, unless it is in the middle of a batch."""
+    """Whether a message holds a mark. The last message of a lane does, except in the middle of a batch."""
     return is_mark_subject(subject) or MARK in headers
 
 
 def stored_mark(subject: str, data: bytes, headers: Mapping[str, str]) -> mark_pb2.Mark | None:
-    """The mark in the last message of a lane; None when it has none, as in the middle of a batch.
+    """The mark in the last message of a lane; None if the message has none, as in the middle of a batch.
 
-    Raises `ValueError` when it cannot be read.
+    Raises `ValueError` if the mark cannot be read.
     """
     if not holds_mark(subject, headers):
         return None
@@ -142,13 +142,13 @@ def stored_mark(subject: str, data: bytes, headers: Mapping[str, str]) -> mark_p
 
 
 def encode_ids(digests: bytes) -> Iterator[bytes]:
-    """Digests as messages, each well below the size of one."""
+    """Digests as the payloads of messages, each well below the maximum size of a message."""
     for start in range(0, len(digests), _IDS_BYTES):
         yield _DIGESTS + digests[start : start + _IDS_BYTES]
 
 
 def decode_ids(data: bytes) -> bytes:
-    """Inverse of `encode_ids`, for one message. Raises `ValueError` when it cannot be read. Ledgers of earlier versions
+    """Inverse of `encode_ids`, for one message. Raises `ValueError` if it cannot be read. Ledgers of earlier versions
     hold ids in JSON."""
     if data.startswith(_DIGESTS):
         digests = data[len(_DIGESTS) :]
@@ -165,9 +165,9 @@ def decode_ids(data: bytes) -> bytes:
 
 
 def frame_sequences(mark_sequence: int, messages: int, frames: int) -> tuple[int, ...]:
-    """Sequences of the frames of a landed commit: it has no gaps in the stream, and its mark is last.
+    """Sequences of the frames of a stored commit. Its messages have consecutive sequences, and its mark is last.
 
-    In a commit that is one message, that message is both.
+    If the commit is one message, that message is both the frame and the mark.
     """
     first = mark_sequence - messages + 1
     return tuple(range(first, first + frames))

@@ -1,7 +1,7 @@
-"""What a buffer holds, as a frame that can be used: checked before a record of it is.
+"""Decodes the frames of a buffer, and checks each one before any of its records is used.
 
-A frame that was committed and cannot be read is damage, whichever writer let it in: it is reported with its place and
-its writer, and `millstream repair` steps over it.
+A committed frame that cannot be read is damage, whichever writer stored it. The error names its position and its
+writer, and `millstream repair` skips it.
 
 Above it: code that reads buffers. Below it: the codec of frames.
 """
@@ -17,7 +17,7 @@ from millstream.record import BufferId
 
 
 def readable(stored: StoredFrame) -> Frame:
-    """The frame, checked. Raises `ValueError` that says why it cannot be used."""
+    """The checked frame. Raises a `ValueError` that says why it cannot be used."""
     if stored.witness is None:
         raise ValueError("its name cannot be read, so no lane has written it")
     try:
@@ -29,8 +29,8 @@ def readable(stored: StoredFrame) -> Frame:
 
 
 def decoded(writer: str, buffer: BufferId, stored: StoredFrame) -> Frame:
-    """The frame, checked. `writer`: the vertex whose ledger holds the buffer. Raises `DamageError` when it cannot be
-    used."""
+    """The checked frame. `writer`: the vertex whose ledger holds the buffer. Raises `DamageError` if the frame cannot
+    be used."""
     try:
         return readable(stored)
     except ValueError as error:
@@ -42,6 +42,6 @@ def decoded(writer: str, buffer: BufferId, stored: StoredFrame) -> Frame:
 
 
 def name_for_people(writer: str, stored: StoredFrame) -> str:
-    """Which frame it is, and who wrote it."""
+    """Names the frame and its writer in a message."""
     name = stored.witness
     return f"frame {name.number} of lane {writer}/{name.lane}" if name is not None else f"a message to vertex {writer}"

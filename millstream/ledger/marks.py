@@ -1,4 +1,4 @@
-"""Marks of a new owner, and the errors of the one before. Pure; the same in every implementation of the ledger."""
+"""Marks of a new owner, and the errors of the previous one. Pure; the same in every implementation of the ledger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 
 
 def taken_over(stored: StoredMark | None, owner: str, commit_id: bytes) -> mark_pb2.Mark:
-    """The same position under the next epoch; for a lane without a mark, its very first, which promises nothing yet."""
+    """The same position under the next epoch. A lane without a mark gets its first one, which promises nothing yet."""
     mark = mark_pb2.Mark(watermark_us=START_OF_TIME_US)
     if stored is not None:
         mark.CopyFrom(stored.mark)
@@ -23,7 +23,7 @@ def taken_over(stored: StoredMark | None, owner: str, commit_id: bytes) -> mark_
 
 
 def fenced(lane: LaneId, newest: int, own: int, by: str = "") -> FencedError:
-    """The error of an owner of epoch `own` that was replaced by one of epoch `newest`."""
+    """The error for an owner with epoch `own` that was replaced by an owner with epoch `newest`."""
     name = f" by {by!r}" if by else ""
     return FencedError(
         codes.LANE_TAKEN_OVER, f"lane {lane} was taken over{name} (epoch {newest}); this owner (epoch {own}) must stop"
@@ -31,7 +31,7 @@ def fenced(lane: LaneId, newest: int, own: int, by: str = "") -> FencedError:
 
 
 def lost_mark(lane: LaneId, after: int, stored: StoredMark | None) -> DamageError:
-    """The error of an owner whose mark was at stream sequence `after`, where `stored` is what the ledger has now."""
+    """The error for an owner whose mark was at stream sequence `after`, while the ledger now holds `stored`."""
     found = "is gone" if stored is None else f"is back at {stored.sequence}"
     return DamageError(
         codes.LEDGER_CUT,

@@ -1,8 +1,7 @@
-"""Ledgers in memory: the same meaning as in JetStream, nothing durable, and faults on request.
+"""Ledgers in memory: they behave as in JetStream, keep nothing durably, and inject faults on request.
 
-Above it: tests, simulations and users' own tests, through `protocol.py`. Below it: nothing. It reads no clock but the
-one
-passed in, so a simulation that drives the clock and the event loop gets the same run every time.
+Above it: tests, simulations and users' own tests, through `protocol.py`. Below it: nothing. It reads only the clock
+that is passed in, so a simulation that drives the clock and the event loop gets the same run every time.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class _Fault(Enum):
 
 
 class Faults:
-    """What goes wrong in a memory broker, in the order in which it was asked for. One fault per attempt at a commit."""
+    """The faults of a memory broker, in the order in which they were requested. One fault per attempt at a commit."""
 
     def __init__(self) -> None:
         self._planned: dict[str | None, deque[_Fault]] = {}
@@ -63,7 +62,7 @@ class Faults:
         self._changed = asyncio.Event()
 
     def lose_answer(self, *, landed: bool, vertex: str | None = None) -> None:
-        """The next attempt gets no answer, after (`landed`) or before it had its effect."""
+        """The next attempt gets no answer; if `landed`, the commit is stored anyway."""
         self._plan(_Fault.LOST_AFTER if landed else _Fault.LOST_BEFORE, vertex)
 
     def refuse_full(self, *, vertex: str | None = None) -> None:
@@ -79,7 +78,7 @@ class Faults:
         self._plan(_Fault.FENCED, vertex)
 
     def hold(self) -> None:
-        """Commits wait, before they have an effect, until `release`."""
+        """Make commits wait before they take effect, until `release`."""
         self._gate.clear()
 
     def release(self) -> None:
@@ -101,7 +100,7 @@ class Faults:
             self._waiting -= 1
 
     def next(self, vertex: str) -> _Fault | None:
-        """For the broker: what happens to this attempt."""
+        """For the broker: the fault of this attempt."""
         for key in (vertex, None):
             planned = self._planned.get(key)
             if planned:
@@ -116,18 +115,18 @@ class Faults:
 class _Stored:
     message: Message
     keys: tuple[str, ...]
-    """Its subject, and the filters it is found by."""
+    """Its subject, and the filters that match it."""
     stored_s: float
     expires_s: float | None
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What a stream is to JetStream: messages by sequence."""
+    """The equivalent of a JetStream stream: messages by sequence."""
 
     limits: LedgerLimits
     number: int
-    """Tells a stream from the one of that name before it."""
+    """Distinguishes this stream from an earlier one with the same name."""
     sharing: Sharing
     messages: dict[int, _Stored] = field(default_factory=dict)
     found_by: dict[str, dict[int, None]] = field(default_factory=dict)
@@ -136,14 +135,14 @@ class _Stream:
     bytes: int = 0
     grown: asyncio.Event = field(default_factory=asyncio.Event)
     set_back: int = 0
-    """How often it was; readers look again then, as after a restart of a broker."""
+    """How often the stream was set back. Readers check their position again then, as after a restart of a broker."""
 
     def saved(self) -> tuple[dict[int, _Stored], int, int]:
-        """All that is stored, for `restore`."""
+        """The contents of the stream, for `restore`."""
         return dict(self.messages), self.last_sequence, self.bytes
 
     def restore(self, saved: tuple[dict[int, _Stored], int, int]) -> None:
-        """Hold again what was stored then, and nothing since: the stream has lost its end."""
+        """Set the contents back to `saved`: the stream has lost everything that was stored since."""
         messages, self.last_sequence, self.bytes = saved
         self.messages = dict(messages)
         self.found_by = {}
@@ -154,7 +153,7 @@ class _Stream:
         self.grown.set()
 
     def witness(self, sequence: int) -> Witness | None:
-        """The name of the frame at that sequence; None when there is none."""
+        """The name of the frame at that sequence; None if there is none."""
         stored = self.messages.get(sequence)
         return witness_of(sequence, stored.message.headers) if stored is not None else None
 
@@ -177,7 +176,7 @@ class _Stream:
                 del self.found_by[key]
 
     def last_of(self, key: str) -> int:
-        """Sequence of the last message of a subject or filter; 0 when it has none."""
+        """Sequence of the last message that matches a subject or filter; 0 if there is none."""
         return next(reversed(self.found_by.get(key, {})), 0)
 
     def after(self, key: str, sequence: int) -> list[int]:
@@ -293,7 +292,7 @@ class MemoryLedger:
             for sequence in self._stream.after(self._filter(buffer), 0):
                 if sequence > last:
                     break
-                # It stays when it holds the mark of its lane.
+                # A message that holds the mark of its lane stays.
                 if sequence != self._stream.last_of(lane_filter_of(self._stream.messages[sequence].message.subject)):
                     self._stream.remove(sequence)
         self._statistics.trims += 1
@@ -312,11 +311,11 @@ class MemoryLedger:
         return self._stream.last_of(self._filter(buffer))
 
     def _filter(self, buffer: BufferId) -> str:
-        """Matches the frames of a buffer, under the name under which they are stored."""
+        """Matches the frames of a buffer, by the name under which they are stored."""
         return buffer_filter(self._id, self.sharing.stored(buffer))
 
     def _look(self, subject: str, after: int, check: ReadCheck | Unchecked) -> None:
-        """Raise `DamageError` when the stream does not hold what was read."""
+        """Raise `DamageError` if the stream no longer holds what was read."""
         if self._stream.last_sequence < after:
             raise DamageError(
                 codes.LEDGER_CUT,
@@ -331,7 +330,7 @@ class MemoryLedger:
     ) -> AsyncGenerator[StoredFrame, None]:
         looked = self._stream.set_back
         while True:
-            # Cleared first: what is stored from here on sets it again.
+            # Cleared first: anything stored from here on sets it again.
             self._stream.grown.clear()
             for sequence in self._stream.after(subject, after):
                 if looked != self._stream.set_back:
@@ -353,7 +352,7 @@ class MemoryLedger:
                 await self._stream.grown.wait()
 
     def _attempt(self, commit: Commit, messages: Sequence[Message], fault: _Fault | None) -> int | None:
-        """One attempt; None when it has to be sent again. Raises what it is refused with."""
+        """One attempt; None if the commit has to be sent again. Raises the error with which it is refused."""
         lane = lane_filter(self._id, commit.lane)
         stored = self._stream.last_of(lane)
         if stored != commit.after:
@@ -377,7 +376,7 @@ class MemoryLedger:
         totals: dict[str, int] = {}
         for message in messages:
             if message.subject == mark_subject(self._id, commit.lane):
-                # It replaces the one before.
+                # The mark replaces the previous one, so it needs no space in a buffer.
                 continue
             stored = len(self._stream.found_by.get(message.subject, {}))
             totals[message.subject] = totals.get(message.subject, stored) + 1
@@ -423,7 +422,7 @@ class MemoryLedger:
         self._apply(commit, commit_messages(self._id, commit, self.sharing))
 
     def _commit_id(self, lane: LaneId) -> bytes:
-        """New for every takeover, and the same in every run of a simulation."""
+        """A commit id that is new for every takeover, and the same in every run of a simulation."""
         self._takeovers += 1
         return uuid5(_NAMESPACE, f"{lane}/{self._stream.last_sequence}/{self._takeovers}").bytes
 
@@ -435,7 +434,8 @@ class MemoryLedger:
 
 
 class MemoryBroker:
-    """`Broker` in memory. Ledgers live as long as it does: open one again for what a restarted process would find."""
+    """`Broker` in memory, which keeps the ledgers as long as it exists. To see what a restarted process would find,
+    open a ledger again."""
 
     def __init__(self, pipeline: str, require: DurabilityLevel, faults: Faults, clock: Clock) -> None:
         self._pipeline = pipeline
@@ -468,7 +468,7 @@ class MemoryBroker:
             self._streams.pop(name, None)
 
     def save(self, vertex: str) -> Callable[[], None]:
-        """Remember what the ledger of `vertex` holds. To call what is returned sets the ledger back to it."""
+        """Save the contents of the ledger of `vertex`. The returned function sets the ledger back to them."""
         stream = self._streams[vertex]
         saved = stream.saved()
         return lambda: stream.restore(saved)
@@ -485,5 +485,5 @@ async def open_memory_broker(
     clock: Clock | None = None,
     require: DurabilityLevel = DurabilityLevel.MEMORY,
 ) -> AsyncIterator[Broker]:
-    """A broker in the memory of this process, with the faults one asks for."""
+    """A broker in the memory of this process, with the given faults."""
     yield MemoryBroker(pipeline, require, faults or Faults(), clock or SystemClock())

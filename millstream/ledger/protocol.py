@@ -1,7 +1,8 @@
-"""The ledger: the boundary between a vertex and what keeps its facts.
+"""The ledger: the interface between a vertex and the storage of its state.
 
-Above it: the vertex process. Below it: JetStream (`jetstream.py`) or memory (`memory.py`), which pass one contract
-suite (`tests/contract/ledger`). It knows lanes, buffers, marks and encoded frames; it does not know what a frame holds.
+Above it: the vertex process. Below it: the implementations in JetStream and Redis (`millstream/buffers`) and in memory
+(`memory.py`), which pass one contract suite (`tests/contract/ledger`). It knows lanes, buffers, marks and encoded
+frames; it does not know the contents of a frame.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ class DurabilityLevel(Enum):
     MEMORY = "memory"
     """Nothing: for tests."""
     UNVERIFIED = "unverified"
-    """Whatever the broker keeps. Only to be asked for, where its settings cannot be read and its user knows them."""
+    """Whatever the broker keeps. Used only on request, if the broker's settings cannot be read but the user knows
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """What was found out about the broker at start."""
+    """The durability of the broker, as determined at the start."""
 
     level: DurabilityLevel
     verified: bool
-    """False when the server's settings could not be read."""
+    """False if the server's settings could not be read."""
     evidence: str
-    """Where it was read, or why it could not be."""
+    """Where the settings were read, or why they could not be read."""
 
 
 class StoredMark(NamedTuple):
@@ -47,11 +49,11 @@ class StoredMark(NamedTuple):
 
     mark: mark_pb2.Mark
     sequence: int
-    """Stream sequence of the message that holds the mark: what the next commit is guarded with."""
+    """Stream sequence of the message that holds the mark. It guards the next commit."""
 
 
 class FrameWrite(NamedTuple):
-    """One frame on its way into a buffer."""
+    """One frame to be written to a buffer."""
 
     buffer: BufferId
     data: bytes
@@ -59,23 +61,23 @@ class FrameWrite(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Frames in order, ids, then the mark. All or nothing."""
+    """Frames in order, ids, then the mark. The ledger stores all of them or nothing."""
 
     lane: LaneId
     frames: Sequence[FrameWrite]
-    """One for several edges that share it (`Ledger.sharing`) is given once, for the buffer of any of them."""
+    """A frame that several edges share (`Ledger.sharing`) is listed once, for the buffer of any of them."""
     mark: mark_pb2.Mark
-    """`commit_id` is chosen by the caller and new for every commit."""
+    """The caller chooses a new `commit_id` for every commit."""
     after: int
     """`StoredMark.sequence` of the lane's previous mark."""
     ids: bytes = b""
-    """Digests of record ids to remember, one after the other (sources that may repeat themselves)."""
+    """Concatenated digests of record ids to remember (for sources that may repeat records)."""
     ids_ttl_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A commit that has landed."""
+    """A stored commit."""
 
     mark_sequence: int
     frame_sequences: tuple[int, ...]
@@ -83,41 +85,43 @@ class Receipt:
 
 
 class Witness(NamedTuple):
-    """A frame that was read, as its writer named it: another frame at its sequence has another name."""
+    """A frame that was read, with the name that its writer gave it. A different frame at the same sequence has a
+    different name."""
 
     lane: str
     """Key of the lane that wrote it."""
     sequence: int
     number: int
-    """Among what that lane wrote to the buffer, from 1."""
+    """Its number among the frames that the lane wrote to the buffer, from 1."""
     commit: int
-    """Of the id of its commit, 64 bits."""
+    """The first 64 bits of the id of its commit."""
 
     @property
     def name(self) -> str:
-        """ "<lane> <number> <commit>", the last in hexadecimal: what the frame is called wherever it is stored."""
+        """ "<lane> <number> <commit>", with the commit in hexadecimal: the name that is stored with the frame."""
         return f"{self.lane} {self.number} {self.commit:016x}"
 
 
 class GivenUp(NamedTuple):
-    """Frames of a lane that a repair gave up: behind a stream sequence, they go on with another number."""
+    """Frames of a lane that a repair gave up. The lane's frames after them continue with a different number."""
 
     lane: str
     sequence: int
-    """Up to here."""
+    """The last stream sequence that this covers."""
     after: int
-    """Number of the last frame before."""
+    """Number of the lane's last frame before them."""
     through: int
-    """The next one is one more. Below `after`: the lane's frames were written again under other numbers."""
+    """The next frame has this number plus one. Lower than `after` if the lane's frames were written again under other
+    numbers."""
 
 
 class StoredIds(NamedTuple):
-    """Ids of one commit, or a part of them."""
+    """Some or all ids of one commit."""
 
     digests: bytes
     """As in `Commit.ids`."""
     age_s: float
-    """For how long they have been stored, a little less rather than more."""
+    """How long they have been stored; rather too low than too high."""
 
 
 class StoredFrame(NamedTuple):
@@ -126,7 +130,7 @@ class StoredFrame(NamedTuple):
     sequence: int
     data: bytes
     witness: Witness | None = None
-    """Its name; None for one that has none that can be read: no lane writes such a frame."""
+    """Its name; None if it has no readable name. No lane writes a frame without a name."""
 
 
 @dataclass(slots=True)
@@ -137,14 +141,14 @@ class LedgerStatistics:
     commit_messages: int = 0
     commit_bytes: int = 0
     commit_seconds: float = 0.0
-    """Sum over all commits, from sending to answer."""
+    """Time from sending to answer, summed over all commits."""
     answers_settled: int = 0
-    """Commits whose answer was lost and that were settled by reading the mark."""
+    """Commits whose answer was lost and whose result was read from the mark."""
     full_refusals: int = 0
     frames_read: int = 0
     bytes_read: int = 0
     read_restarts: int = 0
-    """Times a reader had to set its consumer up again."""
+    """How often a reader had to recreate its consumer."""
     trims: int = 0
 
 
@@ -153,25 +157,25 @@ class LedgerLimits:
     """Settings of a vertex's ledger."""
 
     frames_per_buffer_max: int
-    """Hard bound on what each lane that writes to a buffer has in it, kept by the server."""
+    """Hard limit on the frames of each lane in a buffer, enforced by the server."""
     bytes_max: int = limits.LEDGER_BYTES_MAX
-    """Hard bound of the ledger, all buffers together, kept by the server and reserved in its storage from the start.
-    Without it a server that runs out of storage in the middle of a batch stores half of it."""
+    """Hard limit on the size of the ledger, all buffers together. The server enforces it and reserves the storage from
+    the start. Without a limit, a server that runs out of storage in the middle of a batch stores half of it."""
     replicas: int = 1
     """Copies in a broker cluster."""
     ids_ttl_s: float = field(default=0.0)
-    """Longest time ids are kept; 0 when no lane gives ids."""
+    """The longest time that ids are kept; 0 if no lane commits ids."""
     sharing: Sharing = SEPARATE
-    """Edges that share a stored copy of their frames. It counts when the ledger is created; one that exists keeps its
-    own."""
+    """Edges that share a stored copy of their frames. Used only when the ledger is created; an existing ledger keeps
+    its own value."""
 
 
 class Ledger(Protocol):
     """The ledger of one vertex.
 
-    The owner of a lane calls `take_over`, then `commit` one after another. A downstream vertex calls `read` and `trim`
-    on the ledger of its upstream vertex. All methods may be used by several tasks at once; commits of one lane may
-    not overlap.
+    The owner of a lane calls `take_over`, then `commit` for one commit after another. A downstream vertex calls `read`
+    and `trim` on the ledger of its upstream vertex. Several tasks may use all methods at the same time, but commits of
+    one lane must not overlap.
     """
 
     @property
@@ -179,34 +183,34 @@ class Ledger(Protocol):
 
     @property
     def ledger_id(self) -> str:
-        """The same for as long as the ledger exists, another after it was rebuilt: positions begin again then."""
+        """Stays the same while the ledger exists. A rebuilt ledger has a new id, and its positions start over."""
 
     @property
     def durability(self) -> Durability: ...
 
     @property
     def sharing(self) -> Sharing:
-        """Edges that share a stored copy of their frames. Each method takes the buffer of any of them, and means that
-        copy: a frame is written once, for all of them, and is trimmed when all of them have passed it."""
+        """Edges that share a stored copy of their frames. Each method accepts the buffer of any of these edges, and
+        applies to the copy: a frame is written once, for all edges, and is trimmed when all of them have passed it."""
 
     def statistics(self) -> LedgerStatistics: ...
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
-        """The lane's mark, read from the leader; None before its first."""
+        """The lane's mark, read from the leader; None before the first one."""
 
     async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
-        """Become the owner: writes the same mark under the next epoch. The owner before is fenced from now on."""
+        """Become the owner: write the same mark under the next epoch, which fences the previous owner."""
 
     async def commit(self, commit: Commit) -> Receipt:
         """Store everything or nothing, and return when it is durable.
 
-        A lost answer is settled inside, however long the broker stays away (the connection is retried forever;
-        cancel to give up). Raises `FencedError` when another owner has taken over, `BufferFullError` or
-        `StorageFullError` when nothing was stored and the same commit may be tried again.
+        It handles a lost answer itself, however long the broker is unavailable (it retries the connection forever; to
+        give up, cancel it). Raises `FencedError` if another owner has taken over, and `BufferFullError` or
+        `StorageFullError` if nothing was stored and the same commit may be tried again.
         """
 
     def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
-        """Ids committed by this lane that have not expired, the oldest first: all of them, at whatever pace they come.
+        """All ids committed by this lane that have not expired, the oldest first, with no limit on the time it takes.
 
         For the owner of the lane, after `take_over`.
         """
@@ -218,40 +222,41 @@ class Ledger(Protocol):
         witnesses: Iterable[Witness] | None = None,
         given_up: Iterable[GivenUp] = (),
     ) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
-        """Frames of a buffer in order, those after stream sequence `after`; waits for more forever.
+        """The frames of a buffer after stream sequence `after`, in order; waits for more forever.
 
-        Survives restarts of the broker without a gap or a repetition. `witnesses`: the last frame that was read before
-        of each lane that writes to the buffer; None where that is not known. Raises `DamageError` before it hands out
-        anything that does not follow what was read: the newest of them, or the last frame handed out, is not in the
-        buffer any more or is another, or a lane's next frame is not there. `given_up`: what a repair said need not be.
+        Survives restarts of the broker without a gap or a repetition. `witnesses`: the last frame that was read from
+        each lane that writes to the buffer; None if that is not known. Raises `DamageError` before it returns a frame
+        that does not follow what was read: if the newest witness, or the last frame returned, is no longer in the
+        buffer or was replaced by another, or if a lane's next frame is missing. `given_up`: frames that may be missing
+        because a repair gave them up.
         """
 
     def watch(self, buffer: BufferId, after: int) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
-        """Committed frames of a buffer as they pass, those after stream sequence `after`; waits for more forever.
+        """The committed frames of a buffer after stream sequence `after`, as they pass; waits for more forever.
 
-        For a caller that only looks: the buffer's reader, its owner and trims do not wait for it. It gets a frame when
-        the reader does, and keeps as much in memory as a reader may; what is trimmed while it is behind is left out,
-        which the numbers in the frames' names show.
+        For a caller that only observes: the buffer's reader, its owner and trims do not wait for it. It gets a frame
+        when the reader does, and may keep as much in memory as a reader. It misses frames that are trimmed before it
+        has read them; the numbers in the frames' names show that.
         """
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
-        """Remove the frames of each of these buffers up to and including that stream sequence.
+        """Remove the frames of each of these buffers up to and including the given stream sequence.
 
-        A frame that holds the present mark of the lane that wrote it stays until that lane commits again. So what
-        waits in a buffer is what comes after its reader's mark, not what is stored.
+        A frame that holds the current mark of the lane that wrote it stays until that lane commits again. So the frames
+        that wait in a buffer are those after its reader's mark, not all that are stored.
         """
 
     async def leave(self, edges: Collection[str]) -> None:
-        """Store the frames of these edges apart from now on. Their buffers are empty then: it is for a time when
-        nothing waits in them and no lane has an owner that runs."""
+        """Store the frames of these edges separately from now on. Their buffers are empty after that, so call it only
+        while nothing waits in them and no lane has a running owner."""
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         """Up to `frames` stored frames after `after`, without consuming anything and without waiting."""
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        """Stream sequence of the last frame of the buffer that is still stored; 0 when none is.
+        """Stream sequence of the last frame of the buffer that is still stored; 0 if there is none.
 
-        It may be one that was read and trimmed; see `trim`.
+        That frame may have been read and trimmed; see `trim`.
         """
 
 
@@ -259,13 +264,13 @@ class Broker(Protocol):
     """Where a pipeline's ledgers live."""
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
-        """The ledger of `vertex`, made when it does not exist and brought to `limits` when it does.
+        """The ledger of `vertex`. Creates it if it does not exist; otherwise applies `limits` to it.
 
-        Raises `DurabilityError` when the broker keeps less than was asked for at opening.
+        Raises `DurabilityError` if the broker's durability is below the level that was required at opening.
         """
 
     async def existing_ledger(self, vertex: str) -> Ledger | None:
-        """The ledger of `vertex` as it is; None when it does not exist (yet)."""
+        """The ledger of `vertex`, unchanged; None if it does not exist (yet)."""
 
     async def delete(self, vertex: str | None = None) -> None:
-        """Remove everything the pipeline keeps in this broker, or what one of its vertices keeps."""
+        """Remove everything that the pipeline, or one of its vertices, keeps in this broker."""

@@ -1,4 +1,4 @@
-"""Names of streams and subjects. Pure; the only place that knows how they are built."""
+"""Names of streams and subjects. Pure; no other module knows their structure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millstream.record import BufferId, LaneId
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 
 ID_SUBJECTS = 256
-"""The ids of a lane are spread over this many subjects, so that their number is bounded by their age alone."""
+"""The ids of a lane are spread over this many subjects, so that only their age limits their number."""
 
 
 def stream_name(pipeline: str, vertex: str) -> str:
@@ -19,7 +19,7 @@ def stream_name(pipeline: str, vertex: str) -> str:
 
 
 def lane_filter(stream: str, lane: LaneId) -> str:
-    """Matches everything the lane writes. The last message of it holds the lane's mark."""
+    """Matches everything that the lane writes. The last message holds the lane's mark."""
     return f"{_lane_prefix(stream, lane)}.>"
 
 
@@ -38,7 +38,7 @@ def frames_filter(stream: str) -> str:
 
 
 def buffer_of(subject: str) -> BufferId:
-    """The buffer that `subject`, which holds frames, is part of."""
+    """The buffer of a subject that holds frames."""
     edge, partition = subject.split(".")[-2:]
     return BufferId(edge, int(partition))
 
@@ -58,7 +58,7 @@ def is_mark_subject(subject: str) -> bool:
 
 
 def ids_subject(stream: str, lane: LaneId, after: int) -> str:
-    """Where the ids of the commit after `after` go."""
+    """The subject for the ids of the commit after `after`."""
     return f"{_lane_prefix(stream, lane)}.i.{after % ID_SUBJECTS}"
 
 

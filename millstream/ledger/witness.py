@@ -1,13 +1,13 @@
-"""Whether what a reader gets of a buffer follows what was read of it before. Pure; the same for both ledgers.
+"""Checks that the frames a reader gets from a buffer follow those that it read before. Pure; the same for all ledgers.
 
-A position alone does not tell: a stream that lost its end and was written again holds other frames at the same
-sequences. So the mark of a reader names the last frame it has read of each lane upstream, by its number and its commit.
-The newest of them is not trimmed, and is looked for whenever reading begins or goes on.
+A position alone does not show that: a stream that lost its end and was written again holds other frames at the same
+sequences. So the mark of a reader names the last frame that it has read from each upstream lane, by number and commit.
+The newest of these frames is not trimmed, and the reader checks for it whenever it starts or resumes reading.
 
     mark: in-tag.0 frame 17 (commit 3f…) at 208, in-tag.1 frame 9 at 205     ─► frame at 208 must be that one
     then, in order:  in-tag.1 frame 10 at 211, in-tag.0 frame 18 at 212, …   ─► no number may be missing
 
-Above it: the two ledgers, and the lanes' marks. Below it: nothing.
+Above it: the ledgers, and the lanes' marks. Below it: nothing.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from millstream.ledger.protocol import GivenUp, Witness
 from millstream.wire.ledger.v1 import mark_pb2
 
 NAME = "Millstream-Frame"
-"""Header of a frame: its `Witness.name`."""
+"""Header of a frame that contains its `Witness.name`."""
 _NAME = re.compile(r"(\S+) ([1-9][0-9]{0,18}) ([0-9a-f]{16})")
 REPAIR = "Restore it, see the advice of `millstream repair`, or start the pipeline over"
-"""The way on from damage."""
+"""The advice in every message about damage."""
 
 
 def name_of(lane: str, number: int, commit_id: bytes) -> str:
-    """The header of a frame."""
+    """The value of a frame's header."""
     return Witness(lane, 0, number, _short(commit_id)).name
 
 
 def witness_of(sequence: int, headers: Mapping[str, str]) -> Witness | None:
-    """The name of the frame at that sequence; None for a message without one that can be read."""
+    """The name of the frame at that sequence; None for a message without a readable name."""
     return witness_named(sequence, headers.get(NAME, ""))
 
 
 def witness_named(sequence: int, name: str) -> Witness | None:
-    """The frame at that sequence, from its `Witness.name`; None where that cannot be read."""
+    """The frame at that sequence, from its `Witness.name`; None if the name cannot be read."""
     match = _NAME.fullmatch(name)
     return Witness(match[1], sequence, int(match[2]), int(match[3], 16)) if match else None
 
@@ -49,12 +49,13 @@ def from_messages(read: Iterable[mark_pb2.Witness]) -> list[Witness]:
 
 
 def given_up_of(mark: mark_pb2.Mark, edge: str) -> list[GivenUp]:
-    """What a repair gave up of what a lane with this mark reads."""
+    """The frames of this edge that a repair gave up, from the mark of the lane that reads them."""
     return [GivenUp(item.lane, item.sequence, item.after, item.through) for item in mark.given_up if item.edge == edge]
 
 
 def not_passed(given_up: Iterable[mark_pb2.GivenUp], mark: mark_pb2.Mark) -> list[mark_pb2.GivenUp]:
-    """What of it still matters to a reader with this mark. To one that may read its input again, all."""
+    """The entries of `given_up` that a reader with this mark still needs. A reader that may read its input again needs
+    all of them."""
     if mark.HasField("reduce"):
         return list(given_up)
     read = {item.lane: item.sequence for item in mark.read}
@@ -62,7 +63,7 @@ def not_passed(given_up: Iterable[mark_pb2.GivenUp], mark: mark_pb2.Mark) -> lis
 
 
 def merged(before: Iterable[mark_pb2.Witness], read: Iterable[Witness]) -> list[mark_pb2.Witness]:
-    """The last frame of each lane, when these were read after those before."""
+    """The last frame of each lane, after the frames in `read` were read following those in `before`."""
     last = {item.lane: item for item in before}
     for witness in read:
         last[witness.lane] = mark_pb2.Witness(**witness._asdict())
@@ -70,12 +71,13 @@ def merged(before: Iterable[mark_pb2.Witness], read: Iterable[Witness]) -> list[
 
 
 def newest(read: Iterable[mark_pb2.Witness]) -> int:
-    """Sequence of the newest frame that was read; 0 without any. It stays in the buffer, and what is after it."""
+    """Sequence of the newest frame that was read; 0 if there is none. That frame and all later ones stay in the
+    buffer."""
     return max((item.sequence for item in read), default=0)
 
 
 class ReadCheck:
-    """What one reader checks. Made with what was read before it; told every frame it hands out."""
+    """The checks of one reader. It is created with what was read before, and checks every frame before it is used."""
 
     def __init__(
         self,
@@ -95,18 +97,19 @@ class ReadCheck:
         self._numbers = {gap.lane: gap.through for gap in gaps if gap.sequence <= after}
         self._numbers.update((item.lane, item.number) for item in known if item.sequence <= after)
         self._to_come = {item.sequence: item for item in known if item.sequence > after}
-        """Those that are read once more: all of a rebuilt log, or one frame that was read in part."""
+        """Frames that will be read again: all frames of a rebuilt log, or one frame that was read in part."""
         self._gaps: dict[str, deque[GivenUp]] = {}
-        """Those ahead, by lane, in the order in which they come."""
+        """The gaps ahead, by lane, in stream order."""
         for gap in gaps:
             if gap.sequence > after:
                 self._gaps.setdefault(gap.lane, deque()).append(gap)
         self._all_known = witnesses is not None and (after == 0 or bool(known) or bool(gaps))
-        """Of a lane without a witness nothing was read: where that is not known, its first number may be any."""
+        """Whether a lane without a witness is known to be unread. If not, its first frame may have any number."""
         self._read_again = frozenset(item.lane for item in self._to_come.values())
 
     def stored(self, found: Witness | None) -> None:
-        """What the buffer holds at `last`. Raises `DamageError` when it is not that."""
+        """Check the frame that the buffer holds at the sequence of `last`. Raises `DamageError` if it is a different
+        one."""
         if self.last is None or found == self.last:
             return
         there = f"frame {found.number} of lane {found.lane}, of another commit" if found else "no frame of this lane"
@@ -121,9 +124,9 @@ class ReadCheck:
         )
 
     def next(self, found: Witness | None, sequence: int) -> None:
-        """The next frame that is handed out. Raises `DamageError` when it does not follow."""
+        """Check the next frame. Raises `DamageError` if it does not follow what was read."""
         if found is None:
-            # Who decodes it will not use it.
+            # The code that decodes the frame will refuse it.
             self._after = sequence
             return
         begins = self._all_known and found.lane not in self._read_again
@@ -151,19 +154,19 @@ class ReadCheck:
 
 
 class Unchecked:
-    """The check of a reader that only looks: any frame may be gone before it arrives."""
+    """The check of a reader that only observes: any frame may be trimmed before it arrives."""
 
     last: Witness | None = None
 
     def stored(self, found: Witness | None) -> None:
-        """Nothing was read that must still be there."""
+        """Accept any frame: no frame that was read must still be stored."""
 
     def next(self, found: Witness | None, sequence: int) -> None:
-        """Any frame may come next."""
+        """Accept any frame."""
 
 
 def _is_void(read: Witness, gap: GivenUp, after: int) -> bool:
-    """What was read of a lane before a repair gave it up need not be there any more."""
+    """Whether a repair gave up a frame that was read, so that it may be missing now."""
     return read.lane == gap.lane and read.sequence <= gap.sequence and (gap.sequence <= after or read.sequence > after)
 
 

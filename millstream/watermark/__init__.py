@@ -1,1 +1,1 @@
-"""Watermarks: what each lane promises, published beside the data and read back as a timeline."""
+"""Watermarks: the promises of each lane, published beside the data and read back as a timeline."""

@@ -1,7 +1,8 @@
-"""What a lane learns from its neighbours' OT stores: its input watermark and its end; how full a buffer is. Pure.
+"""What a lane learns from its neighbours' OT stores: its input watermark, the end of its input, and how full a buffer
+is. Pure.
 
-Above it: the lanes of the vertex process. Below it: `follow` in `store.py`, which hands in the updates. It reads no
-clock and no broker; `news` is set whenever an answer may have changed, for a task that waits.
+Above it: the lanes of the vertex process. Below it: `follow` in `store.py`, which passes in the updates. It reads no
+clock and no broker. It sets `news` whenever an answer may have changed, for a task that waits.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ class WatermarkFetcher:
     """The input watermark of one lane: the minimum over all upstream lanes that write its buffer."""
 
     def __init__(self, buffer: BufferId, lanes: Collection[LaneId]) -> None:
-        """`lanes`: all lanes of the upstream vertex, whichever process owns them, fixed by the spec; not those joined
-        by a back edge, which wait for this one. At least one: a lane that only a back edge feeds has no input
-        watermark.
+        """`lanes`: all lanes of the upstream vertex, whichever process owns them; the spec fixes them. Lanes behind a
+        back edge are excluded, because they wait for this one. There must be at least one: a lane that only a back edge
+        feeds has no input watermark.
         """
         if not lanes:
             raise ValueError(f"buffer {buffer}: a watermark needs at least one upstream lane")
         self._buffer = buffer
         self._timelines = {lane.key: Timeline() for lane in lanes}
         self.news = asyncio.Event()
-        """Set by every update that changes something; cleared by the one lane that waits for it."""
+        """Set by every update that changes something; cleared by the only lane that waits for it."""
 
     @property
     def buffer(self) -> BufferId:
         return self._buffer
 
     def observe(self, update: OtUpdate) -> None:
-        """Take an update of the upstream vertex's OT store in; those of other lanes are left alone."""
+        """Process an update of the upstream vertex's OT store; updates of other lanes are ignored."""
         timeline = self._timelines.get(update.key)
         if timeline is None:
             return
@@ -45,10 +46,10 @@ class WatermarkFetcher:
             self.news.set()
 
     def watermark_at(self, sequence: int) -> int:
-        """No record older than this follows frame `sequence` of the buffer, late ones excepted; microseconds.
+        """No record older than this follows frame `sequence` of the buffer, except late ones; microseconds.
 
-        `START_OF_TIME_US` until every lane has been heard of. For a reader that has read all that was written, idle and
-        ended lanes included, these are the newest entries of all lanes; the same question answers both.
+        `START_OF_TIME_US` until every lane has published something. For a reader that has read everything, the answer
+        comes from the newest entries of all lanes, including idle and ended ones.
         """
         return min(timeline.watermark_at(sequence) for timeline in self._timelines.values())
 
@@ -59,20 +60,21 @@ class WatermarkFetcher:
         return max(timeline.head_sequence for timeline in self._timelines.values())
 
     def head_sequence(self) -> int:
-        """The last sequence known to be written to the buffer; 0 when none is."""
+        """The last sequence known to be written to the buffer; 0 if there is none."""
         return max(timeline.head_sequence for timeline in self._timelines.values())
 
     def idle(self) -> bool:
-        """All upstream lanes say they have nothing to read."""
+        """Whether all upstream lanes report that they have nothing to read."""
         return all(timeline.idle or timeline.ended for timeline in self._timelines.values())
 
     def forget(self, sequence: int) -> None:
-        """The lane will not ask about a sequence below `sequence` again: call it with what is committed."""
+        """Forget everything below `sequence`, which the caller will not ask about again. Call it with the committed
+        sequence."""
         for timeline in self._timelines.values():
             timeline.forget(sequence)
 
     def watermarks(self, sequence: int) -> Mapping[str, int]:
-        """The watermark of each upstream lane at `sequence`: tells people which lane holds the others up."""
+        """The watermark of each upstream lane at `sequence`: shows users which lane holds up the others."""
         return {key: timeline.watermark_at(sequence) for key, timeline in self._timelines.items()}
 
 
@@ -85,9 +87,10 @@ class Totals:
 
 
 class BufferFill:
-    """How much of a buffer waits to be consumed: all that was written minus what the downstream lane is done with.
+    """How much of a buffer waits to be consumed: everything that was written minus what the downstream lane has
+    processed.
 
-    Totals only grow, so updates may come twice and late; the fill is then a little out of date, and never negative.
+    Totals only grow, so updates may arrive twice or late. The fill is then slightly out of date, but never negative.
     """
 
     def __init__(self, buffer: BufferId) -> None:
@@ -95,7 +98,7 @@ class BufferFill:
         self._written: dict[str, Totals] = {}
         self._consumed = Totals()
         self.news = asyncio.Event()
-        """Set when the fill has changed; cleared by the one writer that waits for room."""
+        """Set when the fill has changed; cleared by the only writer that waits for space."""
         self.upstream = _Upstream(self)
         """Listens to the OT store of the vertex that writes the buffer."""
         self.downstream = _Downstream(self)
@@ -107,7 +110,7 @@ class BufferFill:
 
     @property
     def records(self) -> int:
-        """Records written and not consumed."""
+        """Records that were written and not yet consumed."""
         return max(0, sum(totals.records for totals in self._written.values()) - self._consumed.records)
 
     @property
@@ -117,19 +120,20 @@ class BufferFill:
 
     @property
     def written(self) -> Totals:
-        """All that was ever written."""
+        """Totals of everything that was ever written."""
         totals = self._written.values()
         return Totals(sum(lane.records for lane in totals), sum(lane.bytes for lane in totals))
 
     def wrote(self, lane_key: str, records: int, bytes_: int) -> None:
-        """A lane's totals. Own lanes tell theirs at every commit, without the way through the store."""
+        """Update the totals of a lane that writes the buffer. Lanes of this process call it directly, at every
+        commit."""
         known = self._written.get(lane_key, Totals())
         if records > known.records or bytes_ > known.bytes:
             self._written[lane_key] = Totals(max(records, known.records), max(bytes_, known.bytes))
             self.news.set()
 
     def consumed(self, records: int, bytes_: int) -> None:
-        """The downstream lane's totals."""
+        """Update the totals of the downstream lane."""
         known = self._consumed
         if records > known.records or bytes_ > known.bytes:
             self._consumed = Totals(max(records, known.records), max(bytes_, known.bytes))

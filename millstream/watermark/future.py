@@ -1,9 +1,9 @@
 """The bound of event time: how far ahead of the clock a record may be.
 
-A watermark follows the newest event time and never goes back, so one record of a far year would make every record after
-it late. What lies beyond the bound is kept from the watermark, and goes where the spec's `onFuture` says.
+A watermark follows the newest event time and never goes back, so one record from the far future would make every later
+record late. Records beyond the bound do not move the watermark; the spec's `onFuture` says what happens to them.
 
-Above it: the lanes of sources and their transformers, which do what is decided here. Below it: the clock.
+Above it: the lanes of sources and their transformers, which act on the decisions made here. Below it: the clock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class FutureBound:
-    """Of one lane of a source."""
+    """The bound of one lane of a source."""
 
     def __init__(self, clock: Clock, max_future_s: float, on_future: OnFailure, *, where: str) -> None:
         """`on_future`: dead letter, drop or stop. `where` names the lane in messages."""
@@ -40,7 +40,7 @@ class FutureBound:
         return self._clock.now_us() + self._max_future_us
 
     def beyond(self, frame: Frame) -> list[int]:
-        """Indexes of the records that lie beyond the bound."""
+        """Indexes of the records beyond the bound."""
         latest_us = self.latest_us
         if frame.event_time_max_us <= latest_us:
             return []
@@ -70,7 +70,7 @@ class FutureBound:
         )
 
     def held_back(self, count: int, time_us: int) -> None:
-        """Say now and then that records are held back; `time_us`: the event time of one of them."""
+        """Count held-back records, and log them from time to time. `time_us`: the event time of one of them."""
         self._count += count
         now_s = self._clock.monotonic_s()
         if self._reported_s is not None and now_s < self._reported_s + FUTURE_REPORTED_EVERY_S:

@@ -1,7 +1,7 @@
-"""OT stores in memory, with faults: for tests of ours and of users.
+"""OT stores in memory, with faults: for our tests and those of users.
 
-`OtMemory` stands for the broker: give the same one to several `open_memory_ot_stores` and they see each other, as
-processes do. What a broker can do to a client is a method of `OtMemory`.
+`OtMemory` stands for the broker: if several `open_memory_ot_stores` get the same one, they see each other, as processes
+do. Its methods are the faults that a broker can have.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 class _Bucket:
     entries: dict[str, bytes] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
-    """Puts of each lane."""
+    """Number of puts of each lane."""
     watchers: list[UpdateQueue] = field(default_factory=list)
 
 
 class OtMemory:
-    """What all processes share, and what can go wrong with it."""
+    """The storage that all processes share, and its faults."""
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, str], _Bucket] = {}
@@ -40,29 +40,29 @@ class OtMemory:
         self._away = False
 
     def lose_puts(self, count: int) -> None:
-        """The next puts vanish: not stored, no answer."""
+        """Lose the next puts: they are neither stored nor answered."""
         self._puts_to_lose += count
 
     def lose_answers(self, count: int) -> None:
-        """The next puts are stored and not answered."""
+        """Lose the answers to the next puts, which are stored."""
         self._answers_to_lose += count
 
     def hold_updates(self) -> None:
-        """Watchers hear of nothing from now on."""
+        """Withhold all updates from watchers from now on."""
         self._held = []
 
     def release_updates(self) -> None:
-        """Watchers hear, late, of everything since `hold_updates`."""
+        """Send the watchers, late, all updates since `hold_updates`."""
         held, self._held = self._held or [], None
         for bucket, update in held:
             _tell(bucket, update)
 
     def stop(self) -> None:
-        """The broker goes away: puts and reads fail, and watchers miss what is published meanwhile."""
+        """Make the broker unavailable: puts and reads fail, and watchers miss what is published meanwhile."""
         self._away = True
 
     def start(self) -> None:
-        """It is back, with what it had stored. Watchers read everything again."""
+        """Make the broker available again, with everything it had stored. Watchers read everything again."""
         self._away = False
         for name, bucket in self._buckets.items():
             for watcher in bucket.watchers:
@@ -106,7 +106,7 @@ class MemoryOtStore:
         self._vertex = vertex
         self._statistics = OtStatistics()
         self._put_epochs: dict[str, int] = {}
-        """Of what was put last, by lane key."""
+        """Epoch of the last put, by lane key."""
         self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
 
     @property
@@ -205,7 +205,7 @@ class MemoryOtStores:
 async def open_memory_ot_stores(
     memory: OtMemory, pipeline: str, *, publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S
 ) -> AsyncIterator[MemoryOtStores]:
-    """The OT stores of a pipeline. What is not flushed at the end is not published."""
+    """The OT stores of a pipeline. Entries that are not flushed at the end are not published."""
     async with open_tasks() as tasks:
         stores = MemoryOtStores(memory, pipeline, tasks, publish_interval_s)
         try:

@@ -1,9 +1,9 @@
-"""Publishing without being waited for: keeps the newest entry of each lane and stores it at most once per interval.
+"""Publishes in the background: keeps the newest entry of each lane and stores it at most once per interval.
 
     publish ─► newest entry ─► interval since the last put over?  and: wanted soon, or the longer interval over? ─► put
 
-Above it: a store's `publish` and `flush`. Below it: the store's put, which says what became of one attempt. It does not
-know what an entry means.
+Above it: a store's `publish` and `flush`. Below it: the store's put, which reports the result of one attempt. It does
+not know what an entry means.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 _log = logging.getLogger(__name__)
 
 Put = Callable[[str, OtEntry], Awaitable[None]]
-"""Stores one entry. Raises `RetryLaterError` when it is not known to be stored, `FencedError` when a newer epoch is."""
+"""Stores one entry. Raises `RetryLaterError` if it may not be stored, and `FencedError` if a newer epoch is stored."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """The newest entry of one lane and where it stands."""
+    """The newest entry of one lane, and its state."""
 
     key: str
     entry: NewEntry
     epoch: int = 0
-    """Of the entry that was put last."""
+    """Epoch of the last entry that was put."""
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
-    """The entry has not been given to a put yet."""
+    """The entry has not been passed to a put yet."""
     stored: asyncio.Event = field(default_factory=asyncio.Event)
-    """Nothing is waiting or in progress."""
+    """No entry is waiting or in progress."""
     soon: asyncio.Event = field(default_factory=asyncio.Event)
-    """It does not sit the longer interval out."""
+    """The entry does not wait for the end of the longer interval."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """A task waits for the entry: does not sit the interval out."""
+    """A task waits for the entry, so the entry does not wait for the end of the interval."""
     fenced: bool = False
 
 
@@ -72,7 +72,7 @@ class CoalescingPublisher:
         """As `OtStore.publish`."""
         slot = self._slots.get(key)
         if slot is not None and slot.fenced and _made(entry).epoch > slot.epoch:
-            # The lane came back to this process after another had it.
+            # The lane came back to this process after another process owned it.
             del self._slots[key]
             slot = None
         if slot is None:
@@ -98,9 +98,9 @@ class CoalescingPublisher:
             await slot.stored.wait()
 
     def cancel(self) -> None:
-        """End the tasks; what is not stored by now never will be."""
-        # A client that waits with `asyncio.wait_for` may lose the cancellation when the answer comes in the same moment
-        # (Python 3.11), so the loop looks for itself.
+        """End the tasks. Entries that are not stored by now are never stored."""
+        # A client that waits with `asyncio.wait_for` may lose the cancellation if the answer arrives at the same moment
+        # (Python 3.11), so the loop checks this flag as well.
         self._closed = True
         for task in self._running:
             task.cancel()
@@ -149,7 +149,7 @@ def _made(entry: NewEntry) -> OtEntry:
 
 
 async def _wait_for(event: asyncio.Event, seconds: float) -> None:
-    """Returns when the event is set, or so much later."""
+    """Return when the event is set, or after this many seconds."""
     if seconds > 0 and not event.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -1,11 +1,11 @@
-"""What OT stores share whose server gives each entry a revision: a put is guarded with the revision of the put before.
+"""The common part of OT stores whose server gives each entry a revision. The revision of the previous put guards a put.
 
     publish ── put after revision n ──► stored, revision n + 1
     watcher ◄── puts as they happen ──── and everything, read again from time to time and after a lost connection
 
-An owner that was replaced while it slept has an old revision, so it cannot put its old entry over a newer one.
+An owner that was replaced while it was paused has an old revision, so it cannot put its old entry over a newer one.
 
-Above it: vertices, which know `OtStore`. Below it: a technology, which implements what is abstract here.
+Above it: vertices, which know `OtStore`. Below it: a technology, which implements the abstract methods.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class RevisionedOtStore(ABC):
     """The part of an `OtStore` that does not depend on the technology."""
 
     failures: ClassVar[tuple[type[Exception], ...]]
-    """What a request raises that may succeed later."""
+    """Exceptions of requests that may succeed later."""
 
     def __init__(self, vertex: str, name: str, tasks: asyncio.TaskGroup, interval_s: float) -> None:
-        """`name`: of the store, for the log. `interval_s`: between two puts of a lane."""
+        """`name`: the store's name, for the log. `interval_s`: the interval between two puts of a lane."""
         self._vertex = vertex
         self._name = name
         self._revisions: dict[str, int] = {}
-        """Of the last own put, by lane key."""
+        """Revision of this process's last put, by lane key."""
         self._put_epochs: dict[str, int] = {}
-        """Epoch of the last own put, answered or not, by lane key."""
+        """Epoch of this process's last put, answered or not, by lane key."""
         self._statistics = OtStatistics()
         self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
 
@@ -87,7 +87,7 @@ class RevisionedOtStore(ABC):
             self._revisions[key] = await self._take_over_after(revision, key, entry)
 
     async def _reread(self, queue: UpdateQueue) -> None:
-        """Read everything at the start, whenever a connection was lost, and from time to time."""
+        """Read everything at the start, after each lost connection, and from time to time."""
         lost = asyncio.Event()
         forget = self._on_loss(lost.set)
         try:
@@ -97,12 +97,12 @@ class RevisionedOtStore(ABC):
                 queue.begin_reading()
                 try:
                     queue.finish_reading(await self._read_all())
-                    # All stores of a process at the same moments: their questions travel together, and the answers.
+                    # All stores of a process read at the same moments, so their requests and answers share packets.
                     pause_s = until_next(limits.OT_REREAD_INTERVAL_S)
                 except self.failures as error:
                     _log.debug("%s cannot be read; retrying: %r", self._name, error)
                     queue.abandon_reading()
-                    # A loss until now is why it failed; one from now on is news.
+                    # A loss until now caused this failure; only a later one is a reason to read again at once.
                     lost.clear()
                     pause_s = limits.OT_RETRY_INTERVAL_S
                 with suppress(TimeoutError):
@@ -115,15 +115,16 @@ class RevisionedOtStore(ABC):
 
     @abstractmethod
     def _answering(self, key: str) -> AbstractAsyncContextManager[None]:
-        """Bounds the wait for answers, and makes each failure of the server a `RetryLaterError`."""
+        """Limits the wait for answers, and converts each failure of the server to a `RetryLaterError`."""
 
     @abstractmethod
     async def _stored(self, key: str) -> tuple[int, OtEntry | None]:
-        """The revision of a lane and its entry, as a put has to follow them; 0 and None without one."""
+        """The current revision of a lane, which the next put has to follow, and its entry; 0 and None if there is
+        none."""
 
     @abstractmethod
     async def _publish_after(self, revision: int, key: str, entry: OtEntry) -> int:
-        """Put if the lane still has that revision, as a durable step; returns the new one."""
+        """Put the entry if the lane still has that revision, as a durable step; returns the new revision."""
 
     @abstractmethod
     async def _take_over_after(self, revision: int, key: str, entry: OtEntry) -> int:
@@ -131,12 +132,12 @@ class RevisionedOtStore(ABC):
 
     @abstractmethod
     async def _read_all(self) -> list[OtUpdate]:
-        """Every lane. One that is put meanwhile may be missed or come twice."""
+        """The entries of all lanes. An entry that is put meanwhile may be missing or appear twice."""
 
     @abstractmethod
     async def _reachable(self) -> None:
-        """Return when it makes sense to ask the server."""
+        """Return when a request to the server may succeed."""
 
     @abstractmethod
     def _on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever a connection is lost, until the function returned is called."""
+        """Call `listener` whenever a connection is lost, until the returned function is called."""

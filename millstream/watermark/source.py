@@ -1,4 +1,4 @@
-"""The watermark of a source lane: where watermarks begin. Pure.
+"""The watermark of a source lane, from which all other watermarks follow. Pure.
 
 Above it: the source lane of the vertex process. Below it: nothing; times are passed in.
 """
@@ -11,30 +11,31 @@ from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 from millstream.frame import Frame
 
 _STEP_INTERVAL_S = 0.1
-"""Between two steps of an idle source when its policy leaves `stepInterval` out."""
+"""Time between two steps of an idle source if its policy does not set `stepInterval`."""
 _TICK_GAP_MAX_S = 1.0
-"""A longer gap between two ticks was this process asleep (paused, swapped out), not the source silent."""
+"""A longer gap between two ticks means that this process was paused or swapped out, not that the source was silent."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdlePolicy:
-    """How a silent source lets time pass: the spec's `idleSource`."""
+    """How the watermark of a silent source advances: the spec's `idleSource`."""
 
     threshold_s: float
-    """Silence for this long is being idle."""
+    """A source is idle after it was silent for this long."""
     increment_by_s: float
     """How far the watermark moves in one step."""
     step_interval_s: float = 0.0
-    """Between two steps; 0: a tenth of a second."""
+    """Time between two steps; 0: a tenth of a second."""
     init_source_delay_s: float | None = None
-    """A source that never gave anything starts at the present after this long; None: it stays at the start of time."""
+    """After this long, the watermark of a source that never had a record moves to the present; None: it stays at the
+    start of time."""
 
 
 class SourceWatermark:
-    """Newest event time seen, less the delay that records may have.
+    """The newest event time seen, minus the delay that records may have.
 
-    Observe a frame when its commit is made, in commit order, not when it is read: the watermark must not pass records
-    that are read and not committed.
+    Observe frames when their commit is created, in commit order, not when they are read: the watermark must not pass
+    records that are read and not committed.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class SourceWatermark:
         idle: IdlePolicy | None = None,
         restored_us: int = START_OF_TIME_US,
     ) -> None:
-        """`restored_us`: from the lane's mark, or its last entry in the OT store where that is later."""
+        """`restored_us`: the watermark in the lane's mark, or in its last entry in the OT store if that is later."""
         self._max_delay_us = max_delay_us
         self._policy = idle
         self._watermark_us = restored_us
@@ -52,34 +53,36 @@ class SourceWatermark:
         self._step_due_s = 0.0
         self._ticked_s: float | None = None
         self.idle = False
-        """The idle policy moves the watermark on."""
+        """Whether the idle policy advances the watermark now."""
         self.ended = restored_us == END_OF_TIME_US
-        """Nothing will follow."""
+        """Whether no further record will follow."""
 
     @property
     def watermark_us(self) -> int:
         return self._watermark_us
 
     def observe(self, frame: Frame) -> int:
-        """Take a frame in; returns how many of its records are late: older than the watermark was before it."""
+        """Process a frame. Returns how many of its records are late: older than the watermark before the frame."""
         late = 0
         if frame.event_time_min_us < self._watermark_us:
             late = sum(time_us < self._watermark_us for time_us in frame.event_times_us())
-        # A record that claims the end of time must not end the lane.
+        # A record whose event time is the end of time must not end the lane.
         self._raise_to(min(frame.event_time_max_us, END_OF_TIME_US - 1) - self._max_delay_us)
         self._hear()
         return late
 
     def tick(self, now_us: int, monotonic_s: float, *, waiting: bool = True) -> int:
-        """The watermark now, moved on if the source is idle. Call it at every read that gave nothing, each second.
+        """The current watermark, advanced if the source is idle. Call it after every read without records, once a
+        second.
 
-        `waiting`: nothing is read and uncommitted, so the source is silent, and not this lane slow.
+        `waiting`: everything that was read is committed, so the source is silent, rather than this lane slow.
 
-        1. No policy, or ended: only data moves the watermark.
-        2. Frames are on their way to their commit: silence has not begun.
-        3. Nothing was ever seen: after the initial delay, the present.
-        4. Silent for longer than the threshold: one step, then one per interval. Steps missed are not made up.
-        Neither goes past the present less the delay, nor back.
+        1. There is no policy, or the source has ended: only data moves the watermark.
+        2. Some frames are not committed yet: the silence has not begun.
+        3. No record was ever seen: after the initial delay, the watermark moves to the present.
+        4. The source was silent for longer than the threshold: the watermark advances by one step, then by one step per
+           interval. Missed steps are not made up for.
+        The watermark never passes the present minus the delay, and never goes back.
         """
         gap_s = monotonic_s - self._ticked_s if self._ticked_s is not None else 0.0
         self._ticked_s = monotonic_s
@@ -99,7 +102,7 @@ class SourceWatermark:
         return self._watermark_us
 
     def end(self) -> int:
-        """Nothing will follow."""
+        """Move the watermark to the end of time: no further record will follow."""
         self._watermark_us = END_OF_TIME_US
         self.idle, self.ended = False, True
         return self._watermark_us

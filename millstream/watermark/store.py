@@ -1,10 +1,11 @@
-"""The OT store: where the lanes of a vertex publish their watermarks. The boundary, and the values that cross it.
+"""The OT store, in which the lanes of a vertex publish their watermarks: its interface, and the values that it uses.
 
-Above it: the lanes of the vertex process, and the readers and writers of its neighbours (`fetch.py`). Below it:
-JetStream (`jetstream.py`) or memory (`memory.py`), which pass one contract suite (`tests/contract/watermark`).
+Above it: the lanes of the vertex process, and the readers and writers of its neighbours (`fetch.py`). Below it: the
+implementations in JetStream and Redis (`millstream/buffers`) and in memory (`memory.py`), which pass one contract suite
+(`tests/contract/watermark`).
 
-Every entry is a true statement about something that had been committed before it was published. So it does no harm to
-see one twice, or one that was never stored; what must not happen is to miss the newest one permanently.
+Every entry is a true statement about data that was committed before the entry was published. So it is harmless to see
+an entry twice, or one that was never stored. But a reader must not miss the newest entry permanently.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OtUpdate:
-    """What a lane published."""
+    """An entry that a lane published."""
 
     key: str
     """`LaneId.key` of the lane, unique inside the vertex."""
@@ -39,23 +40,23 @@ class OtUpdate:
 
     @cached_property
     def outputs(self) -> Mapping[BufferId, BufferState]:
-        """The buffers the lane writes."""
+        """The buffers that the lane writes."""
         return {BufferId(state.edge, state.partition): state for state in self.entry.outputs}
 
     @cached_property
     def inputs(self) -> Mapping[BufferId, BufferState]:
-        """What the lane reads: buffers, or its source's split."""
+        """The inputs that the lane reads: buffers, or its source's split."""
         return {BufferId(state.edge, state.partition): state for state in self.entry.inputs}
 
     @property
     def consumed_records(self) -> int:
-        """Records of all its inputs that the lane is done with."""
+        """Records of all inputs that the lane has processed."""
         return sum(state.records for state in self.entry.inputs)
 
     def supersedes(self, older: OtUpdate) -> bool:
-        """Whether this is newer than what is known of the lane, or the same and said differently.
+        """Whether this is newer than `older`, or has the same progress with a different idle flag.
 
-        The entries of one owner only ever grow, so within an epoch any of their parts tells the order.
+        The values in the entries of one owner only grow, so within an epoch each of them gives the order.
         """
         if self.entry.epoch != older.entry.epoch:
             return self.entry.epoch > older.entry.epoch
@@ -64,7 +65,7 @@ class OtUpdate:
 
 
 def decode_update(bucket: str, key: str, data: bytes) -> OtUpdate:
-    """The update a bucket holds under `key`. Raises `DamageError` for bytes that are not an entry."""
+    """The update that a bucket holds under `key`. Raises `DamageError` for bytes that are not an entry."""
     try:
         return OtUpdate(key, OtEntry.FromString(data))
     except DecodeError as error:
@@ -84,20 +85,20 @@ class OtStatistics:
     coalesced: int = 0
     """Entries replaced by a newer one before they were sent."""
     put_failures: int = 0
-    """Puts that had to be tried again."""
+    """Puts that had to be repeated."""
     fenced: int = 0
     """Lanes whose publishing ended because a newer owner publishes."""
     updates: int = 0
-    """Updates handed to watchers."""
+    """Updates given to watchers."""
     rereads: int = 0
-    """Times a watcher has read the whole bucket."""
+    """How often a watcher has read the whole bucket."""
     last_error: str = ""
     """Why the last put failed; empty after a success."""
 
 
 NewEntry: TypeAlias = OtEntry | Callable[[], OtEntry]
-"""What is to be put; or what makes it when it is put, of what is true then. Most of what a busy lane has to say is
-superseded before that."""
+"""An entry to put, or a function that creates it at the time of the put, from the state at that time. Most entries of a
+busy lane are superseded before they are put, so creating them would be wasted work."""
 
 
 class OtStore(Protocol):
@@ -109,38 +110,41 @@ class OtStore(Protocol):
     def statistics(self) -> OtStatistics: ...
 
     def publish(self, lane: LaneId, entry: NewEntry, *, soon: bool = True) -> None:
-        """Hand over the newest entry of an own lane (not to be changed afterwards); stored without being waited for.
+        """Pass in the newest entry of a lane of this process (do not change it afterwards). It is stored in the
+        background.
 
-        At once when nothing was published within the last `limits.OT_PUBLISH_INTERVAL_S`, else at its end; only the
-        newest one then. One that is not wanted `soon` has `limits.OT_LITTLE_INTERVAL_S`. Tried again until it is
-        stored, or until a newer epoch is found there.
+        The store puts it immediately if nothing was published within the last `limits.OT_PUBLISH_INTERVAL_S`. Otherwise
+        it puts only the newest entry, at the end of that interval. Unless `soon`, the interval is
+        `limits.OT_LITTLE_INTERVAL_S`. A put is repeated until the entry is stored, or until the store holds a newer
+        epoch.
         """
 
     async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
-        """Become who publishes of this lane, once it was taken over in the ledger: of older epochs nothing is stored
-        from now on. Returns what had been promised until then; None where nothing was, or by another ledger's lane.
+        """Become the publisher of this lane, after it was taken over in the ledger: from now on, entries of older
+        epochs are not stored. Returns the previous entry; None if there was none, or if it is from another ledger's
+        lane.
 
-        Asks until the broker answers.
+        Repeats the request until the broker answers.
         """
 
     async def flush(self) -> None:
-        """Return when everything handed over is stored. Waits as long as the broker is away."""
+        """Return when every published entry is stored. Waits while the broker is unavailable."""
 
     async def get_all(self) -> Mapping[str, OtUpdate]:
-        """The newest stored entry of every lane, by lane key. Raises `RetryLaterError` when the broker is away."""
+        """The newest stored entry of every lane, by lane key. Raises `RetryLaterError` if the broker is unavailable."""
 
     async def stored(self, lane: LaneId) -> OtUpdate | None:
-        """What the lane has published last. Raises `DamageError` when it cannot be read, `RetryLaterError` when the
-        broker is away."""
+        """The last entry that the lane has published. Raises `DamageError` if it cannot be read, and `RetryLaterError`
+        if the broker is unavailable."""
 
     async def forget(self, lane: LaneId) -> None:
-        """Remove what the lane has published; it must have no owner now. Raises `RetryLaterError`."""
+        """Remove the entry of a lane, which must have no owner now. Raises `RetryLaterError`."""
 
     def watch(self) -> AbstractAsyncContextManager[AsyncIterator[OtUpdate]]:
-        """What is stored, then every change, forever. Nothing older than what it gave before of the same lane.
+        """All stored entries, then every change, forever. An entry of a lane is never followed by an older one.
 
-        Survives restarts of the broker: whatever was missed is found by reading everything again. A watcher that is
-        slow to take updates is given the newest of each lane.
+        Survives restarts of the broker: missed entries are found by reading everything again. A watcher that takes
+        updates slowly gets the newest one of each lane.
         """
 
 
@@ -148,30 +152,31 @@ class OtStores(Protocol):
     """Where a pipeline's OT stores live."""
 
     async def store(self, vertex: str) -> OtStore:
-        """The OT store of `vertex`, made when it does not exist; the same object for every call."""
+        """The OT store of `vertex`. Creates it if it does not exist; returns the same object for every call."""
 
     async def delete(self, vertex: str | None = None) -> None:
         """Remove all OT stores of the pipeline, or that of one vertex."""
 
 
 class OtListener(Protocol):
-    """Something that wants to know of updates: a `WatermarkFetcher`, one side of a `BufferFill`."""
+    """A receiver of updates: a `WatermarkFetcher`, or one side of a `BufferFill`."""
 
     def observe(self, update: OtUpdate) -> None: ...
 
 
 Read = Callable[[], Awaitable[tuple[int, OtEntry | None]]]
-"""What is stored of a lane, and what a put that replaces just that is guarded with. Raises `RetryLaterError`."""
+"""Returns the stored entry of a lane, and the guard for a put that replaces exactly that entry. Raises
+`RetryLaterError`."""
 PutAfter = Callable[[int, OtEntry], Awaitable[None]]
-"""Stores an entry if what is stored has that guard. Raises `RetryLaterError` when it is not known to be stored."""
+"""Stores an entry if the stored one still has that guard. Raises `RetryLaterError` if it may not be stored."""
 
 
 async def raise_epoch(read: Read, put_after: PutAfter, epoch: int) -> OtEntry | None:
-    """`OtStore.take_over` for any store: what is stored is put again, under the new epoch.
+    """`OtStore.take_over` for any store: put the stored entry again, under the new epoch.
 
-    1. Nothing is stored: an entry that promises nothing keeps the place.
-    2. It is of this epoch or a newer one: left from a ledger that was rebuilt since. It is left alone.
-    3. It is the very entry that was put before without an answer: done.
+    1. No entry is stored: put an entry that promises nothing.
+    2. The entry has this epoch or a newer one: it is left from a ledger that was rebuilt since. Leave it unchanged.
+    3. The entry is the one that an earlier attempt put without an answer: done.
     """
     raised: OtEntry | None = None
     before: OtEntry | None = None
@@ -195,7 +200,7 @@ async def raise_epoch(read: Read, put_after: PutAfter, epoch: int) -> OtEntry | 
 
 
 async def newest(store: OtStore) -> Mapping[str, OtUpdate]:
-    """The newest stored entry of every lane, by lane key; asks until the broker answers."""
+    """The newest stored entry of every lane, by lane key. Repeats the request until the broker answers."""
     while True:
         try:
             return await store.get_all()
@@ -205,7 +210,7 @@ async def newest(store: OtStore) -> Mapping[str, OtUpdate]:
 
 
 async def forget(store: OtStore, lane: LaneId) -> None:
-    """Remove what a lane without an owner has published; asks until the broker answers."""
+    """Remove the entry of a lane without an owner. Repeats the request until the broker answers."""
     while True:
         try:
             return await store.forget(lane)
@@ -215,7 +220,7 @@ async def forget(store: OtStore, lane: LaneId) -> None:
 
 
 async def follow(store: OtStore, listeners: Iterable[OtListener]) -> None:
-    """Hand every update of a store to all listeners, until cancelled: one watch serves all lanes of a process."""
+    """Pass every update of a store to all listeners, until cancelled: one watch serves all lanes of a process."""
     targets = list(listeners)
     async with store.watch() as updates:
         async for update in updates:
@@ -224,11 +229,11 @@ async def follow(store: OtStore, listeners: Iterable[OtListener]) -> None:
 
 
 def check_own(entry: OtEntry, stored: OtEntry | None, put_before: int | None) -> None:
-    """Whether an owner may put `entry` over what is stored. `put_before`: the epoch of what it has put of the lane.
+    """Check that an owner may replace `stored` with `entry`. `put_before`: the epoch of its last put for the lane.
 
-    Raises `FencedError` where another owner publishes. Of two that have one epoch, as happens where a ledger was set
-    back below an owner that lives on, the one that is behind would take a promise back. What an owner finds before it
-    has put anything is from a ledger that was rebuilt since (`raise_epoch`).
+    Raises `FencedError` if another owner publishes. Two owners can have the same epoch if a ledger was set back while
+    an owner was still running. The one that is behind would then withdraw a promise. An entry that an owner finds
+    before its first put is from a ledger that was rebuilt since (`raise_epoch`).
     """
     if stored is None or stored.epoch < entry.epoch:
         return

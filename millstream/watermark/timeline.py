@@ -1,4 +1,4 @@
-"""What one upstream lane has promised about one buffer, as a staircase over the buffer's sequences. Pure.
+"""The promises of one upstream lane about one buffer, as a step function of the buffer's sequences. Pure.
 
     watermark
        │            ┌────── entry (sequence 40, watermark 900)
@@ -18,10 +18,11 @@ from millstream.clock import START_OF_TIME_US
 
 
 class Timeline:
-    """Answers "how far is this lane's watermark for a reader that has read up to s", in bounded memory.
+    """Answers "what is this lane's watermark for a reader that has read up to s?", in bounded memory.
 
-    Three rules. An entry of an older epoch is ignored. No answer that was given goes back, and the last sequence does
-    not go below what was asked about. When memory runs out the answer becomes too low for a while, never too high.
+    It has three rules. An entry of an older epoch is ignored. Answers never go back, and the last sequence never goes
+    below a sequence that was asked about. If there are too many points, answers become too low for a while, never too
+    high.
     """
 
     __slots__ = (
@@ -39,18 +40,18 @@ class Timeline:
     def __init__(self, points_max: int = limits.OT_TIMELINE_POINTS_MAX) -> None:
         assert points_max >= 3, "thinning keeps the first and the last point"
         self._points_max = points_max
-        # Both strictly rising: a point says that from this sequence on the answer is this watermark.
+        # Both strictly rising: from the sequence of a point on, the answer is the point's watermark.
         self._sequences: list[int] = []
         self._watermarks: list[int] = []
         self._asked = 0
-        """The highest sequence that an answer was for. The reader has read up to there."""
+        """The highest sequence that was asked about. The reader has read everything up to it."""
         self.epoch = -1
-        """Of the newest entry; -1 before the first."""
+        """Epoch of the newest entry; -1 before the first."""
         self.head_sequence = 0
-        """The last sequence the lane is known to have written to this buffer; 0 when none."""
+        """The last sequence that the lane is known to have written to this buffer; 0 if there is none."""
         self._said_sequence = 0
-        """The highest that an entry of this epoch said. Below the head when what the owner before wrote was trimmed:
-        the new owner finds nothing of it."""
+        """The highest sequence in an entry of this epoch. It is below the head if the frames of the previous owner were
+        trimmed, because the new owner does not find them."""
         self.idle = False
         """The newest entry says that the lane has nothing to read."""
         self.ended = False
@@ -60,15 +61,16 @@ class Timeline:
         return len(self._sequences)
 
     def add(self, epoch: int, sequence: int, watermark_us: int, *, idle: bool = False, ended: bool = False) -> bool:
-        """Take a published entry in. False when it says nothing new.
+        """Add a published entry. Returns False if it contains nothing new.
 
-        1. Older epoch, or the same epoch and a sequence below what it has said before: a stale entry, ignored.
-        2. Newer epoch with a lower watermark (an owner that starts again at its mark, after the one before had moved
-           an idle lane on): the flags count, the watermark keeps its height.
-        3. Newer epoch with a lower sequence. What lies between was read and trimmed, so the new owner finds nothing of
-           it; or it was not read, and is gone with a ledger that was set back: what was said of that counts no more.
-        4. Same sequence, higher watermark (an idle lane that moves on): the last step is raised.
-        5. Higher sequence, higher watermark: a new step.
+        1. Older epoch, or the same epoch with a lower sequence than before: the entry is stale and ignored.
+        2. Newer epoch with a lower watermark (an owner starts at its mark, but the previous owner had advanced the
+           watermark of an idle lane): the flags are used, and the watermark stays.
+        3. Newer epoch with a lower sequence. Either the frames in between were read and trimmed, so the new owner does
+           not find them. Or they were not read, and were lost when the ledger was set back: promises about them are
+           withdrawn.
+        4. Same sequence, higher watermark (the watermark of an idle lane advances): the last step is raised.
+        5. Higher sequence, higher watermark: a step is added.
         """
         if epoch < self.epoch or (epoch == self.epoch and sequence < self._said_sequence):
             return False
@@ -95,7 +97,7 @@ class Timeline:
             del self._watermarks[:below]
 
     def _withdraw(self, sequence: int) -> None:
-        """Nothing that was said of frames behind `sequence` counts."""
+        """Withdraw all promises about frames after `sequence`."""
         if sequence < self.head_sequence:
             self.head_sequence = sequence
             kept = bisect_right(self._sequences, sequence)
@@ -114,7 +116,8 @@ class Timeline:
         return True
 
     def _thin(self) -> None:
-        # Without a step, sequences above it get the answer of the step below: too low, so safe. The first step stays
-        # because it is what the reader gets now, and the last because a lane that falls silent adds no other.
+        # Without a step, sequences above it get the answer of the step below, which is too low and therefore safe. The
+        # first step stays because it is the reader's current answer, and the last one because a lane that falls silent
+        # adds no further step.
         del self._sequences[1:-1:2]
         del self._watermarks[1:-1:2]

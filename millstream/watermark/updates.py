@@ -1,7 +1,7 @@
-"""The queue between a watch and the one who takes its updates: nothing older than before, bounded.
+"""The bounded queue between a watch and the task that takes its updates. It drops outdated updates.
 
 Above it: the tasks that iterate over `OtStore.watch`. Below it: the store's subscription and its re-reads, which may
-bring the same entry twice and out of order.
+deliver the same entry twice and out of order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millstream.watermark.store import OtStatistics, OtUpdate
 
 
 class UpdateQueue(AsyncIterator[OtUpdate]):
-    """Gives every update that supersedes what it gave before."""
+    """Yields every update that supersedes the previous update of its lane."""
 
     def __init__(self, statistics: OtStatistics, updates_max: int = limits.OT_UPDATES_WAITING_MAX) -> None:
         self._statistics = statistics
@@ -26,20 +26,20 @@ class UpdateQueue(AsyncIterator[OtUpdate]):
         self._error: Exception | None = None
         self._updated: set[str] | None = None
         self.closed = False
-        """Updates are no longer taken."""
+        """Whether no more updates will be taken."""
 
     def on_update(self, update: OtUpdate) -> None:
-        """An update as it was published."""
+        """Add an update that was just published."""
         if self._updated is not None:
             self._updated.add(update.key)
         self._offer(update)
 
     def begin_reading(self) -> None:
-        """The bucket is being read as a whole, while updates keep coming."""
+        """Start a read of the whole bucket, during which updates continue to arrive."""
         self._updated = set()
 
     def finish_reading(self, stored: list[OtUpdate]) -> None:
-        """What the bucket held. A lane that was heard of meanwhile is known better already."""
+        """Add the contents of the bucket. A lane that had an update meanwhile keeps that update, which is newer."""
         on_update, self._updated = self._updated or set(), None
         self._statistics.rereads += 1
         for update in stored:
@@ -47,16 +47,17 @@ class UpdateQueue(AsyncIterator[OtUpdate]):
                 self._offer(update)
 
     def abandon_reading(self) -> None:
-        """The bucket could not be read."""
+        """End a read that failed."""
         self._updated = None
 
     def fail(self, error: Exception) -> None:
-        """Raises `error` when the next update is taken."""
+        """Raise `error` when the next update is taken."""
         self._error = error
         self._ready.set()
 
     def close(self) -> None:
-        """Updates will not be taken again. Also for a task whose cancellation got lost (see `publish.py`)."""
+        """Close the queue: no more updates will be taken. This also ends a task that lost its cancellation (see
+        `publish.py`)."""
         self.closed = True
 
     def _offer(self, update: OtUpdate) -> None:
@@ -66,7 +67,7 @@ class UpdateQueue(AsyncIterator[OtUpdate]):
         self._newest[update.key] = update
         self._waiting.append(update)
         if len(self._waiting) > self._updates_max:
-            # Steps in between only make a reader's answer finer; the newest of each lane is what must arrive.
+            # Intermediate steps only make a reader's answers more precise. The newest update of each lane must arrive.
             self._waiting = deque({waiting.key: waiting for waiting in self._waiting}.values())
         self._ready.set()
 

@@ -1,1 +1,1 @@
-"""What goes over a wire: the connection to the broker, its configuration, and generated modules of our own formats."""
+"""Network protocols: HTTP, TLS and Kafka connections, and the generated modules of our own formats."""

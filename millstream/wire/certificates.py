@@ -1,7 +1,7 @@
-"""Certificates for a broker of a test or a benchmark, made by the `openssl` program.
+"""Certificates for the brokers of tests and benchmarks, created by the `openssl` program.
 
-Above it: the test server, and benchmarks with TLS. Each certificate is its own authority: who trusts it, trusts nothing
-else.
+Above it: the test server, and benchmarks with TLS. Each certificate is its own authority, so a client that trusts it
+trusts nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Certificate:
 
 
 def make_certificate(directory: Path, name: str = "127.0.0.1", file: str = "server") -> Certificate:
-    """A new one for an address or a host name, `<file>.pem` and `<file>.key`. Raises `UserError` without `openssl`."""
+    """Create `<file>.pem` and `<file>.key` for an address or a host name. Raises `UserError` without `openssl`."""
     make_private_directories(directory)
     made = Certificate(directory / f"{file}.pem", directory / f"{file}.key")
     kind = "IP" if name.replace(".", "").isdigit() else "DNS"
@@ -49,5 +49,5 @@ def make_certificate(directory: Path, name: str = "127.0.0.1", file: str = "serv
 
 
 def trusting(certificate: Path) -> ssl.SSLContext:
-    """What a client takes to connect to the server with that certificate, and to no other."""
+    """The context of a client that accepts only the server with that certificate."""
     return ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(certificate))

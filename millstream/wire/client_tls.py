@@ -1,6 +1,6 @@
-"""How a client of a server outside encrypts its connection, from what the pipeline file says.
+"""Encryption of connections to external servers, as the pipeline file configures it.
 
-Above it: what connects. Below it: the references of `ServerTls`, and Python's ssl.
+Above it: clients that connect. Below it: the references of `ServerTls`, and Python's ssl.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from millstream.spec.tls import ServerTls
 
 
 def context_of(tls: ServerTls, base_dir: Path, where: str) -> ssl.SSLContext:
-    """Raises `UserError` for what cannot be looked up or is not PEM."""
+    """The TLS context of a client. Raises `UserError` for a reference that cannot be resolved, or for text that is not
+    PEM."""
     authorities = None if tls.ca is None else resolve(tls.ca, base_dir, f"{where}: tls.ca")
     try:
         context = ssl.create_default_context(cadata=authorities)
@@ -34,7 +35,7 @@ def context_of(tls: ServerTls, base_dir: Path, where: str) -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, chain: bytes) -> None:
-    # Python reads it from a file only; this one is in memory, and of this process alone.
+    # Python reads it only from a file. This file is in memory, and only this process has it.
     descriptor = os.memfd_create("certificate")
     try:
         os.write(descriptor, chain)

@@ -1,6 +1,6 @@
-"""Who may be connected to a server of ours, and what was refused. No I/O.
+"""Limits the connections to one of our servers, and counts refused ones. No I/O.
 
-Above it: `http_server`, which accepts. Below it: a clock.
+Above it: `http_server`, which accepts connections. Below it: a clock.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ TOO_MANY_OF_CLIENT = "too many connections of one client"
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Of one listener."""
+    """Limits of one listener."""
 
     connections_max: int = HTTP_CONNECTIONS_MAX
     client_connections_max: int = HTTP_CLIENT_CONNECTIONS_MAX
-    """From one address; from one network of 64 bits with IPv6."""
+    """Connections from one address, or with IPv6, from one /64 network."""
     head_timeout_s: float = HTTP_HEAD_TIMEOUT_S
-    """From the connection to the end of its first request's head, and for a TLS handshake."""
+    """Timeout from the connection to the end of its first request's head, and for a TLS handshake."""
     idle_timeout_s: float = HTTP_IDLE_TIMEOUT_S
-    """From one answer to the end of the next request's head."""
+    """Timeout from one answer to the end of the next request's head."""
 
     def fitting(self, descriptors: int) -> ConnectionLimits:
-        """The same, where a process may have so many files and connections open."""
+        """The same limits, reduced to at most half of the file descriptors that the process may open."""
         most = max(2, min(self.connections_max, descriptors // 2))
-        # One client never takes all of them.
+        # One client must not use all of them.
         of_client = min(self.client_connections_max, max(1, most // 2)) if most > 2 else 1
         return ConnectionLimits(most, of_client, self.head_timeout_s, self.idle_timeout_s)
 
 
 class Refusals:
-    """Counts what is refused, and says so now and then."""
+    """Counts refused connections and requests, and logs them from time to time."""
 
     def __init__(self, where: str, clock: Clock) -> None:
         """`where` names the listener in messages."""
@@ -59,11 +59,11 @@ class Refusals:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """By reason, since the listener was opened."""
+        """Number of refusals by reason, since the listener was opened."""
         return self._counts
 
     def note(self, reason: str, client: str = "", *, logged: bool = True) -> None:
-        """Something was refused. `client`: its address; `logged`: worth a line."""
+        """Count a refusal. `client`: the client's address; `logged`: whether to log it."""
         self._counts[reason] += 1
         if not logged:
             return
@@ -80,14 +80,14 @@ class Refusals:
 
 @dataclass(slots=True)
 class Lease:
-    """The place of one connection."""
+    """The slot of one connection."""
 
     _connections: Connections
     client: str
     _released: bool = field(default=False)
 
     def release(self) -> None:
-        """The connection is gone; calling it again has no effect."""
+        """Release the slot of a connection that has ended; calling it again has no effect."""
         if not self._released:
             self._released = True
             self._connections.gone(self.client)
@@ -106,7 +106,7 @@ class Connections:
         return self._count
 
     def admit(self, address: str) -> Lease | str:
-        """A place for a connection from that address, or why there is none: `TOO_MANY` or `TOO_MANY_OF_CLIENT`."""
+        """A slot for a connection from that address, or why there is none: `TOO_MANY` or `TOO_MANY_OF_CLIENT`."""
         client = client_of(address)
         if self._open[client] >= self._limits.client_connections_max:
             return TOO_MANY_OF_CLIENT
@@ -117,7 +117,7 @@ class Connections:
         return Lease(self, client)
 
     def gone(self, client: str) -> None:
-        """A connection has ended."""
+        """Release the slot of a connection of this client."""
         self._count -= 1
         self._open[client] -= 1
         if not self._open[client]:
@@ -125,7 +125,7 @@ class Connections:
 
 
 def client_of(address: str) -> str:
-    """Whose connections are counted together: an IPv4 address, or the 64 bits of an IPv6 network."""
+    """The client whose connections are counted together: an IPv4 address, or an IPv6 /64 network."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -138,7 +138,7 @@ def client_of(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether only this machine can reach an address."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

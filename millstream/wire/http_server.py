@@ -1,10 +1,10 @@
-"""An HTTP server for strangers: bounded connections, bounded waiting, TLS whose certificates may be replaced.
+"""An HTTP server for untrusted clients: limited connections, timeouts, and TLS with certificates that may be replaced.
 
     accept ─► a place left? ─► TLS handshake ─► head in time? ─► the application ─► idle for too long?
                  └─► 429, 503                      └─► 408                              └─► closed
 
-Above it: code that has an aiohttp application, which parses and answers. Below it: a socket that listens. A client
-that takes nothing of its answer is the system's to end, by the user timeout of TCP.
+Above it: code that has an aiohttp application, which parses and answers. Below it: a socket that listens. If a client
+does not read its answer, the operating system ends the connection, by the user timeout of TCP.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from aiohttp.web_server import Server
 
 _ACCEPT_RETRY_S = 0.2
-"""Before the next attempt to accept, where no descriptor was left."""
+"""Pause before the next attempt to accept, if no descriptor was left."""
 _REFUSED_LINGER_S = 1.0
 _REFUSED_LINGERING_MAX = 64
-"""Refused connections that are kept for a moment, so that their answer is read before they are reset."""
+"""Refused connections that stay open for a moment, so that the client reads its answer before a reset."""
 
 _NO_HEAD = "no request in time"
 _UNREADABLE = "unreadable requests"
@@ -51,7 +51,7 @@ _DESCRIPTORS = "no file descriptor left"
 
 
 class HttpServer:
-    """A server that runs. Made by `open_http_server`."""
+    """A running server, created by `open_http_server`."""
 
     def __init__(self, connections: Connections, refusals: Refusals) -> None:
         self.connections = connections
@@ -73,11 +73,11 @@ async def open_http_server(
     shutdown_timeout_s: float,
     closing: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[HttpServer]:
-    """Serve on a socket that listens and does not block, which stays the caller's to close.
+    """Serve on a non-blocking listening socket, which the caller has to close.
 
-    `where` names the listener in messages; `tls` gives the context for the next connection; `closing` is called when
-    nothing more is accepted, before it waits for the answers in progress. At most half of the descriptors that this
-    process may open are used.
+    `where` names the listener in messages; `tls` returns the context for the next connection; `closing` is called when
+    the server no longer accepts connections, before it waits for the answers in progress. The server uses at most half
+    of the descriptors that this process may open.
     """
     limits = limits.fitting(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     server = HttpServer(Connections(limits), Refusals(where, clock))
@@ -106,7 +106,7 @@ async def _note_begun(request: web.Request, handler: Handler) -> web.StreamRespo
 
 
 class _Accepting:
-    """Takes connections in, or refuses them."""
+    """Accepts connections, or refuses them."""
 
     def __init__(
         self,
@@ -123,9 +123,9 @@ class _Accepting:
         self._tls = tls
         self._lingering: dict[socket.socket, asyncio.Handle] = {}
         self._opening: set[asyncio.Task[None]] = set()
-        """For connections that are not served yet."""
+        """Tasks of connections that are not served yet."""
         self._unopened: set[socket.socket] = set()
-        """Those of which nothing was begun."""
+        """Accepted sockets whose task has not started yet."""
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
@@ -133,7 +133,7 @@ class _Accepting:
             try:
                 accepted, address = await loop.sock_accept(self._listener)
             except OSError as error:
-                # No descriptor is left, or the client is gone already.
+                # No descriptor is left, or the client has already disconnected.
                 self._server.refusals.note(f"{_DESCRIPTORS} ({error.strerror})")
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
@@ -148,7 +148,7 @@ class _Accepting:
             serving.add_done_callback(self._opening.discard)
 
     def stop(self) -> None:
-        """Let go of what is neither served nor refused yet."""
+        """Close all connections that are not served yet, and refused ones that are still open."""
         for serving in self._opening:
             serving.cancel()
         for accepted in self._unopened:
@@ -170,7 +170,7 @@ class _Accepting:
                 ssl_handshake_timeout=seconds,
             )
         except OSError:
-            # Errors of TLS and time-outs among them.
+            # This includes TLS errors and timeouts.
             lease.release()
             accepted.close()
             if context is not None:
@@ -180,7 +180,7 @@ class _Accepting:
             raise
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
-        """Answer at once, as far as that can be done without waiting."""
+        """Answer immediately, as far as possible without waiting."""
         status = 429 if reason == TOO_MANY_OF_CLIENT else 503
         with suppress(OSError):
             if self._tls is None:
@@ -189,7 +189,7 @@ class _Accepting:
         if self._tls is not None or len(self._lingering) >= _REFUSED_LINGERING_MAX:
             accepted.close()
             return
-        # What was sent to us and not read would reset the connection before the answer is read.
+        # Closing a socket with unread data resets the connection, possibly before the client has read the answer.
         loop = asyncio.get_running_loop()
         self._lingering[accepted] = loop.call_later(_REFUSED_LINGER_S, self._close, accepted)
 
@@ -201,7 +201,7 @@ class _Accepting:
 
 
 class _Connection(web.RequestHandler):
-    """One connection; aiohttp's parser and answers, with an end to waiting."""
+    """One connection: aiohttp's parser and answers, with timeouts."""
 
     __slots__ = ("_head_timer", "_lease", "_refusals", "_timeout_s")
 
@@ -239,7 +239,7 @@ class _Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def begun(self) -> None:
-        """The head of a request has come."""
+        """Stop the timer: the head of a request has arrived."""
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -257,7 +257,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer a request that cannot be read, without an echo of it, and close the connection."""
+        """Answer a request that cannot be read, without repeating any of it, and close the connection."""
         if status >= 500:
             logging.getLogger(__name__).error("a request from %s failed", request.remote, exc_info=exc)
         else:
@@ -271,7 +271,7 @@ class _Connection(web.RequestHandler):
 
 
 def _bound_answers(accepted: socket.socket) -> None:
-    """Have the system end a connection whose client reads nothing of what it is sent."""
+    """Let the operating system end a connection whose client does not read its answers."""
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is not None:
         with suppress(OSError):
@@ -279,7 +279,7 @@ def _bound_answers(accepted: socket.socket) -> None:
 
 
 def _answer(status: int, reason: str, retry_after_s: int | None = None) -> bytes:
-    """A whole answer, for a connection that ends with it."""
+    """A complete answer, after which the connection is closed."""
     body = json.dumps({"error": reason}).encode()
     lines = [
         f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}",

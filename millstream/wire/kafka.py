@@ -1,7 +1,7 @@
-"""Clients of Kafka: their settings, their thread, and what their errors mean.
+"""Clients of Kafka: their settings, their thread, and the meaning of their errors.
 
 Above it: the `kafka` source and sink. Below it: confluent-kafka, whose calls block, so each lane has a thread for them.
-What brokers say of their own accord (not reachable, password refused) arrives beside the calls; `Heard` keeps it.
+Errors that are not answers to calls (broker unreachable, password refused) arrive in a callback; `Heard` keeps them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _UNKNOWN = frozenset((
 
 
 def client_settings(cluster: KafkaCluster, base_dir: Path, where: str) -> Settings:
-    """What every client of the cluster is set up with. Errors: `UserError` for a secret that is not there."""
-    # What goes wrong is in answers and in `Heard`; librdkafka would write it to the standard error as well.
+    """The settings of every client of the cluster. Errors: `UserError` for a missing secret."""
+    # Errors are in the answers and in `Heard`; librdkafka would also write them to the standard error.
     settings: Settings = {"log_level": 0, **cluster.config, "bootstrap.servers": ",".join(cluster.brokers)}
     settings["client.id"] = "millstream"
     if (tls := cluster.tls) is not None:
@@ -66,14 +66,14 @@ def client_settings(cluster: KafkaCluster, base_dir: Path, where: str) -> Settin
 
 
 def error_of(failed: KafkaException) -> KafkaError:
-    """What an exception is about."""
+    """The error in an exception."""
     error = failed.args[0]
     assert isinstance(error, KafkaError), failed
     return error
 
 
 def user_error(error: KafkaError, where: str) -> UserError | None:
-    """The error to stop with, where only the user can put it right; None where waiting may help."""
+    """The error to stop with, if only the user can fix the cause; None if waiting may help."""
     code, text = error.code(), error.str()
     if code in _REFUSED:
         what = f"{where}: Kafka refuses the connection or an operation: {text}"
@@ -93,7 +93,7 @@ def user_error(error: KafkaError, where: str) -> UserError | None:
 
 
 class Heard:
-    """What a client's brokers say beside the answers to calls. Used by the client's thread."""
+    """Errors that a client reports outside the answers to calls. Used by the client's thread."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -102,13 +102,13 @@ class Heard:
         self._stop: UserError | None = None
 
     def forget(self) -> None:
-        """What was heard before may have been put right."""
+        """Forget earlier errors, whose cause may be fixed by now."""
         self._stop = None
 
     def hear(self, error: KafkaError) -> None:
-        """For `error_cb`."""
+        """The callback for `error_cb`."""
         self.last = error
-        # A client that was refused says next that it reaches no broker.
+        # After a refusal, the client next reports that it reaches no broker.
         self._stop = user_error(error, self._where) or self._stop
         now_s = time.monotonic()
         if self._reported_s is None or now_s >= self._reported_s + KAFKA_REPORTED_EVERY_S:
@@ -116,13 +116,13 @@ class Heard:
             _log.warning("%s: Kafka: %s", self._where, error.str())
 
     def check(self) -> None:
-        """Raises `UserError` where something of it since `forget` is what only the user can put right."""
+        """Raises `UserError` if only the user can fix the cause of an error since `forget`."""
         if self._stop is not None:
             raise self._stop
 
 
 def made(client: Callable[[Settings], _T], settings: Mapping[str, Any], where: str) -> _T:
-    """A client. Raises `UserError` for a setting that librdkafka refuses."""
+    """Create a client. Raises `UserError` for a setting that librdkafka refuses."""
     try:
         return client(dict(settings))
     except KafkaException as failed:
@@ -139,10 +139,10 @@ def reach(
     cluster: KafkaCluster,
     where: str,
 ) -> _T:
-    """An answer of the cluster to `ask`, which gets its time limit; waits for brokers that are away. `serve` has the
-    client hand over what it heard.
+    """The cluster's answer to `ask`, which gets its time limit; waits for unavailable brokers. `serve` makes the client
+    call its callbacks.
 
-    Raises `UserError` for what waiting does not help, and `RetryLaterError` after `cluster.timeout_s`.
+    Raises `UserError` if waiting does not help, and `RetryLaterError` after `cluster.timeout_s`.
     """
     deadline_s = time.monotonic() + cluster.timeout_s
     heard.forget()
@@ -168,12 +168,12 @@ def reach(
 
 
 def away(error: KafkaError, where: str) -> MillstreamError:
-    """For a call of a lane that works: to be repeated, unless only the user can help."""
+    """The error for a failed call of a running lane: the call is repeated, unless only the user can fix the cause."""
     return user_error(error, where) or RetryLaterError(codes.TARGET_AWAY, f"{where}: Kafka: {error.str()}")
 
 
 def topic_partitions(consumer: Consumer, topic: str, limit_s: float) -> list[int]:
-    """The partitions of a topic. Raises `KafkaException`, also where there is no such topic."""
+    """The partitions of a topic. Raises `KafkaException`, also if there is no such topic."""
     found = consumer.list_topics(topic, limit_s).topics[topic]
     if found.error is not None:
         raise KafkaException(found.error)
@@ -181,7 +181,8 @@ def topic_partitions(consumer: Consumer, topic: str, limit_s: float) -> list[int
 
 
 def topics_like(consumer: Consumer, topic: str, limit_s: float) -> list[str]:
-    """The topics that a pattern has now, without those of Kafka itself; of a name that is not a pattern, that name."""
+    """The topics that match a pattern now, without Kafka's internal ones. A name that is not a pattern stands for
+    itself."""
     if not topic.startswith(PATTERN):
         return [topic]
     found = consumer.list_topics(timeout=limit_s).topics
@@ -189,7 +190,7 @@ def topics_like(consumer: Consumer, topic: str, limit_s: float) -> list[str]:
 
 
 async def look_for_topics(cluster: KafkaCluster, topics: Sequence[str], base_dir: Path, where: str) -> None:
-    """See that the cluster answers and has these topics. Errors: those of `reach`."""
+    """Check that the cluster answers and has these topics. Errors: those of `reach`."""
     heard = Heard(where)
     settings = {**client_settings(cluster, base_dir, where), "group.id": "millstream", "error_cb": heard.hear}
     async with open_thread("kafka-look") as thread:

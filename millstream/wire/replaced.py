@@ -1,7 +1,7 @@
-"""Certificates and tokens that may be replaced while a listener serves with them.
+"""Certificates and tokens that may be replaced while a listener uses them.
 
-Above it: listeners, which ask for the newest at each connection or request. Below it: texts from wherever the spec says
-that they stand. A replacement that cannot be used is not taken: the last that could be used stays.
+Above it: listeners, which get the newest value at each connection or request. Below it: texts from the places that the
+spec names. If a replacement cannot be used, the last usable value stays.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 class Replaced(Generic[T]):
-    """What is made from texts, and rebuilt when they have changed."""
+    """A value that is built from texts, and rebuilt when the texts have changed."""
 
     def __init__(
         self, read: Callable[[], Sequence[str]], make: Callable[[Sequence[str]], T], what: str, clock: Clock
     ) -> None:
-        """Raises the `UserError` of `read` or `make`, once; later such an error leaves everything as it is. `what`
-        names it in messages, which never hold the texts."""
+        """Raises the `UserError` of `read` or `make`. Later errors of these leave the value unchanged. `what` names the
+        value in messages, which never contain the texts."""
         self._read = read
         self._make = make
         self._what = what
@@ -43,7 +43,7 @@ class Replaced(Generic[T]):
         self._last_logged = ""
 
     def newest(self) -> T:
-        """As it is now, to a second."""
+        """The current value, at most a second old."""
         now_s = self._clock.monotonic_s()
         if now_s >= self._looked_s + REREAD_INTERVAL_S:
             self._looked_s = now_s
@@ -67,16 +67,16 @@ class Replaced(Generic[T]):
 
 
 class Tokens:
-    """Bearer tokens that are valid, several while one takes the place of another."""
+    """The valid bearer tokens: several while one replaces another."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """`texts`: of one text, with a token on each line. Errors: `UserError` where there is none."""
+        """`texts`: texts with a token on each line. Errors: `UserError` if there is no token."""
         self._tokens = [line.strip().encode() for text in texts for line in text.splitlines() if line.strip()]
         if not self._tokens:
             raise UserError(codes.SECRET_MISSING, "there is no token")
 
     def holds(self, shown: bytes) -> bool:
-        """Whether a token is valid; takes as long for one that nearly is."""
+        """Whether a token is valid. The time it takes does not depend on how much of the token is right."""
         found = [hmac.compare_digest(shown, token) for token in self._tokens]
         return any(found)
 
@@ -85,19 +85,19 @@ def server_context(texts: Sequence[str], what: str) -> ssl.SSLContext:
     """TLS 1.2 or later for a server.
 
     Args:
-        texts: Certificate chain and private key as PEM, then, where clients have to show certificates, those of the
+        texts: Certificate chain and private key as PEM, then, if clients must present certificates, those of the
             authorities that issue them.
         what: Names the setting in messages.
 
     Errors:
-        `UserError` when they cannot be used.
+        `UserError` if they cannot be used.
     """
     chain, key, *authorities = texts
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # Python reads them from files only. The directory is this user's alone.
+        # Python reads them only from files. Only this user has access to the directory.
         with tempfile.TemporaryDirectory(prefix="millstream-tls-") as directory:
             paths = [Path(directory) / name for name in ("chain", "key")]
             for path, text in zip(paths, (chain, key), strict=True):
