@@ -1,8 +1,8 @@
-"""Files that say how to reach a broker: read, checked, and their certificates loaded. What else they hold is each
-technology's own.
+"""Reads and checks access files, which describe how to reach a broker, and loads their certificates. Each technology
+defines the other fields of its access file.
 
-Secrets are in the environment or in separate files, so an access file may be read by others; nothing of it comes from a
-command line, which every user of a machine can read. Above it: technologies. Below it: YAML and references.
+Secrets are in the environment or in separate files, so other users may read an access file. Nothing in it comes from
+the command line, which every user of a machine can read. Above it: technologies. Below it: YAML and references.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import ssl
 
 FILE_BYTES_MAX = 64 * 1024
-"""Largest file."""
+"""Maximum size of an access file."""
 
 WrittenT = TypeVar("WrittenT", bound=SpecModel)
 
@@ -36,17 +36,17 @@ class TlsFiles(SpecModel):
     noun = "`tls`"
 
     ca: Text | None = None
-    """Certificates of the authorities that the server's may come from; without it those of the system."""
+    """Certificates of the authorities that may issue the server's certificate. Default: those of the system."""
     certificate: Text | None = None
-    """The client's own certificate, where the server asks for one."""
+    """The client's own certificate, if the server requires one."""
     key: Text | None = None
-    """Its private key, without a passphrase."""
+    """The private key of the client's certificate, without a passphrase."""
     server_name: Text | None = None
-    """The name that the server's certificate is for, where the URL has another."""
+    """The name in the server's certificate, if it differs from the one in the URL."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """A certificate and its key."""
+        """Requires that a certificate and its key are given together."""
         if (data.get("certificate") is None) != (data.get("key") is None):
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT, (), "`certificate` and `key` belong together", "both of them, or neither"
@@ -77,8 +77,8 @@ def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
 
 
 def _of_json(text: str, model: type[WrittenT]) -> WrittenT:
-    """What a program has written, such as the runner for its workers. Raises `ValueError` for anything but JSON that is
-    right."""
+    """The contents of a file that a program has written, such as the runner for its workers. Raises `ValueError` for
+    anything except valid JSON."""
     value = json.loads(text, object_pairs_hook=_mapping)
     if any(True for _ in placeholders(value)):
         raise NotReadError
@@ -93,8 +93,8 @@ def _mapping(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _of_yaml(text: str, path: Path, model: type[WrittenT]) -> WrittenT:
-    """Raises `UserError` with everything that is wrong."""
-    # A worker that was started by a runner needs no YAML.
+    """The contents of a file in YAML. Raises a `UserError` that lists all problems."""
+    # A worker that was started by a runner does not need YAML.
     from millstream.spec import yaml_text
     from millstream.spec.messages import findings_of
 
@@ -118,12 +118,13 @@ def _of_yaml(text: str, path: Path, model: type[WrittenT]) -> WrittenT:
 
 
 def secret(path: Path, name: str, value: object) -> str | None:
-    """What a field refers to."""
+    """The secret that a field refers to."""
     return None if value is None else resolve(value, path.absolute().parent, f"{path}: {name}")
 
 
 def check_url(server: str, schemes: tuple[str, ...]) -> None:
-    """Raise `UserError` for what is not a broker's URL, or has a password in it. The first scheme is the usual one."""
+    """Raise `UserError` for text that is not a broker's URL, or that contains a password. The first scheme is the usual
+    one."""
     parts = urlsplit(server if "//" in server else f"{schemes[0]}://{server}")
     if parts.username is not None or parts.password is not None:
         raise UserError(

@@ -1,7 +1,7 @@
-"""Finds a technology by its key: ours are folders beside this file, others name themselves in an entry point group.
+"""Finds a technology by its key: ours are folders beside this file, others are registered in an entry point group.
 
-Above it: code that opens what a pipeline keeps. It imports a technology when it is asked for: its client library may
-not be installed.
+Above it: code that opens the data of a pipeline. It imports a technology only when it is needed, because its client
+library may not be installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def technology(key: str) -> Technology:
-    """The technology of that key. Raises `UserError` when there is none, or what it needs is not installed."""
+    """The technology with that key. Raises `UserError` if there is none, or if a package that it needs is not
+    installed."""
     try:
         if key in BUILT_IN:
             found: Technology = import_module(f"millstream.buffers.{key}.technology").TECHNOLOGY
@@ -44,12 +45,12 @@ def technology(key: str) -> Technology:
 
 
 def technology_of(pipeline: Pipeline) -> Technology:
-    """That of a pipeline."""
+    """The technology of a pipeline."""
     return technology(pipeline.spec.buffer_technology)
 
 
 def over(loaded: Loaded, key: str) -> Loaded:
-    """The same pipeline over the technology of that key. Raises `UserError` when there is none."""
+    """The same pipeline with the technology of that key. Raises `UserError` if there is none."""
     spec = loaded.pipeline.spec.model_copy(update={"inter_step_buffer": {technology(key).key: {}}})
     pipeline = loaded.pipeline.model_copy(update={"spec": spec})
     return replace(loaded, pipeline=pipeline, graph=Graph.of(pipeline))

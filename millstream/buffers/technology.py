@@ -1,10 +1,10 @@
-"""What a technology has to bring to keep a pipeline's records between its steps.
+"""The interface of a technology that keeps a pipeline's records between its steps.
 
-    registry ──► technology ──► access (who one is) ──► open buffer: ledgers, OT stores, health, repairs
-                     └────────► a server of a run's own
+    registry ──► technology ──► access (credentials) ──► open buffer: ledgers, OT stores, health, repairs
+                     └────────► a server that a run starts
 
-Above it: worker, runner and commands, which know nothing else of a technology. Below it: the boundaries of ledgers and
-OT stores. A technology is one folder beside this file, or a package that names itself in the entry point group
+Above it: worker, runner and commands, which use nothing else of a technology. Below it: the interfaces of ledgers and
+OT stores. A technology is a folder beside this file, or a package that is registered in the entry point group
 `millstream.buffers`.
 """
 
@@ -22,11 +22,11 @@ from millstream.watermark.store import OtStores
 
 
 class Access(Protocol):
-    """Where a broker is, and who one is to it. Secrets are not part of its text."""
+    """The address of a broker, and the credentials for it. The `repr` contains no secrets."""
 
     @property
     def url(self) -> str:
-        """Without user or password."""
+        """The URL, without user or password."""
 
     @property
     def place(self) -> str:
@@ -34,116 +34,117 @@ class Access(Protocol):
 
     @property
     def identity(self) -> str:
-        """Who one is, for messages."""
+        """The user, for messages."""
 
 
 class LostMessages(NamedTuple):
-    """What a broker says that it has lost of a ledger."""
+    """Messages of a ledger that the broker reports as lost."""
 
     what: str
-    """Whose they were, for people."""
+    """The broker's name for the ledger, for messages."""
     sequences: Sequence[int]
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class TornCommit:
-    """A commit that is stored in part."""
+    """A partially stored commit."""
 
     ledger: str
-    """What the broker calls it."""
+    """The broker's name for the ledger."""
     first: int
     last: int
-    """Sequences."""
+    """First and last sequence of the stored part."""
     why: str
     frames: Sequence[tuple[BufferId, StoredFrame]]
 
 
 class Repairs(Protocol):
-    """What a repair does with what a pipeline that does not run has stored, beyond ledgers and OT stores."""
+    """Operations on the data of a stopped pipeline that a repair needs beyond those of ledgers and OT stores."""
 
     async def last_sequence(self, vertex: str) -> int:
-        """The last one of the vertex's ledger; 0 when there is none."""
+        """The last sequence of the vertex's ledger; 0 if there is none."""
 
     async def lost(self, vertex: str) -> LostMessages | None:
-        """What the broker says it has lost of the vertex's ledger."""
+        """The messages of the vertex's ledger that the broker reports as lost."""
 
     async def torn(self, lane: LaneId) -> TornCommit | None:
-        """The commit at the end of what a lane wrote, where that is stored in part or its mark cannot be read."""
+        """The last commit of a lane, if it is partially stored or its mark cannot be read."""
 
     async def cut(self, vertex: str, torn: TornCommit) -> None:
-        """Remove what is stored of it."""
+        """Remove the stored part of a torn commit."""
 
     async def holds_mark(self, vertex: str, sequence: int) -> bool:
-        """Whether the frame at that sequence holds the present mark of a lane."""
+        """Whether the frame at that sequence holds the current mark of a lane."""
 
     async def remove(self, vertex: str, buffer: BufferId, sequence: int) -> None:
-        """Remove one frame; it may be gone already."""
+        """Remove one frame, if it still exists."""
 
 
 class InterStepBuffer(Protocol):
-    """All that a pipeline keeps in one broker, open."""
+    """An open connection to everything that a pipeline keeps in one broker."""
 
     @property
     def broker(self) -> Broker:
-        """Its ledgers."""
+        """The ledgers of the pipeline."""
 
     @property
     def stores(self) -> OtStores:
-        """Its OT stores."""
+        """The OT stores of the pipeline."""
 
     @property
     def repairs(self) -> Repairs: ...
 
     def trouble(self) -> str | None:
-        """Why nothing can be read or stored now; None while all is well."""
+        """Why nothing can be read or stored now; None if there is no problem."""
 
 
 class Link(Protocol):
-    """A connection to a broker, over which several may open what a pipeline keeps there."""
+    """A connection to a broker, over which the data of a pipeline can be opened several times."""
 
     def open(
         self, pipeline: str, *, require: DurabilityLevel = DurabilityLevel.FSYNC, tolerate_lost: bool = False
     ) -> AbstractAsyncContextManager[InterStepBuffer]:
-        """The pipeline's buffers, with counts and last puts of their own. Opening a ledger for writing raises
-        `DurabilityError` when the broker keeps less than `require`. With `tolerate_lost`, ledgers are opened of which
-        the broker says that it lost something: for a repair."""
+        """The pipeline's buffers, with separate statistics and last puts. Opening a ledger for writing raises
+        `DurabilityError` if the broker's durability is below `require`. With `tolerate_lost`, a ledger is opened even
+        if the broker reports that it lost messages of it: for a repair."""
 
 
 class Server(Protocol):
     """A broker that a run starts for itself: its files, its command, its health. Created for every run."""
 
     port: int
-    """It listens there, on the loopback."""
+    """The port on the loopback interface at which the broker listens."""
 
     @property
     def access(self) -> Access:
-        """How to reach it."""
+        """The address of the broker, and the credentials for it."""
 
     def prepare(self) -> Mapping[str, str]:
-        """Make its directories. Returns the files below its directory that it and its clients read at the start, with
-        `access.json` for `Technology.load_access` among them. Raises `InfrastructureError`."""
+        """Create the broker's directories. Returns the contents of the files below its directory that the broker and
+        its clients read at the start, including `access.json` for `Technology.load_access`. Raises
+        `InfrastructureError`."""
 
     def command(self) -> list[str]:
-        """What starts it. Raises `InfrastructureError` when there is no such program."""
+        """The command that starts the broker. Raises `InfrastructureError` if the program is missing."""
 
     @property
     def environment(self) -> Mapping[str, str]: ...
 
     async def is_ready(self, pid: int) -> bool:
-        """Whether the process takes connections."""
+        """Whether the process accepts connections."""
 
     async def answers(self) -> bool:
-        """Asks it; returns when it has answered, however long that takes."""
+        """Send the broker a request. Returns when the broker has answered, however long that takes."""
 
     def ended(self, pid: int) -> None:
-        """Remove what the process has left behind that is of no use to the next one."""
+        """Remove files of the ended process that its successor does not use."""
 
     def log_entry(self, line: bytes) -> bytes | None:
-        """A line that it wrote as a log line like all others; None for one that says nothing."""
+        """Convert a line of the broker's output to our log format; None for a line without information."""
 
     def says_disk_full(self, line: bytes) -> bool:
-        """Whether a line says that it could not write, and that it has to be started again for that."""
+        """Whether a line of the output reports that the broker could not write and has to be restarted."""
 
 
 class Technology(Protocol):
@@ -151,29 +152,28 @@ class Technology(Protocol):
 
     @property
     def key(self) -> str:
-        """In `spec.interStepBuffer`, and after `--ledger`."""
+        """The name of the technology in `spec.interStepBuffer` and after `--ledger`."""
 
     @property
     def programs(self) -> Sequence[str]:
-        """Names of the programs that are servers of it."""
+        """Names of the server programs of this technology."""
 
     @property
     def distributions(self) -> Sequence[str]:
-        """Python distributions that it uses."""
+        """Python distributions that the technology uses."""
 
     def load_access(self, path: Path | None, url: str) -> Access:
-        """How to reach the broker at `url`, which the file at `path` says; without one: without credentials.
+        """Access to the broker at `url`, with the credentials from the file at `path`, if there is one.
 
-        Raises `UserError` for a URL with a password in it, and for a file that cannot be used; no message holds a
-        secret.
+        Raises `UserError` for a URL that contains a password, and for an unusable file. No message contains a secret.
         """
 
     def secret_files(self, path: Path) -> Sequence[Path]:
-        """That file, and the files of secrets that it names."""
+        """The access file, and the files of secrets that it names."""
 
     def connect(self, access: Any, *, name: str) -> AbstractAsyncContextManager[Link]:
-        """A connection. `access`: of this technology. `name`: who connects, for the broker. Raises
-        `InfrastructureError` when the broker cannot be reached or cannot keep ledgers."""
+        """A connection. `access`: an access of this technology. `name`: the name of the client, for the broker. Raises
+        `InfrastructureError` if the broker cannot be reached or cannot keep ledgers."""
 
     def open(
         self,
@@ -184,10 +184,10 @@ class Technology(Protocol):
         require: DurabilityLevel = DurabilityLevel.FSYNC,
         tolerate_lost: bool = False,
     ) -> AbstractAsyncContextManager[InterStepBuffer]:
-        """`connect` and `Link.open` in one, for who opens one pipeline once."""
+        """`connect` and `Link.open` in one call, for a caller that opens one pipeline once."""
 
     def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> Server:
-        """A server over the files in `directory`. `port`: taken if it is free."""
+        """A server over the files in `directory`. It uses `port` if that is free."""
 
     async def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> float:
-        """Records per second that a server below `directory` stores, when nothing else is done."""
+        """Records per second that a server below `directory` stores if it does nothing else."""

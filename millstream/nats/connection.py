@@ -45,7 +45,7 @@ _VIOLATION = re.compile(
     r'permissions violation for (?P<kind>publish|subscription) to "(?P<subject>[^"]*)"', re.IGNORECASE
 )
 _TIDYING = "$JS.API.CONSUMER.DELETE."
-"""Requests that no task waits for: the server does later, by itself, what they ask for."""
+"""Requests whose answers no task needs: without them, the server does the same later."""
 _NOT_ADMITTED = (
     "authorization violation",
     "authentication timeout",
@@ -172,7 +172,7 @@ class BrokerConnection:
             with suppress(OSError, RuntimeError):
                 await self._client.close()
         finally:
-            # Also when that was cancelled.
+            # Also if the close was cancelled.
             self._transport.abort()
             if reconnecting is not None:
                 reconnecting.cancel()
@@ -188,7 +188,7 @@ class BrokerConnection:
                 )
             await self._up.wait()
             if not self._client.is_connected and self._refusal is None:
-                # Between the loss of the connection and the client's notice of it.
+                # The connection is lost, but the client has not noticed it yet.
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
     def on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:

@@ -26,7 +26,7 @@ _SUBJECT = re.compile(r"\S+")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """Header names that the library sends."""
 _NAME = re.compile(r"[!-9;-~]+")
-"""Header names that it reads."""
+"""Header names that the library accepts from a server."""
 _LINE_BREAK = re.compile(r"[\r\n]")
 _SPACES = " \t\r\n\v\f"
 _HEAD = b"NATS/1.0\r\n"

@@ -23,8 +23,8 @@ from millstream.wire.client_tls import context_of
 NO_STREAM = 10059
 NO_MESSAGE = 10037
 PASSING = (10008, 10009, 10023, 10028, 10047, 10077, 10176, 10210)
-"""Codes of errors that may pass: no leader, no space, no resources, a store that failed, a batch of which a part was
-lost, too many batches at once."""
+"""Codes of errors that may pass: no leader, no space, no resources, a failed store, an incomplete batch, too many
+batches at once."""
 
 FAILURES = (AnswerLostError, ApiError, TimeoutError, nats_errors.Error)
 """Exceptions of the client: everything that can go wrong between a lane and its server."""

@@ -1,12 +1,12 @@
-"""The file that says how to reach a broker: who one is to it, and how the connection is encrypted.
+"""The access file of a broker: the credentials for it, and the encryption of the connection.
 
     user: orders-map
     password: {file: map.password}
     tls: {ca: ca.pem}
 
-Secrets are in the environment or in separate files, so the file itself may be read by others; nothing of it comes from
-a command line, which every user of a machine can read. Above it: code that is given such a file. Below it: what a
-connection is made with.
+Secrets are in the environment or in separate files, so other users may read the access file. Nothing in it comes from
+the command line, which every user of a machine can read. Above it: code that gets the path of an access file. Below it:
+the values from which a connection is opened.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,18 +36,19 @@ class AccessFile(SpecModel):
     nkey: Reference | None = None
     """The seed of an NKey (it begins with SU): the file that `nsc` or `nk` wrote."""
     creds: Text | None = None
-    """File with a user's JWT and seed, as `nsc` writes it; relative to this file, read at every connection."""
+    """File with a user's JWT and seed, as `nsc` writes it; relative to this file, read for every connection."""
     tls: TlsFiles | None = None
-    """Encrypts the connection, and says whose certificates count; `{}` for those of the system."""
+    """Encrypts the connection, and says which certificates are accepted; `{}` accepts those of the system's
+    authorities."""
     inbox: Text = INBOX
-    """What the subjects that answers come to begin with: a user's own, where the broker grants no other."""
+    """Prefix of the subjects for answers. Needed if the broker gives each user a separate one."""
 
     monitor: Text | None = None
-    """URL of its monitoring endpoint, for a broker that does not tell its durability over NATS."""
+    """URL of the broker's monitoring endpoint, if the broker does not report its settings over NATS."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One way to say who one is."""
+        """Allows at most one kind of credentials."""
         if (data.get("user") is None) != (data.get("password") is None):
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT,
@@ -67,9 +68,9 @@ class AccessFile(SpecModel):
 
 
 def load_access(path: Path | None, url: str) -> BrokerAccess:
-    """How to reach the broker at `url`, which the file at `path` says; without a file: without credentials.
+    """Access to the broker at `url`, with the credentials from the file at `path`, if there is one.
 
-    Raises `UserError` for a URL with a password in it, and for a file that cannot be used; no message holds a secret.
+    Raises `UserError` for a URL that contains a password, and for an unusable file. No message contains a secret.
     """
     for server in url.split(","):
         check_url(server, ("nats", "tls"))
@@ -114,7 +115,7 @@ def _check_readable(path: Path, what: str) -> None:
 
 
 def _check_nkeys(path: Path) -> None:
-    # The client needs it to sign.
+    # The client needs the package `nkeys` to sign.
     if find_spec("nkeys") is None:
         raise UserError(
             codes.EXTRA_NEEDED,

@@ -1,7 +1,7 @@
-"""What the broker really keeps: read from its settings, not assumed.
+"""Determines the durability of the broker from its settings, without assumptions.
 
-Above it: `jetstream.py`. Below it: what the server reports about itself, over the connection or at its
-monitoring endpoint, and the configuration of a stream.
+Above it: `ledger.py`. Below it: the settings that the server reports, over the connection or at its monitoring
+endpoint, and the configuration of a stream.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLe
 
 
 async def ask_server_settings(connection: BrokerConnection) -> tuple[dict[str, Any] | None, str]:
-    """What the server reports about itself over NATS, and where that was learned; None with why it does not.
+    """The settings that the server reports over NATS, and their origin; None and the reason if it does not report them.
 
-    It answers where its configuration lends that to the account (deploy/README.md).
+    The server answers only if its configuration exports this service to the account (deploy/README.md).
     """
-    # A server that does not tell them says so; where nothing comes it is slow, or starting.
+    # A server that does not report its settings says so. If no answer arrives, the server is slow or starting.
     deadline_s = asyncio.get_running_loop().time() + limits.START_TIMEOUT_S
     while True:
         await connection.connected()
@@ -58,9 +58,10 @@ async def read_server_settings(monitor_url: str) -> dict[str, Any]:
 
 
 def is_of(settings: Mapping[str, Any], server: Mapping[str, Any]) -> bool:
-    """Whether settings are of the server that introduced itself so when it was connected to, or of one of its cluster.
+    """Whether the settings are those of the connected server, or of another server in its cluster.
 
-    The servers of a cluster are configured alike; which of them a connection reaches is chance.
+    `server`: the information that the server sent at the connection. The servers of a cluster have the same
+    configuration, and a connection may reach any of them.
     """
     cluster = server.get("cluster")
     same_cluster = bool(cluster) and settings.get("cluster", {}).get("name") == cluster
@@ -68,7 +69,8 @@ def is_of(settings: Mapping[str, Any], server: Mapping[str, Any]) -> bool:
 
 
 def judge(server: Mapping[str, Any] | None, stream: Mapping[str, Any], where: str) -> Durability:
-    """Durability, from the server's settings (None: not readable, `where` says why) and the stream's. Pure."""
+    """The durability, from the settings of the server and the stream. Pure. `server` is None if its settings could not
+    be read; `where` then says why."""
     if stream.get("storage") != "file":
         return Durability(DurabilityLevel.MEMORY, True, f"the stream is kept in {stream.get('storage')}")
     if stream.get("persist_mode") == "async":
@@ -86,7 +88,7 @@ def judge(server: Mapping[str, Any] | None, stream: Mapping[str, Any], where: st
 
 
 def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
-    """Raise `DurabilityError` when the broker keeps less than `require`, or cannot be asked and may."""
+    """Raise `DurabilityError` if the broker's durability is below `require`, or may be because it is not known."""
     if require is DurabilityLevel.UNVERIFIED or _STRENGTH[durability.level] >= _STRENGTH[require]:
         return
     if not durability.verified:
@@ -107,7 +109,7 @@ def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
 
 
 def _get_json(url: str) -> dict[str, Any]:
-    # No proxy: the server is ours.
+    # No proxy, because the server is our own.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=_TIMEOUT_S) as answer:
         settings: dict[str, Any] = json.load(answer)

@@ -5,9 +5,9 @@ Above it: the vertex process, through `protocol.py`. Below it: `batch.py` (a com
 
     commit ──► send  ──► answer ─────────────────────────────► receipt
                  ▲          └─ lost, or "wrong last sequence": read the mark from the leader
-                 │               1. it carries our commit id      ──► receipt
-                 └───────────────2. it is still the mark before: send the same again (a batch: under a new batch id)
-                                 3. it is another               ──► FencedError
+                 │               1. it has our commit id          ──► receipt
+                 └───────────────2. it is the previous mark: send the same again (a batch: under a new batch id)
+                                 3. it is another mark            ──► FencedError
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ _log = logging.getLogger(__name__)
 
 _MONITOR_PATIENCE_S = 10.0
 _INCOMPLETE_MAX = 4
-"""A batch that was sent whole and is refused as incomplete this often cannot be staged: the disk is full."""
+"""If the server refuses a completely sent batch as incomplete this often, it cannot stage the batch: its disk is
+full."""
 
 
 class JetStreamLedger:
@@ -166,12 +167,12 @@ class JetStreamLedger:
                 with step("ledger.take_over", self._vertex):
                     receipt = await self._commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
             except FencedError:
-                # Another owner took over, or the one before committed, between our read and our write.
+                # Another owner took over, or the previous owner committed, between our read and our write.
                 continue
             return StoredMark(mark, receipt.mark_sequence)
 
     async def commit(self, commit: Commit) -> Receipt:
-        """Store frames, ids and mark together, or nothing of them."""
+        """Store frames, ids and mark together, or none of them."""
         with step("ledger.commit", self._vertex):
             return await self._commit(commit)
 
@@ -239,23 +240,23 @@ class JetStreamLedger:
         return await self._last_of(self._filter(buffer))
 
     def _filter(self, buffer: BufferId) -> str:
-        """Matches the frames of a buffer, under the name under which they are stored."""
+        """Matches the frames of a buffer, by the name under which they are stored."""
         return buffer_filter(self._stream, self._sharing.stored(buffer))
 
     async def _last_of(self, subject: str) -> int:
-        """Sequence of the last message that matches; 0 when there is none."""
+        """Sequence of the last message that matches; 0 if there is none."""
         message = await self._get({"last_by_subj": subject})
         return 0 if message is None else int(message["seq"])
 
     async def _purge(self, subject: str, first: int) -> None:
         """Remove everything before sequence `first`. Repeating it is harmless."""
-        # A purge up to 0 would be one of everything.
+        # A purge up to 0 would remove everything.
         if first > 1:
             with step("ledger.trim", self._vertex):
                 await self._ask("STREAM.PURGE", {"filter": subject, "seq": first})
 
     async def _land(self, commit: Commit, messages: Sequence[batch.Message]) -> int:
-        """Send the commit until it has landed; the sequence of its mark."""
+        """Send the commit until it is stored. Returns the sequence of its mark."""
         pauses = tries()
         incomplete = 0
         while True:
@@ -270,7 +271,7 @@ class JetStreamLedger:
                 if error.code == BATCHES_IN_FLIGHT:
                     await pauses.wait()
                     continue
-            # An earlier attempt may have landed after its answer was given up, whatever this one was answered.
+            # Whatever the answer to this attempt, an earlier attempt may have been stored after its timeout.
             landed = await self._settle(commit)
             if landed is not None:
                 self._statistics.answers_settled += 1
@@ -287,7 +288,8 @@ class JetStreamLedger:
             await pauses.wait()
 
     async def _settle(self, commit: Commit) -> int | None:
-        """The sequence of the commit's mark; None when it has not landed. `FencedError` when another mark is there."""
+        """The sequence of the commit's mark; None if the commit is not stored. Raises `FencedError` if the ledger has
+        another mark."""
         stored = await self._surely_mark(commit.lane)
         if stored is not None and stored.mark.commit_id == commit.mark.commit_id:
             return stored.sequence
@@ -307,7 +309,7 @@ class JetStreamLedger:
             await pauses.wait()
 
     def _refuse(self, commit: Commit, error: ApiError) -> None:
-        """Raise what the server's refusal means; return when the same should be sent again."""
+        """Raise the error that the server's refusal means; return if the same commit should be sent again."""
         where = f"a commit of lane {commit.lane} to {self._stream}"
         if error.code == STORE_FAILED and "per subject" in error.description:
             self._statistics.full_refusals += 1
@@ -324,8 +326,7 @@ class JetStreamLedger:
                 "probably full. Free some space, and restart the broker if it logs write errors",
             )
         if error.code in WRONG_LAST_SEQUENCE or error.code in UNAVAILABLE:
-            # The mark that was in the way is not there any more, or there is no leader: not what decides about this
-            # commit.
+            # The conflicting mark no longer exists, or the stream has no leader. Neither decides about this commit.
             _log.warning("%s was refused (%s), and its mark has not changed; sending it again", where, error)
             return
         raise InfrastructureError(
@@ -336,7 +337,7 @@ class JetStreamLedger:
         return int((await self._info())["state"]["last_seq"])
 
     async def _info(self, subjects: str | None = None) -> dict[str, Any]:
-        """About the stream, with the number of messages of every subject that matches `subjects`."""
+        """Information about the stream, with the number of messages of every subject that matches `subjects`."""
         return await self._ask("STREAM.INFO", None if subjects is None else {"subjects_filter": subjects})
 
     async def _get(self, request: Mapping[str, object]) -> dict[str, Any] | None:
@@ -345,7 +346,7 @@ class JetStreamLedger:
         return message
 
     async def _ask(self, what: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """A request about the stream, until it is answered; empty when the answer is that there is no such message."""
+        """Repeat a request about the stream until it is answered. The answer is empty if there is no such message."""
         try:
             return await until_answered(self._connection, f"{what}.{self._stream}", request)
         except ApiError as error:
@@ -417,7 +418,7 @@ class JetStreamBroker:
                 with step("ledger.delete"):
                     await until_answered(self._connection, f"STREAM.DELETE.{name}")
             except ApiError as error:
-                # Gone already, perhaps by a request of ours whose answer was lost.
+                # The stream was already deleted, perhaps by our own request whose answer was lost.
                 if error.code != NO_STREAM:
                     raise
         self._ledgers.clear()
@@ -463,7 +464,7 @@ class JetStreamBroker:
                 return await until_answered(self._connection, f"STREAM.{how}.{stream}", config)
         except ApiError as error:
             if error.code == NAME_IN_USE:
-                # Another process made it at the same time, from another specification.
+                # Another process created it at the same time, from another specification.
                 made = await until_answered(self._connection, f"STREAM.INFO.{stream}")
                 return await self._make("UPDATE", stream, {**config, **_as_made(made)}, limits)
             if error.code in NO_STORAGE:
@@ -497,7 +498,7 @@ class JetStreamBroker:
         if self._monitor_url is None:
             return await durability.ask_server_settings(self._connection)
         where = f"{self._monitor_url}/varz"
-        # A server that is starting takes connections a moment before it can be asked.
+        # A server that is starting accepts connections a moment before its monitoring endpoint answers.
         patience_s = _MONITOR_PATIENCE_S if self._require is DurabilityLevel.FSYNC else 0.0
         deadline_s = asyncio.get_running_loop().time() + patience_s
         pauses = tries()
@@ -515,7 +516,7 @@ class JetStreamBroker:
 
 
 def _as_made(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a stream's settings stays as it was when the stream was created."""
+    """The settings of a stream that an update must not change."""
     return {"metadata": info["config"]["metadata"]}
 
 
@@ -527,8 +528,8 @@ def jetstream_broker(
     require: DurabilityLevel = DurabilityLevel.FSYNC,
     tolerate_lost: bool = False,
 ) -> Broker:
-    """The pipeline's broker over an open connection, made with this access, which has to outlive it. Raises
-    `InfrastructureError` when the server is too old."""
+    """The pipeline's broker over an open connection, which has to outlive it. `access`: the access with which the
+    connection was opened. Raises `InfrastructureError` if the server is too old."""
     check_version(connection.server, access.place)
     return JetStreamBroker(connection, pipeline, require, access.monitor_url, tolerate_lost=tolerate_lost)
 
@@ -541,10 +542,10 @@ async def open_jetstream_broker(
     require: DurabilityLevel = DurabilityLevel.FSYNC,
     tolerate_lost: bool = False,
 ) -> AsyncIterator[Broker]:
-    """The pipeline's broker. Raises `InfrastructureError` when it cannot be reached or is too old.
+    """The pipeline's broker. Raises `InfrastructureError` if it cannot be reached or is too old.
 
-    With `tolerate_lost`, ledgers are opened of which it says that it lost messages: for a repair, which looks what
-    they were.
+    With `tolerate_lost`, a ledger is opened even if the broker reports that it lost messages of it: for a repair, which
+    finds out which messages these were.
     """
     async with open_connection(access, name=f"millstream {pipeline}") as connection:
         yield jetstream_broker(connection, access, pipeline, require=require, tolerate_lost=tolerate_lost)

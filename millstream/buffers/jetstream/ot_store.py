@@ -1,13 +1,14 @@
 """OT stores in JetStream: one key-value bucket per vertex, one key per lane.
 
-    publish ── put, guarded by the revision of the own put before ──► KV_<pipeline>-<vertex>-OT   (file, history 1)
+    publish ── put, guarded by the revision of the previous put ────► KV_<pipeline>-<vertex>-OT   (file, history 1)
                        │                                                        │
                        └─ the message itself: a plain subscription              └─ what is new, once a second
                                               └────────► watcher ◄───────────────────┘
 
-A watcher has no consumer on the server, so a broker restart has nothing to lose and thousands of watchers cost it
-nothing: it hears puts on their subject, before they are stored, and reads the bucket from time to time for what it may
-have missed. A put is guarded, so an owner that was replaced while it slept cannot put its old entry over the last one.
+A watcher has no consumer on the server. So a restart of the broker loses nothing, and thousands of watchers cost the
+broker nothing. The watcher receives puts on their subject, before they are stored, and reads the bucket from time to
+time for puts that it may have missed. A put is guarded, so an owner that was replaced while it was paused cannot put
+its old entry over the newest one.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ _OWNER_VERTEX = "millstream.vertex"
 
 @dataclass(slots=True)
 class _Contents:
-    """What was read of a bucket."""
+    """The contents of a bucket, as far as they were read."""
 
     losses: int = 0
-    """Of the connection, until then."""
+    """How often the connection had been lost when this was read."""
     last: int = 0
-    """The highest sequence of all that was read."""
+    """The highest sequence that was read."""
     updates: dict[str, tuple[int, OtUpdate]] = field(default_factory=dict)
-    """Of each lane the newest, and its sequence."""
+    """The newest update of each lane, with its sequence."""
 
 
 class JetStreamOtStore(RevisionedOtStore):
@@ -95,7 +96,7 @@ class JetStreamOtStore(RevisionedOtStore):
                 with step("watermark.forget", self._vertex):
                     await self._connection.api(f"STREAM.PURGE.{self._stream}", {"filter": f"{self._prefix}{lane.key}"})
         finally:
-            # A read meanwhile may have found the entry, and without an answer it may be gone anyway.
+            # A concurrent read may have found the entry. And if there was no answer, the entry may still be deleted.
             self._contents = _Contents()
 
     @asynccontextmanager
@@ -172,13 +173,14 @@ class JetStreamOtStore(RevisionedOtStore):
 
     @asynccontextmanager
     async def _answering(self, key: str) -> AsyncIterator[None]:
-        """Bounds the wait for answers, and makes every fault of the broker one that may be gone later."""
+        """Limits the wait for answers, and converts each failure of the broker to a `RetryLaterError`."""
         try:
             async with asyncio.timeout(limits.OT_PUT_TIMEOUT_S):
                 yield
         except ApiError as error:
             if error.code in WRONG_LAST_SEQUENCE:
-                # An own put that was stored and not answered, or another owner: the next attempt finds out.
+                # Our own put may have been stored without an answer, or there is another owner. The next attempt shows
+                # which.
                 raise RetryLaterError(
                     codes.BROKER_AWAY, f"bucket {self._bucket}: {key} was put by another process"
                 ) from error
@@ -189,7 +191,7 @@ class JetStreamOtStore(RevisionedOtStore):
             ) from error
 
     async def _put_after(self, revision: int, key: str, entry: OtEntry) -> int:
-        """Put, if the key still has that revision; returns the new one."""
+        """Put the entry if the key still has that revision; returns the new revision."""
         await self._connection.connected()
         reply, answer = self._connection.expect_answer()
         try:
@@ -204,8 +206,8 @@ class JetStreamOtStore(RevisionedOtStore):
         return int(receipt["seq"])
 
     async def _stored(self, key: str) -> tuple[int, OtEntry | None]:
-        """The revision of a key, which its next put is guarded with, and its entry; 0 and None without one. Read from
-        the leader."""
+        """The revision of a key, which guards its next put, and its entry, read from the leader; 0 and None if there is
+        none."""
         subject = f"{self._prefix}{key}"
         try:
             found = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
@@ -224,12 +226,13 @@ class JetStreamOtStore(RevisionedOtStore):
         return self._connection.on_loss(listener)
 
     async def _read_all(self) -> list[OtUpdate]:
-        """Every key. One that is put again while this reads may be missed or come twice; its watcher hears of it.
+        """The entries of all keys. An entry that is put meanwhile may be missing or appear twice, but watchers receive
+        the put itself.
 
-        Only what was put since the last time is read: it comes after what was read then.
+        Reads only the puts since the last read, which have higher sequences.
         """
         if self._contents.losses != self._connection.losses:
-            # The server may have come back with less than it had.
+            # The server may have lost data before it came back.
             self._contents = _Contents(self._connection.losses)
         read = self._contents
         left = await self._read_behind(read) if read.last else 1
@@ -242,14 +245,14 @@ class JetStreamOtStore(RevisionedOtStore):
         return [update for _, update in read.updates.values()]
 
     async def _read_behind(self, read: _Contents) -> int:
-        """Whether anything is stored after what was read last, which must still exist or be replaced by something
-        newer.
+        """The number of messages to read after the last one that was read. If that one no longer exists, and no newer
+        one has replaced it, everything is read again.
         """
         found = await read_next(
             *(self._connection, self._stream, f"{self._prefix}>", read.last - 1), timeout_s=limits.OT_PUT_TIMEOUT_S
         )
         if found is None:
-            # It is not: the bucket was set back, or was emptied.
+            # It does not exist: the bucket was set back or emptied.
             read.last = 0
             read.updates.clear()
             return 1
@@ -259,7 +262,7 @@ class JetStreamOtStore(RevisionedOtStore):
 
     def _take(self, read: _Contents, message: PageMessage) -> None:
         update = self._decode(message.subject, message.data)
-        # Another task may read at the same time, and have come further.
+        # Another task may read at the same time, and may already have read more.
         if update.key not in read.updates or read.updates[update.key][0] < message.sequence:
             read.updates[update.key] = message.sequence, update
         read.last = max(read.last, message.sequence)
@@ -331,7 +334,7 @@ async def open_jetstream_ot_stores(
 ) -> AsyncIterator[JetStreamOtStores]:
     """The OT stores of a pipeline over an open connection, which has to outlive them.
 
-    What is not flushed at the end is not published.
+    Entries that are not flushed at the end are not published.
     """
     async with open_tasks() as tasks:
         stores = JetStreamOtStores(connection, pipeline, tasks, replicas, publish_interval_s)

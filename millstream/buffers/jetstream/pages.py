@@ -1,11 +1,11 @@
-"""Reading what a stream holds, a page at a time, without a consumer.
+"""Reads the messages of a stream page by page, without a consumer.
 
 Above it: the ledger and the watermark store. Below it: the connection.
 
-    after 0 ──► page ──► after 912 ──► page ──► ... ──► nothing behind
+    after 0 ──► page ──► after 912 ──► page ──► ... ──► nothing follows
 
-The server closes every page itself and reports how many messages follow. So a reader goes by what it got, at whatever
-pace, and never takes a broker that is silent for one that has nothing more.
+The server ends every page itself and reports how many messages follow. So a reader relies only on what it received, at
+any speed, and never mistakes a silent broker for the end of the stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millstream.nats.client import Msg
 from millstream.nats.connection import API_TIMEOUT_S, AnswerLostError, BrokerConnection
 
 PAGE_MESSAGES = 1000
-"""Messages asked for in one request."""
+"""Number of messages in one request."""
 
 
 class PageMessage(NamedTuple):
@@ -29,7 +29,7 @@ class PageMessage(NamedTuple):
     sequence: int
     subject: str
     time: str
-    """When it was stored, by the server's clock, as in RFC 3339."""
+    """When it was stored, by the server's clock, in the format of RFC 3339."""
     data: bytes
 
 
@@ -42,11 +42,11 @@ async def read_page(
     *,
     timeout_s: float = API_TIMEOUT_S,
 ) -> int:
-    """Hand messages of `subject` behind sequence `after` to `take`, in order; returns how many follow those.
+    """Pass the messages of `subject` after sequence `after` to `take`, in order. Returns how many messages follow.
 
-    Raises `AnswerLostError` when the next message, or the end of the page, does not come in `timeout_s`: what was taken
-    until then is right, and the next page continues after it. A server that is not the stream's leader may answer, and
-    then knows only what it has received so far.
+    Raises `AnswerLostError` if the next message, or the end of the page, does not arrive within `timeout_s`. The
+    messages passed until then are valid, and the next page continues after them. If the server that answers is not the
+    stream's leader, it knows only the messages that it has received so far.
     """
     client = connection.client
     answers: asyncio.Queue[Msg | None] = asyncio.Queue()
@@ -82,13 +82,13 @@ async def read_page(
 async def read_next(
     connection: BrokerConnection, stream: str, subject: str, after: int, *, timeout_s: float = API_TIMEOUT_S
 ) -> tuple[PageMessage, int] | None:
-    """The first message of `subject` behind sequence `after`, and how many follow it; None when there is none.
+    """The first message of `subject` after sequence `after`, and how many follow it; None if there is none.
 
     A page of one message that needs no subscription: for callers that ask often and seldom find more.
     Raises `AnswerLostError`.
     """
     request = {"seq": after + 1, "batch": 1, "next_by_subj": subject}
-    # The page's end is a second answer, which is not waited for.
+    # The end of the page arrives as a second answer, for which this does not wait.
     payload = json.dumps(request).encode()
     answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}", payload, timeout_s=timeout_s)
     headers = answer.headers or {}
@@ -103,7 +103,7 @@ def _message(headers: Mapping[str, str], data: bytes) -> PageMessage:
 
 
 def _left(headers: Mapping[str, str]) -> int:
-    """Messages behind the end of a page."""
+    """Number of messages after the end of a page."""
     status = headers["Status"]
     if status == "404":
         return 0

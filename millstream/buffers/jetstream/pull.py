@@ -1,18 +1,16 @@
-"""Reading a buffer from JetStream: in order, without a gap, across restarts of the broker.
+"""Reads a buffer from JetStream: in order, without a gap, across restarts of the broker.
 
-Above it: `jetstream.py`. Below it: the connection. It owns one ephemeral consumer at a time, which acknowledges
-nothing:
+Above it: `ledger.py`. Below it: the connection. It owns one ephemeral consumer at a time, which acknowledges nothing:
 the reader's mark is the acknowledgement.
 
     pull 1  ├──frames──┤
-    pull 2        ├──frames──┤        always one more asked for, so the server never waits for us,
+    pull 2        ├──frames──┤        always one more request, so the server never waits for the client,
     pull 3              ├──   ...     and never more than the limits, so memory is bounded however slow the reader is
 
-While nothing comes, one pull is enough: the server sends a heartbeat for each.
+While no frames arrive, there is only one pull, because the server sends heartbeats for each.
 
-A new consumer is made after the last frame handed out when: the connection was lost, the server says that the
-consumer or
-its leader is gone, a heartbeat is missed, or a delivery number is missing.
+The reader creates a new consumer, which starts after the last frame returned, if the connection was lost, if the server
+reports that the consumer or its leader is gone, if heartbeats are missing, or if a delivery number is missing.
 """
 
 from __future__ import annotations
@@ -44,12 +42,13 @@ _HEARTBEAT_S = 1
 _SILENCE_MAX_S = 3.0
 """Three missed heartbeats."""
 _INACTIVE_S = 120
-"""The server removes the consumer of a reader that asks for nothing this long; going on, it makes a new one."""
+"""The server removes a consumer without requests for this long. A reader that continues after that creates a new
+one."""
 _RETRY_FIRST_S = 0.02
 _RETRY_LAST_S = 1.0
 
 PULLS = 4
-"""Pulls in flight, when there is room for that many."""
+"""Pulls in flight, if there is space for that many."""
 PULL_FRAMES = limits.FRAMES_IN_FLIGHT_MAX // PULLS
 PULL_BYTES = limits.BYTES_IN_FLIGHT_MAX // PULLS
 _PULL_REQUEST = json.dumps(
@@ -87,39 +86,39 @@ class PullReader:
         statistics: LedgerStatistics,
         check: ReadCheck | Unchecked,
     ) -> None:
-        """`check`: of what was read before, see `Ledger.read`."""
+        """`check`: compares the frames with what was read before; see `Ledger.read`."""
         self._connection = connection
         self._check = check
         self._stream = stream
         self._subject = subject
         self._last = after
-        """Sequence of the last frame handed out."""
+        """Sequence of the last frame returned."""
         self._created = created
-        """When the stream was made: a stream of the same name made later is another one."""
+        """When the stream was created. A stream of the same name with another time is a different stream."""
         self._statistics = statistics
         self._inbox = connection.client.new_inbox()
         self._consumer = ""
         self._round = 0
-        """Counts consumers, so that what an earlier one still sends can be recognised."""
+        """Number of the consumer, to recognise messages of earlier consumers."""
         self._losses = -1
         self._delivered = 0
         self._owed = 0
-        """Frames asked for that have not arrived."""
+        """Frames that were requested and have not arrived."""
         self._busy = False
-        """A frame has come since a pull last ran out of time."""
+        """Whether a frame has arrived since the last pull that expired."""
         self._frame_bytes = 0.0
-        """Size of a frame, lately."""
+        """Moving average of the size of a frame."""
         self._arrived: deque[_Arrival] = deque()
-        """Frames that are here and not handed out."""
+        """Frames that have arrived and were not yet returned."""
         self._arrived_bytes = 0
         self._something = asyncio.Event()
         self._restart: str | None = "start"
-        """Why a new consumer is needed; None while all is well."""
+        """Why a new consumer is needed; None if the current one works."""
         self._heard_s = 0.0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that have arrived and were not handed out."""
+        """Bytes that have arrived and were not yet returned."""
         return self._arrived_bytes
 
     async def open(self) -> None:
@@ -134,7 +133,7 @@ class PullReader:
             if not client.is_closed:
                 await self._subscription.unsubscribe()
             if client.is_connected and self._consumer:
-                # No task waits for the answer; the server would remove it by itself, later.
+                # No task waits for the answer. Without this request, the server would remove the consumer later.
                 await client.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b"")
         except nats_errors.Error as error:
             _log.debug("consumer of %s not removed: %r", self._subject, error)
@@ -158,7 +157,7 @@ class PullReader:
                     self._needs_restart("the server does not answer")
 
     async def _hand_out(self) -> StoredFrame:
-        # Before anything is taken out: a caller that gives up while this waits loses nothing.
+        # Before a frame is taken out, so that a caller that is cancelled while this waits loses nothing.
         await self._ask()
         sequence, witness, data = self._arrived.popleft()
         self._arrived_bytes -= len(data)
@@ -169,17 +168,17 @@ class PullReader:
         return StoredFrame(sequence, data, witness)
 
     async def _ask(self) -> None:
-        """Ask for more while there is room for a whole pull."""
+        """Request more frames while there is space for a whole pull."""
         while self._restart is None:
             frames = len(self._arrived) + self._owed + PULL_FRAMES
             if frames > (limits.FRAMES_IN_FLIGHT_MAX if self._busy else PULL_FRAMES):
                 return
             size = self._arrived_bytes + (self._owed + PULL_FRAMES) * self._frame_bytes
-            # With nothing owed one pull is always right: the server cuts it at PULL_BYTES.
+            # If no frames are here or requested, one pull is always allowed: the server limits it to PULL_BYTES.
             if size > limits.BYTES_IN_FLIGHT_MAX and (self._owed or self._arrived):
                 return
             if not self._owed:
-                # Nothing was asked for until now, so nothing was owed to us either.
+                # The server had no request until now, so its silence meant nothing.
                 self._heard_s = self._now_s()
             self._owed += PULL_FRAMES
             try:
@@ -192,7 +191,7 @@ class PullReader:
                 self._needs_restart(str(error))
 
     def _on_message(self, message: Msg) -> None:
-        # A frame has its own subject, and names the request in its reply subject. A status comes to our inbox.
+        # A frame has its own subject, and its reply subject names the consumer. A status arrives at our inbox.
         if not message.reply.startswith("$JS.ACK."):
             if message.subject == f"{self._inbox}.{self._round}":
                 self._heard_s = self._now_s()
@@ -229,7 +228,7 @@ class PullReader:
         if status not in ("408", "409") or not_sent is None:
             self._needs_restart(f"the server answered {status} {description}")
             return
-        # A pull has run out of time, or of bytes.
+        # A pull has expired, or has reached its limit of bytes.
         self._owed -= int(not_sent)
         if status == "408":
             self._busy = False
@@ -240,7 +239,8 @@ class PullReader:
         self._something.set()
 
     async def _new_consumer(self) -> None:
-        """A consumer after the last frame handed out; tries forever. `DamageError` when the frames cannot be there."""
+        """Create a consumer that starts after the last frame returned; retries forever. Raises `DamageError` if the
+        stream cannot have these frames."""
         pauses = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S)
         if self._restart != "start":
             self._statistics.read_restarts += 1
@@ -286,7 +286,7 @@ class PullReader:
         await self._check_witness()
 
     async def _check_witness(self) -> None:
-        """Whether the last frame that was read is still there, and is still that one."""
+        """Check that the last frame that was read still exists and was not replaced."""
         last = self._check.last
         if last is None:
             return
@@ -325,7 +325,7 @@ class PullReader:
 
 @asynccontextmanager
 async def opened(reader: PullReader) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-    """The reader reads inside the block."""
+    """Opens the reader for the duration of the block."""
     try:
         await reader.open()
         yield reader

@@ -1,7 +1,7 @@
-"""What the broker itself can store on this machine: the yardstick beside which a pipeline's rate means something.
+"""Measures what the broker alone can store on this machine, as the reference for the throughput of a pipeline.
 
-Above it: the benchmarks. Below it: a broker of its own and its connection. It writes frames of the same size as a
-pipeline's writers do, in atomic batches of the same size, two in flight, and does nothing else.
+Above it: the benchmarks. Below it: a separate broker and its connection. It writes frames and atomic batches of the
+same size as a pipeline's writers, with two batches in flight, and does nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANSWER_TIMEOUT_S = 30.0
 
 
 async def measure_raw_limit(directory: Path, *, records: int, record_bytes: int, sync_always: bool) -> float:
-    """Records per second that a broker below `directory` stores, over at least `records` of them."""
+    """Records per second that a broker below `directory` stores, measured over at least `records` records."""
     size = frame_records(record_bytes)
     frame = build_frame([b"x" * record_bytes] * size, array("q", [0]) * size, ingest_time_us=0).encode()
     per_batch = min(limits.COMMIT_MESSAGES_MAX, max(1, limits.COMMIT_BYTES_MAX // len(frame)))

@@ -1,4 +1,4 @@
-"""What a repair does with streams, message by message.
+"""The operations of a repair on streams, message by message.
 
 Above it: the repair. Below it: the broker's stream API.
 """
@@ -69,7 +69,7 @@ class JetStreamRepairs:
         return TornCommit(stream, batch.first, batch.last, why, frames)
 
     async def cut(self, vertex: str, torn: TornCommit) -> None:
-        # From the end: what is left of it looks torn until the first is gone.
+        # From the end, so that the rest still looks torn until the first message is removed.
         for sequence in range(torn.last, torn.first - 1, -1):
             await self._remove(torn.ledger, sequence)
 
@@ -85,7 +85,7 @@ class JetStreamRepairs:
         await self._remove(stream_name(self._pipeline, vertex), sequence)
 
     async def _remove(self, stream: str, sequence: int) -> None:
-        """Remove a message, which may be gone already."""
+        """Remove a message, if it still exists."""
         with step("repair.remove"):
             try:
                 await until_answered(
@@ -96,7 +96,7 @@ class JetStreamRepairs:
                     raise
 
     async def _get(self, stream: str, request: Mapping[str, object]) -> dict[str, Any] | None:
-        """One message; None when there is none, or no such stream."""
+        """One message; None if the message or the stream does not exist."""
         try:
             answer = await until_answered(self._connection, f"STREAM.MSG.GET.{stream}", request)
         except ApiError as error:
@@ -107,7 +107,7 @@ class JetStreamRepairs:
         return message
 
     async def _state(self, vertex: str) -> dict[str, Any] | None:
-        """What the server says of a stream; None when it has none of that name."""
+        """The state of a stream as the server reports it; None if there is no such stream."""
         try:
             answer = await until_answered(self._connection, f"STREAM.INFO.{stream_name(self._pipeline, vertex)}")
         except ApiError as error:

@@ -1,7 +1,7 @@
-"""Requests to JetStream that are repeated until they are answered, what a message in an answer holds, and the error
-codes that matter to a ledger.
+"""Requests to JetStream that are repeated until they are answered, the contents of a message in an answer, and the
+error codes that matter to a ledger.
 
-Above it: `jetstream.py`. Below it: the connection.
+Above it: `ledger.py`. Below it: the connection.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ BATCHES_IN_FLIGHT = 10210
 UNAVAILABLE = (10008, 10009)
 
 _STORE_PATIENCE_S = 5.0
-"""How long a server may fail to make the files of a new stream before that is reported."""
+"""How long a server may fail to create the files of a new stream before the error is reported."""
 _SILENCES_REPORTED = 3
-"""So many times in a row a question may get no answer over a connection that is well before it is reported."""
+"""A warning is logged when a request over a working connection got no answer this many times in a row."""
 
 
 def tries() -> Pauses:
-    """Between questions that are asked again."""
+    """Pauses between the repetitions of a request."""
     return Pauses(0.02, 2.0)
 
 
 async def until_answered(
     connection: BrokerConnection, subject: str, body: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """A request that may be repeated without harm, until it is answered. Raises `ApiError`."""
+    """Repeat a request until it is answered. The request must be safe to repeat. Raises `ApiError`."""
     pauses, silences = tries(), 0
     while True:
         try:
@@ -70,13 +70,13 @@ async def until_answered(
 
 
 async def until_created(connection: BrokerConnection, stream: str, config: Mapping[str, object]) -> dict[str, Any]:
-    """Have a stream made. Raises `ApiError`, as `until_answered` does."""
+    """Create a stream. Raises `ApiError`, as `until_answered` does."""
     pauses, give_up_s = tries(), asyncio.get_running_loop().time() + _STORE_PATIENCE_S
     while True:
         try:
             return await until_answered(connection, f"STREAM.CREATE.{stream}", config)
         except ApiError as error:
-            # What a stream of that name has left on the disk, which was deleted a moment ago, may be in the way.
+            # Files of a stream with that name that was deleted a moment ago may still be on the disk.
             if error.code != NO_STORE or asyncio.get_running_loop().time() > give_up_s:
                 raise
             _log.info("the stream %s cannot be created yet: %s", stream, error)
@@ -84,11 +84,11 @@ async def until_created(connection: BrokerConnection, stream: str, config: Mappi
 
 
 def message_data(message: Mapping[str, Any]) -> bytes:
-    """The body of a message that was asked for."""
+    """The body of a message in an answer."""
     return base64.b64decode(message.get("data", ""))
 
 
 def message_headers(message: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of a message that was asked for. What is not text in them was not written by us, and is replaced."""
+    """The headers of a message in an answer. Bytes that are not text are replaced; we never write such headers."""
     lines = base64.b64decode(message.get("hdrs", "")).decode(errors="replace").split("\r\n")
     return {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}

@@ -28,11 +28,11 @@ def new_batch_id() -> str:
 async def send_commit(
     connection: BrokerConnection, messages: Sequence[Message], batch_id: str, timeout_s: float
 ) -> int:
-    """One attempt; returns the sequence of the last message.
+    """Make one attempt. Returns the sequence of the last message.
 
-    Raises `ApiError` when the server refused, and `AnswerLostError` when it is not known whether the batch landed. A
-    batch that reaches the server in part, or in two parts with a gap, is dropped by it. One message alone is whole by
-    itself and goes as a plain message.
+    Raises `ApiError` if the server refuses, and `AnswerLostError` if it is not known whether the batch was stored. The
+    server drops a batch of which it receives only a part, or two parts with a gap. A single message is always complete,
+    so it is sent as a plain message.
     """
     last = len(messages)
     reply, answer = connection.expect_answer()

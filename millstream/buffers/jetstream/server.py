@@ -35,7 +35,7 @@ _LEVELS = {"DBG": "debug", "INF": "info", "WRN": "warning", "ERR": "error", "FTL
 _DISK_FULL = (
     b"no space left on device",
     b"disk quota exceeded",
-    # It has given up storing, and answers nothing any more, also when there is room again.
+    # The server has stopped storing, and answers nothing any more, even when there is space again.
     b"resource limits exceeded for server",
     b"will be DISABLED",
 )
@@ -46,7 +46,7 @@ _PROGRAM = "nats-server"
 
 
 class JetStreamServer:
-    """`Server` over a store in a directory."""
+    """`Server` with a store in a directory."""
 
     def __init__(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> None:
         self._directory = directory
@@ -54,7 +54,7 @@ class JetStreamServer:
         self.port = port if port is not None and is_free(port) else free_ports()
         self._password = new_password()
         files = directory / CERTIFICATE_FILE, directory / KEY_FILE
-        # Put there by benchmarks that measure encryption; on the loopback it hides nothing.
+        # Benchmarks that measure encryption put the files there. On the loopback interface, encryption has no purpose.
         self._certificate = files if all(file.exists() for file in files) else None
         self._tls = None if self._certificate is None else trusting(files[0])
 
@@ -87,7 +87,7 @@ class JetStreamServer:
             access["tls"] = {"ca": str(self._certificate[0].absolute())}
         return {
             "nats.conf": config,
-            # The next run has a key of its own.
+            # The next run has a different key.
             _SECRET_FILE: f"{self._password}\n",
             ACCESS_FILE: json.dumps(access, indent=1) + "\n",
         }
@@ -127,8 +127,7 @@ class JetStreamServer:
 
 
 def _adopt(store: Path) -> None:
-    """Move streams that an earlier version stored under the server's account for unnamed clients to the one
-    account in use."""
+    """Move streams that an earlier version stored in the server's default account to the account that is used now."""
     before, now = (store / "jetstream" / name for name in ("$G", ACCOUNT))
     if before.is_dir() and not now.exists():
         with step("broker.adopt"):

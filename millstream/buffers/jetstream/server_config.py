@@ -1,4 +1,4 @@
-"""The text of a NATS server's configuration, with the durability and the sizes a ledger needs. Pure.
+"""The text of a NATS server's configuration, with the durability and the sizes that a ledger needs. Pure.
 
 Above it: the local runner, the test server and the commands that deploy a broker. It starts nothing and reads nothing.
 """
@@ -12,21 +12,21 @@ from pathlib import Path
 from millstream import limits
 
 LOG_FILE_BYTES_MAX = 8 * limits.MIB
-"""A log file is rotated at this size, and one older is kept."""
+"""The server rotates its log file at this size, and keeps one older file."""
 PENDING_BYTES_MAX = 4 * limits.BYTES_IN_FLIGHT_MAX
-"""What the server holds for one slow connection before it closes it."""
+"""Bytes that the server holds for one slow connection before it closes the connection."""
 
 SETTINGS_SUBJECT = "$SYS.REQ.SERVER.*.VARZ"
-"""Where a server answers with its settings, in its system account; the star stands for the server's id."""
+"""Subject in the system account at which a server answers with its settings; the star stands for the server's id."""
 SYSTEM_ACCOUNT = "SYS"
 ACCOUNT = "millstream"
 USER = "millstream"
 PASSWORD_VARIABLE = "MILLSTREAM_BROKER_PASSWORD"
-"""Environment variable of the server with the user's password: the configuration itself holds no secret."""
+"""Environment variable of the server with the user's password, so that the configuration contains no secret."""
 
 _PASSWORD_BYTES = 32
 
-# A connection carries several lanes, and each may have asked for as many bytes as it may have in flight.
+# Several lanes share a connection, and each may have requested as many bytes as it may have in flight.
 assert PENDING_BYTES_MAX >= 2 * limits.BYTES_IN_FLIGHT_MAX
 
 
@@ -42,16 +42,16 @@ def server_config(
     log_file: Path | None = None,
     tls: tuple[Path, Path] | None = None,
 ) -> str:
-    """A configuration for one server with JetStream, one account and one user, whose password the server finds in its
-    environment. Nothing listens but the client port: the server tells its settings over NATS.
+    """A configuration for one server with JetStream, one account and one user, whose password the server reads from its
+    environment. The server listens only on the client port, and reports its settings over NATS.
 
-    Once it takes connections there is a file with its ports below `ports_dir`. Without `sync_always` a
-    commit survives the death of any process, but not that of the operating system. `file_store_bytes_max` None: what
-    the disk has. `tls`: certificate and key of the server, which then takes encrypted connections alone.
+    When the server accepts connections, it writes a file with its ports below `ports_dir`. Without `sync_always` a
+    commit survives a crash of any process, but not of the operating system. `file_store_bytes_max`: None stands for the
+    space on the disk. `tls`: certificate and key of the server, which then accepts only encrypted connections.
     """
     jetstream = {
         "store_dir": _quoted(store_dir),
-        # Every write is on the disk before it is acknowledged. The default is two minutes.
+        # "always": every write is on the disk before it is acknowledged. The server's default is two minutes.
         "sync_interval": "always" if sync_always else '"2m"',
         "max_file_store": None if file_store_bytes_max is None else str(file_store_bytes_max),
     }
@@ -72,12 +72,12 @@ def server_config(
 
 
 def new_password() -> str:
-    """A random one, which a server's configuration takes for a text also where a variable of the environment holds it:
-    letters and digits, no digit first."""
+    """A random password of letters and digits. It begins with a letter, so that the server takes it for text even if it
+    comes from an environment variable."""
     return f"k{secrets.token_hex(_PASSWORD_BYTES)}"
 
 
-# The settings of the server are lent to the account by the one that has them.
+# The system account exports the settings of the server to the account.
 _ACCOUNTS = (
     f"system_account: {SYSTEM_ACCOUNT}",
     "accounts {",

@@ -1,6 +1,6 @@
-"""Reads the record ids that a lane has stored, to the last one.
+"""Reads all record ids that a lane has stored.
 
-Above it: `jetstream.py`. Below it: pages of the stream, and the stream's leader.
+Above it: `ledger.py`. Below it: pages of the stream, and the stream's leader.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from millstream.nats.connection import AnswerLostError, BrokerConnection
 _log = logging.getLogger(__name__)
 
 AskLeader = Callable[[Mapping[str, object]], Awaitable[Mapping[str, Any] | None]]
-"""One message from the stream's leader; None when it has none like that."""
+"""One message from the stream's leader; None if no message matches."""
 
 
 async def stored_ids(
     connection: BrokerConnection, stream: str, lane: str, ids: str, ask_leader: AskLeader
 ) -> AsyncIterator[StoredIds]:
-    """What has not expired under the subject `ids` of a lane. The caller has taken the lane over: no more will
-    follow."""
+    """The ids of a lane under the subject `ids` that have not expired. The caller has taken the lane over, so no more
+    will follow."""
     last, newest = await ask_leader({"last_by_subj": ids}), await ask_leader({"last_by_subj": lane})
     if last is None or newest is None:
         return
-    # The takeover was stored a moment ago, by the clock that the ids have their times of.
+    # The takeover was stored a moment ago, and its time is from the same clock as the times of the ids.
     now_s = _seconds(newest["time"])
     page: list[tuple[int, StoredIds]] = []
 
@@ -65,7 +65,7 @@ async def stored_ids(
         page.clear()
         if behind:
             continue
-        # The last ones may have expired, or the server that answered has not got them yet: the leader knows.
+        # The last ids may have expired, or the server that answered may not have them yet. The leader knows.
         if behind == 0 and await ask_leader({"seq": after + 1, "next_by_subj": ids}) is None:
             return
         await pauses.wait()

@@ -1,6 +1,6 @@
 """The settings of a ledger's stream. Pure.
 
-Above it: `jetstream.py`. Below it: the limits of a ledger.
+Above it: `ledger.py`. Below it: the limits of a ledger.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from millstream.ledger.sharing import Sharing
 
 OWNER_PIPELINE = "millstream.pipeline"
 OWNER_VERTEX = "millstream.vertex"
-"""Keys in a stream's metadata: two pipelines may give streams of one name."""
+"""Keys in a stream's metadata. They show the owner, because streams of two pipelines may have the same name."""
 LAYOUT = "millstream.layout"
 LAYOUT_NOW = "3"
 LAYOUT_SHARED = "4"
-"""Key and value in a stream's metadata: which subjects it has, where marks are, and what frames are called. A stream
-without one has the first layout, whose marks were always messages of their own; frames of the second do not name their
-commit. In the fourth, edges share copies of their frames, which earlier versions would neither write nor find."""
+"""Key and values in a stream's metadata: the layout says which subjects the stream has, where marks are, and how frames
+are named. A stream without this key has the first layout, in which marks are always separate messages. In the second
+layout, frames do not name their commit. In the fourth, edges share copies of their frames, which earlier versions would
+neither write nor find."""
 _SHARED = "millstream.shared"
-"""Key in a stream's metadata: `Sharing.encode`."""
+"""Key in a stream's metadata. The value is from `Sharing.encode`."""
 
 
 def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits) -> dict[str, Any]:
-    """What the stream of `vertex` must be like."""
+    """The required configuration of the stream of `vertex`."""
     return {
         "name": stream,
         "subjects": [f"{stream}.>"],
@@ -45,7 +46,7 @@ def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits)
 
 
 def sharing_of(metadata: Mapping[str, str]) -> Sharing:
-    """What the metadata of a ledger's stream say about shared copies."""
+    """The sharing in the metadata of a ledger's stream."""
     return Sharing.decode(metadata.get(_SHARED))
 
 

@@ -1,10 +1,10 @@
-"""Asks a NATS server on this machine whether it is well: a connection, a question about its streams, its answer.
+"""Checks the health of a NATS server on this machine with a connection, a request about its streams, and the answer.
 
-Above it: the supervisor of the broker. Below it: the client protocol of NATS, of which it needs four words.
+Above it: the supervisor of the broker. Below it: the client protocol of NATS, of which it uses four commands.
 
-A stream can stand still while the server answers pings: nats-server 2.15 waits for itself when a purge meets a write
-that fails (`fileStore.PurgeEx` holds the lock that `rebuildState` takes), says nothing, and does not end when asked.
-So the question is one that the streams have to answer: the first 256, which is what the server puts on a page.
+A stream can be blocked while the server answers pings: nats-server 2.15 has a deadlock if a write fails during a purge
+(`fileStore.PurgeEx` holds the lock that `rebuildState` takes). It then logs nothing and does not shut down on request.
+So this sends a request that needs the streams: the first 256, which is the server's page size.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from millstream.nats.access import BrokerAccess
 
 _ANSWERS = "_INBOX.millstream.health"
 _QUESTION = "$JS.API.STREAM.LIST"
-"""Needs the state of each stream of the first page."""
+"""The answer needs the state of each stream on the first page."""
 
 
 async def answers_for_streams(port: int, access: BrokerAccess) -> bool:
-    """True when the server has answered, however long that took; False when there is none, or it hangs up."""
+    """True when the server has answered, however long that took; False if there is no server, or if it closes the
+    connection."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
         return False
     try:
-        # It greets, and answers what it was asked, a line each.
+        # The server sends INFO first, then the answers, each on a line.
         if access.tls is not None:
             await reader.readline()
             await writer.start_tls(access.tls, server_hostname="127.0.0.1")

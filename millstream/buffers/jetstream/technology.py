@@ -1,4 +1,4 @@
-"""JetStream as a technology: what the registry finds.
+"""JetStream as a technology, for the registry.
 
 Above it: the registry. Below it: everything else in this folder.
 """
@@ -40,7 +40,7 @@ class JetStreamBuffer:
 
 @dataclass(frozen=True, slots=True)
 class JetStreamLink:
-    """`Link`."""
+    """`Link` to a NATS server."""
 
     connection: BrokerConnection
     access: BrokerAccess
@@ -55,7 +55,7 @@ class JetStreamLink:
 
 
 class JetStream:
-    """`Technology`."""
+    """`Technology` for NATS JetStream."""
 
     key = "jetstream"
     programs = ("nats-server",)
@@ -89,7 +89,7 @@ class JetStream:
             yield buffer
 
     def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> JetStreamServer:
-        # A worker starts no servers.
+        # Imported late, because a worker never starts a server.
         from millstream.buffers.jetstream.server import JetStreamServer
 
         return JetStreamServer(directory, durability=durability, port=port)

@@ -1,14 +1,15 @@
-"""Commits that a server stored in part, and what becomes of them.
+"""Handles commits that a server stored in part.
 
-A server that fails to write in the middle of a batch (its disk is full) stops there, and completes the batch when it is
-started again. Nothing may be written behind such an end until then: it would stay half. Where the server was restarted
-and has not completed it, or another owner has written behind it, it never will be: that is damage.
+A server that fails to write in the middle of a batch (because its disk is full) stops there, and completes the batch
+when it is restarted. Until then, nothing may be written after the incomplete batch, or it would stay incomplete. If the
+server was restarted and has not completed the batch, or if another owner has written after it, the batch will never be
+completed. That is damage.
 
-    the lane's last message has no mark ─► written behind?          ─► DamageError
+    the lane's last message has no mark ─► written after it?        ─► DamageError
                                            server restarted since?  ─► DamageError
                                            otherwise                ─► wait for the restart
 
-Above it: `jetstream.py`. Below it: the stream, through what is handed in.
+Above it: `ledger.py`. Below it: the stream, through functions that are passed in.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ LastStored = Callable[[], Awaitable[int]]
 Get = Callable[[Mapping[str, object]], Awaitable[dict[str, Any] | None]]
 """One message from the stream's leader."""
 ServerStart = Callable[[], Awaitable[datetime | None]]
-"""When the server was started; None where that cannot be read."""
+"""When the server was started; None if that cannot be read."""
 
 
 class TornBatch(NamedTuple):
-    """What is stored of a batch that was not completed."""
+    """The stored part of a batch that was not completed."""
 
     lane: str
     """Key of the lane that wrote it."""
     first: int
     last: int
-    """Stream sequences."""
+    """First and last stream sequence of the stored part."""
     at: datetime
-    """When the last of it was stored."""
+    """When its last message was stored."""
 
 
 class TornEnds:
-    """Tells torn batches of one stream."""
+    """Detects torn batches of one stream."""
 
     def __init__(self, name: str, last_stored: LastStored, get: Get, server_start: ServerStart) -> None:
         self._name = name
@@ -57,7 +58,7 @@ class TornEnds:
         self._server_start = server_start
 
     async def find(self) -> TornBatch | None:
-        """The batch in whose middle the stream ends; None where it does not."""
+        """The incomplete batch at the end of the stream; None if there is none."""
         last = await self._last_stored()
         message = await self._get({"seq": last}) if last else None
         if message is None:
@@ -65,13 +66,15 @@ class TornEnds:
         headers = message_headers(message)
         if BATCH_ID not in headers or BATCH_COMMIT in headers:
             return None
-        # The server does not answer for a message while a batch is being applied; what follows now was not torn.
+        # The server does not answer requests for messages while it applies a batch. So if more messages follow now, the
+        # batch was not torn.
         if await self._last_stored() != last:
             return None
         return torn_batch(message)
 
     async def wait(self, what: str) -> None:
-        """Return when the stream does not end in the middle of a batch. Raises `DamageError` when it always will."""
+        """Return when the stream does not end in the middle of a batch. Raises `DamageError` if the batch will not be
+        completed."""
         pauses = tries()
         warned = False
         while (torn := await self.find()) is not None:
@@ -82,12 +85,13 @@ class TornEnds:
             await pauses.wait()
 
     async def check_lane(self, message: Mapping[str, Any]) -> TornBatch:
-        """What `message`, the last one of its lane and without a mark, is the end of. Raises `DamageError` when it will
-        not be completed."""
+        """The torn batch that ends with `message`, the last message of its lane, which has no mark. Raises
+        `DamageError` if the batch will not be completed."""
         torn = torn_batch(message)
         if await self._last_stored() != torn.last:
             newest = await self._get({"last_by_subj": lane_filter_of(message["subject"])})
-            # A batch has no gaps in the stream: what follows is either of this lane, or does not concern any lane.
+            # The messages of a batch have consecutive sequences. So if this lane has not written more, the later
+            # messages are not part of the batch.
             if newest is not None and newest["seq"] == torn.last:
                 raise self._damage(torn, "other lanes wrote after it, or its last messages are lost")
             return torn
@@ -117,7 +121,7 @@ class TornEnds:
 
 
 def torn_batch(message: Mapping[str, Any]) -> TornBatch:
-    """The batch whose last stored message this is. Pure."""
+    """The batch that ends with this message. Pure."""
     last, headers = int(message["seq"]), message_headers(message)
     number = int(headers.get(BATCH_SEQUENCE, "1"))
     _, lane_input, partition, *_ = message["subject"].split(".")
@@ -125,6 +129,6 @@ def torn_batch(message: Mapping[str, Any]) -> TornBatch:
 
 
 def time_of(text: str) -> datetime:
-    """A time as the server writes it, in nanoseconds."""
+    """Parses a time in the server's format, which has nanoseconds."""
     whole, _, fraction = text.removesuffix("Z").partition(".")
     return datetime.fromisoformat(f"{whole}.{fraction[:6]:<06}+00:00")

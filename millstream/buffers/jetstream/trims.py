@@ -1,8 +1,8 @@
-"""What is purged from a stream to trim buffers in it, so that every lane keeps its mark.
+"""Determines the purges of a stream that trim its buffers, so that every lane keeps its mark.
 
     which subjects hold frames? ─► where is the last message of each lane? ─► one purge for each buffer
 
-Above it: `jetstream.py`, which purges. Below it: the subjects and the stream's leader.
+Above it: `ledger.py`, which purges. Below it: the subjects and the stream's leader.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from millstream.ledger.subjects import buffer_filter, buffer_of, frames_filter, 
 from millstream.record import BufferId
 
 Info = Callable[[str], Awaitable[dict[str, Any]]]
-"""About the stream, with the number of messages of every subject that matches a filter."""
+"""Information about the stream, with the number of messages of every subject that matches a filter."""
 Get = Callable[[Mapping[str, object]], Awaitable[dict[str, Any] | None]]
 """One message from the stream's leader."""
 
 
 async def purges(stream: str, through: Mapping[BufferId, int], info: Info, get: Get) -> AsyncIterator[tuple[str, int]]:
-    """Filters, and the sequence before which everything that matches is to go.
+    """Subject filters, each with the sequence before which all matching messages are to be removed.
 
-    A few more than one for a buffer if the mark of a lane is in the way.
+    There is one filter for each buffer, or one for each lane that wrote to it if the mark of a lane has to stay.
     """
-    # Whatever lies that far back was stored before this question, so no lane is missing in the answer.
+    # The frames to be removed were stored before this request, so no lane is missing in the answer.
     wanted = frames_filter(stream) if len(through) > 1 else buffer_filter(stream, *through)
     found: dict[str, int] = (await info(wanted))["state"].get("subjects") or {}
     subjects: dict[BufferId, list[str]] = {}
     for subject in found:
         subjects.setdefault(buffer_of(subject), []).append(subject)
-    # A lane goes on after what is now its last message, or after a later one: none of these is removed.
+    # A lane continues after what is now its last message, or after a later one. None of these is removed.
     lanes = {lane_filter_of(subject) for buffer in through for subject in subjects.get(buffer, ())}
     marks = {lane: await _mark_of(lane, get) for lane in sorted(lanes)}
     for buffer, last in through.items():
@@ -48,7 +48,7 @@ async def purges(stream: str, through: Mapping[BufferId, int], info: Info, get: 
 
 
 async def _mark_of(lane: str, get: Get) -> tuple[str, int] | None:
-    """Subject and sequence of the last message of a lane; None when that is in the middle of a batch."""
+    """Subject and sequence of the last message of a lane; None if that message is in the middle of a batch."""
     message = await get({"last_by_subj": lane})
     if message is None or not batch.holds_mark(message["subject"], message_headers(message)):
         return None
@@ -56,7 +56,7 @@ async def _mark_of(lane: str, get: Get) -> tuple[str, int] | None:
 
 
 def _first_that_stays(subject: str, through: int, mark: tuple[str, int] | None) -> int:
-    """Sequence before which the frames that a lane wrote to a buffer go."""
+    """The sequence before which the frames that a lane wrote to a buffer are removed."""
     if mark is None:
         return 0
     its_subject, sequence = mark

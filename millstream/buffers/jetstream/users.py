@@ -1,12 +1,12 @@
-"""The users of a broker: an account for each pipeline, and in it a user for each vertex, with the rights it needs.
+"""The users of a broker: an account for each pipeline, with a user for each vertex, who has the permissions it needs.
 
 Above it: `millstream broker config`. Below it: the graph, and the names of streams, buckets and subjects. Pure.
 
-A vertex writes its own ledger and its own OT store, reads the ledgers of the vertices it reads from and the OT stores
-of its neighbours and of those who read the same frames, and hears answers in an inbox of its own. It makes and changes
-no stream: a stream may be made to copy any other of its account. So its ledger is made beforehand, by the user of the
-pipeline, who may do everything in the account (`millstream broker prepare`). Commands that only look have a user who
-may read every ledger and OT store, and change none: it commits, trims and removes nothing.
+A vertex writes its own ledger and its own OT store. It reads the ledgers of its upstream vertices, and the OT stores of
+its neighbours and of vertices that read the same frames. It receives answers in a separate inbox. It cannot create or
+change streams, because a stream can be configured to copy any other stream of its account. So the user of the pipeline,
+who may do everything in the account, creates the ledgers beforehand (`millstream broker prepare`). Read-only commands
+have a user who may read every ledger and OT store, but cannot commit, trim or remove anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millstream.spec.models import Edge
 from millstream.spec.sharing import copy_of, same_frames
 
 VIEWER = "_view"
-"""The user of commands that only look."""
+"""The user of read-only commands."""
 _READ = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
 """Requests about one stream that change nothing."""
 
@@ -35,24 +35,24 @@ class BrokerUser:
     """A user of one pipeline's account."""
 
     name: str
-    """`<pipeline>.<vertex>`, `<pipeline>._view` for the one who looks, or `<pipeline>` for the one who may do all
-    in the account."""
+    """`<pipeline>.<vertex>`, `<pipeline>._view` for the read-only user, or `<pipeline>` for the user who may do
+    everything in the account."""
     inbox: str
-    """What the subjects that answers come to begin with."""
+    """Prefix of the subjects for answers."""
     publish: tuple[str, ...] | None = None
-    """Subjects it may publish to, also those of requests; None for all."""
+    """Subjects to which the user may publish, including those of requests; None for all."""
     subscribe: tuple[str, ...] | None = None
-    """Subjects it may listen to; None for all."""
+    """Subjects to which the user may subscribe; None for all."""
 
     @property
     def file_name(self) -> str:
-        """Of its access file and its password, in the directory of the pipeline."""
+        """Base name of the user's access file and password file, in the directory of the pipeline."""
         return self.name.partition(".")[2] or "_pipeline"
 
 
 def users_of(graph: Graph) -> list[BrokerUser]:
-    """The users of a pipeline: the one who prepares it, the one who looks at it, and one for each vertex; a chain's is
-    that of its first."""
+    """The users of a pipeline: one who prepares it, one who reads it, and one for each vertex. The vertices of a chain
+    share the user of the first."""
     graph = graph.stages
     pipeline = graph.pipeline.name
     return [
@@ -65,7 +65,7 @@ def users_of(graph: Graph) -> list[BrokerUser]:
 def accounts_text(pipelines: Mapping[str, Iterable[BrokerUser]], passwords: Mapping[str, str]) -> str:
     """The part of a server's configuration with its accounts.
 
-    `passwords`: by user, the name of the variable that holds it.
+    `passwords`: for each user, the name of the environment variable with the password.
     """
     exported = ", ".join(pipelines)
     lines = [
@@ -103,7 +103,7 @@ def _user_lines(user: BrokerUser, password: str) -> Iterator[str]:
 
 def _viewer(graph: Graph) -> BrokerUser:
     pipeline = graph.pipeline.name
-    # No vertex has a name like it.
+    # No vertex can have this name.
     inbox = f"{INBOX}.{pipeline}.{VIEWER}"
     publish = []
     for vertex in graph.vertices:
@@ -118,7 +118,7 @@ def _viewer(graph: Graph) -> BrokerUser:
 
 
 def _consumer(stream: str, edge: str) -> str:
-    """Makes a consumer of one edge's frames."""
+    """Subject of the request that creates a consumer of one edge's frames."""
     return f"$JS.API.CONSUMER.CREATE.{stream}.*.{stream}.*.*.d.{edge}.*"
 
 
@@ -127,7 +127,7 @@ def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
     own, bucket = stream_name(pipeline, vertex), bucket_name(pipeline, vertex)
     upstream = {edge.from_: None for edge in graph.edges_in[vertex]}
     downstream = {edge.to: None for edge in graph.edges_out[vertex]}
-    # Who is in a cycle looks at the marks of all in it, to see that it is empty.
+    # A vertex in a cycle reads the marks of all vertices in it, to detect that the cycle is empty.
     around = next(group for group in graph.sccs if vertex in group)
     ledgers = dict.fromkeys([vertex, *upstream, *around])
     stores = dict.fromkeys([vertex, *upstream, *downstream, *around, *_reading_with(graph, vertex)])
@@ -139,7 +139,7 @@ def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
         stream = stream_name(pipeline, name)
         publish += [_consumer(stream, input_) for input_ in inputs]
         publish += [f"$JS.API.{what}.{stream}.*" for what in ("CONSUMER.MSG.NEXT", "CONSUMER.DELETE")]
-        # Who has read a buffer trims it.
+        # The reader of a buffer trims it.
         publish.append(f"$JS.API.STREAM.PURGE.{stream}")
     publish.append(SETTINGS_SUBJECT)
     subscribe = [f"{inbox}.>", *(f"$KV.{bucket_name(pipeline, name)}.>" for name in stores)]
@@ -147,13 +147,13 @@ def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
 
 
 def _names(graph: Graph, edges: Iterable[Edge]) -> Iterable[str]:
-    """The names under which frames of these edges may be stored: their own, and those of the copies that they may
-    share."""
+    """The names under which frames of these edges may be stored: the edges' own names, and those of the copies that
+    they may share."""
     return dict.fromkeys(name for edge in edges for name in (edge.name, copy_of(graph, edge)) if name is not None)
 
 
 def _reading_with(graph: Graph, vertex: str) -> Iterator[str]:
-    """The vertices that read the same copies: how far they are decides what may be trimmed."""
+    """The vertices that read the same copies. Their progress decides which frames may be trimmed."""
     for edge in graph.edges_in[vertex]:
         for edges in same_frames(graph, edge.from_).values():
             if edge.name in edges:
@@ -161,12 +161,13 @@ def _reading_with(graph: Graph, vertex: str) -> Iterator[str]:
 
 
 def _read_buffers(graph: Graph, vertex: str) -> dict[str, list[str]]:
-    """What a vertex reads frame by frame: first parts of buffers' names, by the vertex whose ledger has them."""
+    """The buffers that a vertex reads frame by frame: the first part of their names, by the vertex whose ledger holds
+    them."""
     buffers: dict[str, list[str]] = {}
     for edge in graph.edges_in[vertex]:
         buffers.setdefault(edge.from_, []).extend(_names(graph, [edge]))
     group_by = graph.vertex(vertex).group_by
     if group_by is not None and group_by.keeps_input:
-        # A reduce that can rebuild its log finds its milestones in its own ledger.
+        # A reduce vertex that can rebuild its log reads its milestones from its own ledger.
         buffers.setdefault(vertex, []).append(WINDOW_INPUT)
     return buffers

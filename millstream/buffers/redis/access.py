@@ -1,6 +1,6 @@
-"""Where a Redis or Valkey server is, and how a process shows it who it is.
+"""The address of a Redis or Valkey server, and the credentials with which a process identifies itself.
 
-Above it: code that opens a connection. It holds what was looked up and reads no settings.
+Above it: code that opens a connection. It holds resolved values and reads no settings.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 DEFAULT_PORT = 6379
-"""Where a server listens by default."""
+"""The port at which a server listens by default."""
 SCHEME, TLS_SCHEME = "redis", "rediss"
 
 
 @dataclass(frozen=True, slots=True)
 class RedisAccess:
-    """A server, and who one is to it. Secrets are not part of its text."""
+    """A server, and the credentials for it. The `repr` contains no secrets."""
 
     url: str
     """`redis://HOST:PORT`, or `rediss://` with encryption; without user or password."""
@@ -24,7 +24,7 @@ class RedisAccess:
     """None: the server's default user."""
     password: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
-    """None: no encryption. Not compared: what is read from the same files twice is not the same."""
+    """None: no encryption. Not compared: two contexts that were read from the same files are not equal."""
 
     @property
     def host(self) -> str:
@@ -36,12 +36,12 @@ class RedisAccess:
 
     @property
     def place(self) -> str:
-        """Where the server is."""
+        """Host and port, for messages."""
         return f"{self.host}:{self.port}"
 
     @property
     def identity(self) -> str:
-        """Who one is, for messages."""
+        """The user, for messages."""
         if self.user is not None:
             return f"user {self.user}"
         return "the default user" if self.password is not None else "a client without credentials"

@@ -1,10 +1,10 @@
-"""The file that says how to reach a Redis or Valkey server: who one is to it, and how the connection is encrypted.
+"""The access file of a Redis or Valkey server: the credentials for it, and the encryption of the connection.
 
     user: orders
     password: {file: orders.password}
     tls: {ca: ca.pem}
 
-Above it: the technology. Below it: what all access files share.
+Above it: the technology. Below it: the common part of all access files.
 """
 
 from pathlib import Path
@@ -28,13 +28,14 @@ class AccessFile(SpecModel):
     password: Reference | None = None
     """The user's password."""
     tls: TlsFiles | None = None
-    """Encrypts the connection, and says whose certificates count; `{}` for those of the system."""
+    """Encrypts the connection, and says which certificates are accepted; `{}` accepts those of the system's
+    authorities."""
 
 
 def load_access(path: Path | None, url: str) -> RedisAccess:
-    """How to reach the server at `url`, which the file at `path` says; without a file: without credentials.
+    """Access to the server at `url`, with the credentials from the file at `path`, if there is one.
 
-    Raises `UserError` for a URL with a password in it, and for a file that cannot be used; no message holds a secret.
+    Raises `UserError` for a URL that contains a password, and for an unusable file. No message contains a secret.
     """
     check_url(url, (SCHEME, TLS_SCHEME))
     encrypted = urlsplit(url).scheme == TLS_SCHEME

@@ -1,8 +1,8 @@
-"""The connection to a Redis or Valkey server: retried forever, and honest about answers that were lost.
+"""The connection to a Redis or Valkey server: retried forever. It reports lost answers as such.
 
-Above it: the ledger and the OT store. Below it: redis-py, which repeats nothing here. It knows commands and scripts.
+Above it: the ledger and the OT store. Below it: redis-py, which does not retry here. It knows commands and scripts.
 
-    ask, change ──► a connection of the pool ──► server      an answer comes, or
+    ask, change ──► a connection of the pool ──► server      an answer arrives, or
                                                              AnswerLostError: it may or may not have had an effect
 """
 
@@ -26,11 +26,11 @@ from millstream.redis.client import Script, make_client
 _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
-"""How long the first connection is tried before the server counts as not reachable."""
+"""How long the first connection is tried before the server counts as unreachable."""
 ANSWER_TIMEOUT_S = 5.0
-"""How long to wait for an answer."""
+"""Timeout for an answer."""
 BLOCK_S = 2.0
-"""How long the server holds a request for frames back that there are not yet."""
+"""How long the server waits for new frames before it answers a request for frames."""
 RETRY_FIRST_S = 0.02
 
 _NOT_ADMITTED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
@@ -39,11 +39,11 @@ _FULL = ("OOM ", "MISCONF ")
 
 
 class AnswerLostError(Exception):
-    """The connection broke, or nothing came in time: the command may or may not have had an effect."""
+    """The connection broke, or no answer arrived in time: the command may or may not have taken effect."""
 
 
 class RedisConnection:
-    """Connections of one process to one server. Made by `open_connection`; used by any number of tasks."""
+    """Connections of one process to one server. Opened by `open_connection`; used by any number of tasks."""
 
     def __init__(self, access: RedisAccess, name: str) -> None:
         self._access = access
@@ -62,7 +62,7 @@ class RedisConnection:
 
     @property
     def place(self) -> str:
-        """Where the server is, without user or password."""
+        """Host and port of the server, for messages."""
         return self._access.place
 
     @property
@@ -72,12 +72,12 @@ class RedisConnection:
 
     @property
     def client(self) -> Redis:
-        """The client below, for callers that need more than commands."""
+        """The underlying client, for callers that need more than commands."""
         return self._client
 
     async def open(self, timeout_s: float) -> None:
-        """Raises `InfrastructureError` when the server does not answer in time, and at once when it refuses the
-        user."""
+        """Raises `InfrastructureError` if the server does not answer in time, and immediately if it rejects the
+        credentials."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         pauses = tries()
         while True:
@@ -99,28 +99,28 @@ class RedisConnection:
         await self._client.aclose(close_connection_pool=True)
 
     def on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever a connection is lost, until the function returned is called."""
+        """Call `listener` whenever a connection is lost, until the returned function is called."""
         self._loss_listeners.add(listener)
         return lambda: self._loss_listeners.discard(listener)
 
     async def ask(self, *command: str | int | bytes) -> Any:
-        """One command that changes nothing. Raises `AnswerLostError`, `InfrastructureError` where it is refused."""
+        """Send a command that changes nothing. Raises `AnswerLostError`, and `InfrastructureError` if it is refused."""
         return await self._answer(command)
 
     async def wait(self, *command: str | int | bytes) -> Any:
-        """As `ask`, for a command that the server may hold back for `BLOCK_S`."""
+        """Like `ask`, for a command that may block on the server for `BLOCK_S`."""
         return await self._answer(command, BLOCK_S + ANSWER_TIMEOUT_S)
 
     async def change(self, script: Script, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
-        """Run a script once. Raises `StorageFullError` where the server has no room: nothing was stored then."""
+        """Run a script once. Raises `StorageFullError` if the server has no space left; nothing is stored then."""
         try:
             return await self._answer(("EVALSHA", script.sha, len(keys), *keys, *arguments))
         except exceptions.NoScriptError:
-            # It was started again, or has never had it; with the text it keeps it.
+            # The server was restarted, or never had the script. It keeps a script that was sent as text.
             return await self._answer(("EVAL", script.text, len(keys), *keys, *arguments))
 
     async def remove(self, *keys: str | bytes) -> Any:
-        """Remove keys, all in one step."""
+        """Remove all these keys in one step."""
         return await self._answer(("UNLINK", *keys))
 
     async def _answer(self, command: Sequence[str | int | bytes], timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
@@ -177,7 +177,7 @@ class RedisConnection:
 
 
 async def until_answered(connection: RedisConnection, *command: str | int | bytes) -> Any:
-    """A command that changes nothing, until it is answered."""
+    """Repeat a command that changes nothing until it is answered."""
     pauses = tries()
     while True:
         try:
@@ -190,7 +190,7 @@ async def until_answered(connection: RedisConnection, *command: str | int | byte
 async def changed(
     connection: RedisConnection, script: Script, keys: Sequence[str], arguments: Sequence[str | int | bytes]
 ) -> Any:
-    """Run a script that may be repeated without harm, until it is answered."""
+    """Run a script repeatedly until it is answered. The script must be safe to repeat."""
     pauses = tries()
     while True:
         try:
@@ -201,12 +201,12 @@ async def changed(
 
 
 def tries() -> Pauses:
-    """Between questions that are asked again."""
+    """Pauses between the repetitions of a command."""
     return Pauses(RETRY_FIRST_S, 1.0)
 
 
 def pairs(answer: Any) -> Mapping[str, Any]:
-    """What a hash holds, from an answer with names and values in turn, or a mapping."""
+    """The fields of a hash, from an answer with alternating names and values, or from a mapping."""
     if isinstance(answer, dict):
         return {_text(name): value for name, value in answer.items()}
     return {_text(answer[i]): answer[i + 1] for i in range(0, len(answer), 2)}
@@ -220,10 +220,10 @@ def _text(value: bytes | str) -> str:
 async def open_connection(
     access: RedisAccess, *, name: str = "millstream", timeout_s: float = CONNECT_TIMEOUT_S
 ) -> AsyncIterator[RedisConnection]:
-    """A way to the server.
+    """A connection to the server.
 
-    Raises `InfrastructureError` when no answer comes in `timeout_s`, and at once when the server does not take the
-    credentials; once it was up it is retried forever.
+    Raises `InfrastructureError` if no answer arrives within `timeout_s`, and immediately if the server rejects the
+    credentials. After the first success it reconnects without a limit.
     """
     connection = RedisConnection(access, name)
     try:

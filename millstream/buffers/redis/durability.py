@@ -1,10 +1,10 @@
-"""What the server really keeps: read from its settings, not assumed.
+"""Determines the durability of the server from its settings, without assumptions.
 
-Above it: `ledger.py`. Below it: what the server reports about itself.
+Above it: `ledger.py`. Below it: the settings that the server reports.
 
-With `appendfsync always` a commit is written to the append-only file and fsynced before it is answered; with `no` it is
-written before it is answered, so it survives the process and not the machine. With `everysec` the server may put the
-write itself off for two seconds while the disk is busy: what it has answered may go with the process.
+With `appendfsync always` a commit is written to the append-only file and fsynced before the answer. With `no` it is
+written before the answer, so it survives a crash of the process, but not of the machine. With `everysec` the server may
+delay the write itself by two seconds while the disk is busy, so a crash of the process may lose acknowledged data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millstream.errors import DurabilityError, InfrastructureError
 from millstream.ledger.protocol import Durability, DurabilityLevel
 
 VERSION_MIN = (7, 0)
-"""Scripts write what they changed, and a log of several files."""
+"""From this version on, scripts log their effects, and the append-only log consists of several files."""
 _SETTINGS = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory", "maxmemory-policy")
 _STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLevel.FSYNC: 2}
 
@@ -28,7 +28,7 @@ async def check_server(connection: RedisConnection) -> None:
     try:
         info = _info(await until_answered(connection, "INFO"))
     except InfrastructureError:
-        # It does not say. What matters is found out by the first commit.
+        # The server does not report it. The first commit shows whether the server can keep ledgers.
         return
     version = info.get("redis_version", "")
     found = re.match(r"(\d+)\.(\d+)", version)
@@ -51,7 +51,7 @@ async def check_server(connection: RedisConnection) -> None:
 
 
 async def ask_durability(connection: RedisConnection) -> Durability:
-    """What the server keeps, by its settings."""
+    """The durability of the server, according to its settings."""
     try:
         settings = {
             name: value.decode()
@@ -63,7 +63,7 @@ async def ask_durability(connection: RedisConnection) -> Durability:
 
 
 def judge(settings: Mapping[str, str]) -> Durability:
-    """Durability, from the server's settings. Pure."""
+    """The durability, from the server's settings. Pure."""
 
     def found(level: DurabilityLevel, why: str) -> Durability:
         return Durability(level, True, f"by CONFIG GET: {why}")
@@ -91,7 +91,7 @@ def judge(settings: Mapping[str, str]) -> Durability:
 
 
 def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
-    """Raise `DurabilityError` when the server keeps less than `require`, or cannot be asked and may."""
+    """Raise `DurabilityError` if the server's durability is below `require`, or may be because it is not known."""
     if require is DurabilityLevel.UNVERIFIED or _STRENGTH[durability.level] >= _STRENGTH[require]:
         return
     wanted = "appendonly yes, appendfsync always, no-appendfsync-on-rewrite no and maxmemory-policy noeviction"

@@ -1,4 +1,4 @@
-"""Names of keys. Pure; the only place that knows how they are built.
+"""Names of keys. Pure. Only the scripts and the deletion of keys also depend on their structure.
 
 millstream:<pipeline>:<vertex>:l            hash: id, layout, shared copies, limits, last sequence and bytes
 millstream:<pipeline>:<vertex>:l:p:<lane>   hash: the lane's mark, its sequence and the id of its commit
@@ -22,12 +22,12 @@ def vertex_prefix(pipeline: str, vertex: str) -> str:
 
 
 def vertices_pattern(pipeline: str) -> str:
-    """Matches what the keys of each vertex begin with. No name holds what a pattern gives a meaning to."""
+    """Matches the prefix of the keys of every vertex. Names contain no characters with a meaning in patterns."""
     return f"{_ROOT}:{pipeline}:*"
 
 
 def ledger_key(pipeline: str, vertex: str) -> str:
-    """What is known of the ledger itself; all its other keys begin with it."""
+    """The key of the ledger's own hash. All other keys of the ledger begin with it."""
     return f"{vertex_prefix(pipeline, vertex)}l"
 
 

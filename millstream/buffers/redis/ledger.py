@@ -1,13 +1,13 @@
 """Ledgers in Redis or Valkey: one hash and a few streams per vertex.
 
-Above it: the vertex process, through `millstream.ledger.protocol`. Below it: `scripts.py` (what the server does in one
-step), `reading.py`, `durability.py` and the connection.
+Above it: the vertex process, through `millstream.ledger.protocol`. Below it: `scripts.py` (atomic operations of the
+server), `reading.py`, `durability.py` and the connection.
 
     commit ──► script ──► answer ─────────────────────────────► receipt
                  ▲          └─ lost: the same script again. The server has the id of the lane's last commit:
-                 │               1. it is ours                        ──► receipt
-                 └───────────────2. the mark is still the one before  ──► stored now, and only now
-                                 3. it is another                     ──► FencedError
+                 │               1. it is ours                         ──► receipt
+                 └───────────────2. it belongs to the previous mark    ──► stored now, once
+                                 3. it is another                      ──► FencedError
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ from millstream.wire.ledger.v1 import mark_pb2
 _log = logging.getLogger(__name__)
 
 LAYOUT, LAYOUT_SHARED = "1", "2"
-"""Which keys a ledger has and what is in them. In the second, edges share copies of their frames, which earlier
-versions would neither write nor find."""
+"""The layout defines the keys of a ledger and their contents. In the second layout, edges share copies of their frames,
+which earlier versions would neither write nor find."""
 _PEEK_FRAMES = 16
 _IDS_PAGE = 16
-"""Pieces of ids that are asked for at once; each is well below the size of a frame."""
+"""Number of messages of ids in one request; each is well below the size of a frame."""
 
 
 class RedisLedger:
@@ -128,12 +128,12 @@ class RedisLedger:
                 with step("redis.take_over", self._vertex):
                     receipt = await self._commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
             except FencedError:
-                # Another owner took over, or the one before committed, between our read and our write.
+                # Another owner took over, or the previous owner committed, between our read and our write.
                 continue
             return StoredMark(mark, receipt.mark_sequence)
 
     async def commit(self, commit: Commit) -> Receipt:
-        """Store frames, ids and mark together, or nothing of them: one script."""
+        """Store frames, ids and mark together, or none of them, in one script."""
         with step("redis.commit", self._vertex):
             return await self._commit(commit)
 
@@ -141,7 +141,7 @@ class RedisLedger:
         mark = commit.mark.SerializeToString()
         ids = list(encode_ids(commit.ids))
         check_commit(commit, [*(len(frame.data) for frame in commit.frames), *map(len, ids)])
-        # One that is one frame and nothing else has one sequence.
+        # A commit of a single frame without ids has one sequence.
         messages = len(commit.frames) + len(ids) + (len(commit.frames) != 1 or bool(ids))
         places = len(commit.frames) + (len(commit.frames) != 1 or bool(ids))
         loop = asyncio.get_running_loop()
@@ -158,13 +158,13 @@ class RedisLedger:
     def _arguments(
         self, commit: Commit, mark: bytes, ids: Sequence[bytes]
     ) -> tuple[list[str], list[str | int | bytes]]:
-        """Keys and arguments of the script."""
+        """The keys and arguments of the commit's script."""
         stored = [self._sharing.stored(frame.buffer) for frame in commit.frames]
         buffers = {buffer: number for number, buffer in enumerate(dict.fromkeys(stored), 1)}
         keys = [self._key, mark_key(self._key, commit.lane), ids_key(self._key, commit.lane), counts_key(self._key)]
         for buffer in buffers:
             keys += [frames_key(self._key, buffer), index_key(self._key, buffer)]
-        # At least a millisecond, rounded up.
+        # Rounded up to at least one millisecond.
         ttl_ms = max(1, int(-(-commit.ids_ttl_s * 1000 // 1)))
         arguments: list[str | int | bytes] = [
             self._id,
@@ -184,7 +184,7 @@ class RedisLedger:
         return keys, [*arguments, *ids]
 
     async def _land(self, commit: Commit, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> int:
-        """Send the commit until it has landed; the sequence of its mark."""
+        """Send the commit until it is stored. Returns the sequence of its mark."""
         pauses = tries()
         while True:
             try:
@@ -205,7 +205,7 @@ class RedisLedger:
             self._refuse(commit, what, details)
 
     def _refuse(self, commit: Commit, what: bytes, details: Sequence[bytes]) -> None:
-        """Raise what the server's refusal means."""
+        """Raise the error that the server's refusal means."""
         where = f"a commit of lane {commit.lane} to {self._name}"
         if what == b"full":
             self._statistics.full_refusals += 1
@@ -241,7 +241,7 @@ class RedisLedger:
 
     async def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
         seconds, microseconds = await until_answered(self._connection, "TIME")
-        # Before anything is read, so an age is rather too low.
+        # The time is read before the ids, so an age is rather too low than too high.
         now_ms = int(seconds) * 1000 + int(microseconds) // 1000
         key, after = ids_key(self._key, lane), "-"
         while page := await until_answered(self._connection, "XRANGE", key, after, "+", "COUNT", _IDS_PAGE):
@@ -323,7 +323,7 @@ class RedisLedger:
         return int(last[0][0].partition(b"-")[0]) if last else 0
 
     def _frames_key(self, buffer: BufferId) -> str:
-        """Of the frames of a buffer, under the name under which they are stored."""
+        """Key of the frames of a buffer, by the name under which they are stored."""
         return frames_key(self._key, self._sharing.stored(buffer))
 
 
@@ -397,7 +397,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 async def remove_matching(connection: RedisConnection, pattern: str) -> None:
-    """Remove all keys that match. A repetition does no harm."""
+    """Remove all keys that match. Repeating it is harmless."""
     pauses, cursor = tries(), b"0"
     while True:
         try:

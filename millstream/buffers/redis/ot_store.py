@@ -1,12 +1,12 @@
 """OT stores in Redis or Valkey: a hash per vertex, a field per lane, and a channel that announces every put.
 
-    publish ── put, guarded by how often it was put before ──► hash
+    publish ── put, guarded by the number of earlier puts ───► hash
                        │                                        │
                        └─ the channel, in the same step         └─ all of it, once a second
                                               └────────► watcher ◄──┘
 
-A watcher hears puts and reads the hash from time to time for what it may have missed. A put is guarded, so an owner
-that was replaced while it slept cannot put its old entry over the last one.
+A watcher receives puts, and reads the hash from time to time for puts that it may have missed. A put is guarded, so an
+owner that was replaced while it was paused cannot put its old entry over the newest one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RedisOtStore(RevisionedOtStore):
 
     @asynccontextmanager
     async def _answering(self, key: str) -> AsyncIterator[None]:
-        """Bounds the wait for answers, and makes every fault of the server one that may be gone later."""
+        """Limits the wait for answers, and converts each failure of the server to a `RetryLaterError`."""
         try:
             async with asyncio.timeout(limits.OT_PUT_TIMEOUT_S):
                 yield
@@ -101,22 +101,23 @@ class RedisOtStore(RevisionedOtStore):
             ) from error
 
     async def _put_after(self, revision: int, key: str, entry: OtEntry) -> int:
-        """Put, if the lane still has that revision; returns the new one."""
+        """Put the entry if the lane still has that revision; returns the new revision."""
         stored = int(await self._connection.change(PUT, self._keys, [key, revision, entry.SerializeToString()]))
         if not stored:
-            # An own put that was stored and not answered, or another owner: the next attempt finds out.
+            # Our own put may have been stored without an answer, or there is another owner. The next attempt shows
+            # which.
             raise RetryLaterError(codes.BROKER_AWAY, f"the OT store {self._entries}: {key} was put by another process")
         return stored
 
     async def _stored(self, key: str) -> tuple[int, OtEntry | None]:
-        """The revision of a lane, which its next put is guarded with, and its entry; 0 and None without one."""
-        # The revision first: a put in between makes the guard fail.
+        """The revision of a lane, which guards its next put, and its entry; 0 and None if there is none."""
+        # The revision is read first: a put in between makes the guard fail.
         revision = await self._connection.ask("HGET", self._keys[1], key)
         data = await self._connection.ask("HGET", self._entries, key)
         return int(revision or 0), decode_update(self._entries, key, data).entry if data is not None else None
 
     async def _hear(self, queue: UpdateQueue) -> None:
-        """Hand every put to the queue, forever; one that is missed is found by reading."""
+        """Pass every put to the queue, forever. Missed puts are found by reading."""
         while not queue.closed:
             with suppress(RedisError, OSError):
                 async with self._connection.client.pubsub(ignore_subscribe_messages=True) as channel:
@@ -133,13 +134,13 @@ class RedisOtStore(RevisionedOtStore):
             queue.fail(error)
 
     async def _reachable(self) -> None:
-        """Asked at any time: a client of the pool connects when it is used."""
+        """Return immediately: the clients of the pool connect on use."""
 
     def _on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
         return self._connection.on_loss(listener)
 
     async def _read_all(self) -> list[OtUpdate]:
-        """Every lane."""
+        """The entries of all lanes."""
         stored = pairs(await self._connection.ask("HGETALL", self._entries))
         return [decode_update(self._entries, key, data) for key, data in stored.items()]
 
@@ -155,7 +156,7 @@ class RedisOtStores:
         self._stores: dict[str, RedisOtStore] = {}
 
     async def store(self, vertex: str) -> RedisOtStore:
-        # There is nothing to make: a hash is there with its first field.
+        # There is nothing to create: the first field creates the hash.
         if vertex not in self._stores:
             self._stores[vertex] = RedisOtStore(self._connection, self._pipeline, vertex, self._tasks, self._interval_s)
         return self._stores[vertex]
@@ -180,7 +181,7 @@ async def open_redis_ot_stores(
 ) -> AsyncIterator[RedisOtStores]:
     """The OT stores of a pipeline over an open connection, which has to outlive them.
 
-    What is not flushed at the end is not published.
+    Entries that are not flushed at the end are not published.
     """
     async with open_tasks() as tasks:
         stores = RedisOtStores(connection, pipeline, tasks, publish_interval_s)

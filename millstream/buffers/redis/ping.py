@@ -1,6 +1,6 @@
-"""Asks a server on this machine whether it is well: a connection, a ping, its answer.
+"""Checks the health of a server on this machine with a connection, a ping, and the answer.
 
-Above it: the supervisor of the embedded server. Below it: the protocol of Redis, of which it needs three words.
+Above it: the supervisor of the embedded server. Below it: the protocol of Redis, of which it uses two commands.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _PONG = b"+PONG\r\n"
 
 
 async def answers_ping(port: int, access: RedisAccess) -> bool:
-    """True when the server has answered, however long that took; False when there is none, it hangs up, or it is still
-    reading what it has stored."""
+    """True when the server has answered, however long that took; False if there is no server, if it closes the
+    connection, or if it is still loading its data."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:

@@ -1,7 +1,7 @@
-"""What the server itself can store on this machine: the yardstick beside which a pipeline's rate means something.
+"""Measures what the server alone can store on this machine, as the reference for the throughput of a pipeline.
 
-Above it: the benchmarks. Below it: a server of its own and its connection. It adds frames of the same size as a
-pipeline's writers do to a stream, as many in a transaction as a commit holds, two in flight, and does nothing else.
+Above it: the benchmarks. Below it: a separate server and its connection. It adds frames of the same size as a
+pipeline's writers to a stream, in transactions of the size of a commit, with two in flight, and does nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IN_FLIGHT = 2
 
 
 async def measure_raw_limit(directory: Path, *, records: int, record_bytes: int, fsync: bool) -> float:
-    """Records per second that a server below `directory` stores, over at least `records` of them."""
+    """Records per second that a server below `directory` stores, measured over at least `records` records."""
     size = max(1, min(limits.FRAME_RECORDS_MAX, limits.FRAME_BYTES_MAX // record_bytes))
     frame = build_frame([b"x" * record_bytes] * size, array("q", [0]) * size, ingest_time_us=0).encode()
     per_commit = min(limits.COMMIT_MESSAGES_MAX, max(1, limits.COMMIT_BYTES_MAX // len(frame)))
@@ -43,6 +43,6 @@ async def _write(client: Redis, left: Iterator[int], frame: bytes, per_commit: i
     for _ in left:
         async with client.pipeline(transaction=True) as transaction:
             for _ in range(per_commit):
-                # What is stored is bounded, as a buffer that is read and trimmed is.
+                # The length of the stream is limited, like that of a buffer that is read and trimmed.
                 transaction.xadd(_STREAM, {"d": frame}, maxlen=256, approximate=True)
             await transaction.execute()

@@ -1,9 +1,9 @@
-"""Reading a buffer from Redis: in order, without a gap, across restarts of the server.
+"""Reads a buffer from Redis: in order, without a gap, across restarts of the server.
 
-    wait at the index ──► sizes ──► as many frames as there is room for ──► handed out, checked
+    wait for the index ──► sizes ──► as many frames as there is space for ──► checked and returned
 
-A task reads ahead, never more than the limits. It waits at the server for further frames. After each lost connection,
-and while nothing comes, it checks that the frames it has read are unchanged.
+A task prefetches frames, within the limits. It waits at the server for further frames. After each lost connection, and
+while no frames arrive, it checks that the frames it has read are unchanged.
 
 Above it: `ledger.py`. Below it: the connection. Nothing is acknowledged: the mark of the reader is the acknowledgement.
 """
@@ -35,12 +35,12 @@ from millstream.record import BufferId
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = limits.BYTES_IN_FLIGHT_MAX // 4
-"""Of one request for frames; one frame alone may be larger."""
+"""Maximum size of the frames in one request; a single frame may be larger."""
 _READ_FRAMES = limits.FRAMES_IN_FLIGHT_MAX // 4
 _WATCHED_FRAMES = limits.BYTES_IN_FLIGHT_MAX // limits.MESSAGE_BYTES_MAX
-"""Asked for at once where sizes are not known."""
+"""Number of frames in one request if their sizes are not known."""
 
-# A request always takes at least the largest frame.
+# One request can always return the largest frame.
 assert _READ_BYTES >= limits.MESSAGE_BYTES_MAX
 
 
@@ -58,7 +58,8 @@ class RedisReader:
         statistics: LedgerStatistics,
         check: ReadCheck,
     ) -> None:
-        """`ledger`: its key. `name`: of the buffer, for people. `check`: of what was read before."""
+        """`ledger`: the key of the ledger. `name`: the name of the buffer, for messages. `check`: compares the frames
+        with what was read before."""
         self._connection = connection
         self._ledger = ledger
         self._ledger_id = ledger_id
@@ -68,13 +69,13 @@ class RedisReader:
         self._statistics = statistics
         self._check = check
         self._last = after
-        """Sequence of the last frame handed out."""
+        """Sequence of the last frame returned."""
         self._arrived: deque[StoredFrame] = deque()
         self._arrived_bytes = 0
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._broken = False
-        """A connection was lost: what has arrived may not be there any more."""
+        """A connection was lost, so the frames that have arrived may no longer exist."""
 
     def __aiter__(self) -> AsyncIterator[StoredFrame]:
         return self
@@ -95,7 +96,8 @@ class RedisReader:
         return frame
 
     async def check(self) -> None:
-        """Raise `DamageError` when the ledger does not hold what was read, until that is known."""
+        """Raise `DamageError` if the ledger no longer holds what was read. Repeats its requests until they are
+        answered."""
         found = await until_answered(self._connection, "HMGET", self._ledger, "id", "sequence")
         held = found[0].decode() if found[0] is not None else None
         if held is None:
@@ -113,12 +115,13 @@ class RedisReader:
         if last is not None:
             entries = await until_answered(self._connection, "XRANGE", self._frames, last.sequence, last.sequence)
             if self._check.last is not last:
-                # More was handed out meanwhile, and this frame may have been trimmed since: the next look asks again.
+                # More frames were returned meanwhile, and this one may have been trimmed since. The next check repeats
+                # this.
                 return
             self._check.stored(_frame(entries[0]).witness if entries else None)
 
     async def read_ahead(self) -> None:
-        """Keep frames ready, forever; what goes wrong is raised when the next one is taken."""
+        """Prefetch frames, forever. An error is raised when the next frame is taken."""
         try:
             while True:
                 try:
@@ -130,9 +133,9 @@ class RedisReader:
             self._changed.set()
 
     async def _read_on(self) -> None:
-        """What is behind the last frame that has arrived."""
+        """Read the frames after the last one that has arrived."""
         while True:
-            # Cleared first: what is taken from here on sets it again.
+            # Cleared first: a frame that is taken from here on sets it again.
             self._changed.clear()
             frames, size = len(self._arrived), self._arrived_bytes
             if frames <= limits.FRAMES_IN_FLIGHT_MAX // 2 and size <= limits.BYTES_IN_FLIGHT_MAX // 2:
@@ -155,7 +158,7 @@ class RedisReader:
             self._changed.set()
 
     async def _begin_again(self, why: str) -> None:
-        """Go on after the last frame handed out, once the server answers."""
+        """Continue after the last frame returned, once the server answers."""
         self._broken = True
         self._statistics.read_restarts += 1
         _log.info("reading %s continues after %d (%s)", self._name, self._last, why)
@@ -168,7 +171,7 @@ class RedisReader:
 
 @asynccontextmanager
 async def opened(reader: RedisReader) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-    """The reader reads inside the block."""
+    """Runs the reader's prefetch for the duration of the block."""
     await reader.check()
     async with open_tasks() as tasks:
         reading = tasks.create_task(reader.read_ahead(), name="read ahead")
@@ -181,7 +184,8 @@ async def opened(reader: RedisReader) -> AsyncIterator[AsyncIterator[StoredFrame
 async def passing(connection: RedisConnection, frames: str, after: int) -> AsyncGenerator[StoredFrame, None]:
     """Frames after a sequence as they are stored, unchecked, forever. `frames`: the key of their stream.
 
-    A reader asks for sizes first; here the server hands out what is stored in the same step, before it can be trimmed.
+    A reader requests the sizes first. Here the server returns the stored frames in one step, before they can be
+    trimmed.
     """
     while True:
         try:
@@ -212,7 +216,7 @@ def _sequence(entry: Any) -> int:
 
 
 def _portions(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """First and last sequence of each request, so that none brings more than it may."""
+    """First and last sequence of each request, so that no answer exceeds the limit."""
     portions: list[tuple[int, int]] = []
     size = 0
     for sequence, more in sizes:

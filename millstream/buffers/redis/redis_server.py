@@ -1,4 +1,4 @@
-"""A real server for a test or a benchmark: its own process, on a port of its own, with faults as its API.
+"""A real server for a test or a benchmark, in a separate process and on a separate port. Its methods are faults.
 
 Above it: tests and benchmarks. Below it: the program of Valkey or Redis.
 """
@@ -26,20 +26,20 @@ _LOG_TAIL_CHARS = 2000
 
 
 class RedisServer:
-    """One server. After `restart` it has the same port and the same data, as a restarted broker has."""
+    """One server. After `restart` it has the same port and the same data, like a restarted broker."""
 
     def __init__(self, directory: Path, *, fsync: bool) -> None:
         self._directory = directory
         self._fsync = fsync
         self._process: Process | None = None
         self._life = AsyncExitStack()
-        """Ends the one that runs now."""
+        """Ends the running process."""
         self._port = free_ports()
         self._password = new_password()
 
     @property
     def access(self) -> RedisAccess:
-        """How to reach it."""
+        """The address of the server, and its password."""
         return RedisAccess(f"{SCHEME}://127.0.0.1:{self._port}", password=self._password)
 
     @property
@@ -48,18 +48,18 @@ class RedisServer:
 
     @property
     def store_dir(self) -> Path:
-        """Where it keeps its files."""
+        """Where the server keeps its files."""
         return self._directory / "store"
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now, or ran last."""
+        """Process id of the current or last process."""
         if self._process is None:
             raise InfrastructureError(codes.BROKER_NOT_STARTED, "the Redis server has not been started")
         return self._process.pid
 
     async def start(self) -> None:
-        """Start, and return when it answers."""
+        """Start the server, and return when it answers."""
         make_private_directories(self.store_dir)
         config = self._directory / "redis.conf"
         write_private(
@@ -85,22 +85,22 @@ class RedisServer:
             ) from error
 
     async def kill(self) -> None:
-        """As `kill -9`: no chance to write anything."""
+        """End the server like `kill -9`, so that it cannot write anything more."""
         await self._life.aclose()
 
     async def stop(self) -> None:
-        """Let it shut down in order."""
+        """Let the server shut down normally."""
         if self._process is not None:
             await self._process.end(Stop(_STOP_TIMEOUT_S))
         await self.kill()
 
     async def restart(self) -> None:
-        """Kill it, if it still runs, and start it again over the same files and port."""
+        """Kill the server, if it still runs, and start it again with the same files and port."""
         await self.kill()
         await self.start()
 
     def pause(self) -> None:
-        """Stop it in its tracks: connections stay, nothing is answered."""
+        """Pause the process: connections stay open, but the server answers nothing."""
         assert self._process is not None, "it was started"
         self._process.pause()
 
@@ -114,7 +114,7 @@ class RedisServer:
 
 @asynccontextmanager
 async def open_redis_server(directory: Path, *, fsync: bool = True) -> AsyncIterator[RedisServer]:
-    """A server of its own with everything it writes below `directory`; ended when the context ends."""
+    """A separate server that writes only below `directory` and ends with the context."""
     server = RedisServer(directory, fsync=fsync)
     try:
         await server.start()

@@ -1,7 +1,7 @@
-"""What a repair does with a ledger in Redis.
+"""The operations of a repair on a ledger in Redis.
 
-A commit is stored whole or not at all, and the server starts with nothing but whole ones: so there is no torn commit to
-cut, and what was lost shows in marks, numbers and witnesses alone.
+A commit is stored completely or not at all, and after a restart the server has only complete ones. So there are no torn
+commits to cut, and only marks, numbers and witnesses show lost data.
 
 Above it: the repair. Below it: the ledger's keys.
 """
@@ -35,10 +35,10 @@ class RedisRepairs:
         return None
 
     async def cut(self, vertex: str, torn: TornCommit) -> None:
-        """There is none."""
+        """Do nothing: there are no torn commits."""
 
     async def holds_mark(self, vertex: str, sequence: int) -> bool:
-        # Marks have keys of their own.
+        # Marks have separate keys.
         return False
 
     async def remove(self, vertex: str, buffer: BufferId, sequence: int) -> None:

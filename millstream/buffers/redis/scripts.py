@@ -1,7 +1,7 @@
-"""What the server does in one step: scripts, of which everything is stored or nothing.
+"""Scripts, which the server executes in one step: it stores all of their changes or nothing.
 
-A script runs while nothing else does. The server writes what it has changed to its log between MULTI and EXEC, and
-leaves out what has no EXEC when it reads a log whose end is torn. So a commit is never there in part.
+While a script runs, the server does nothing else. The server writes the script's changes to its log between MULTI and
+EXEC. When it loads a log with a torn end, it omits changes without EXEC. So a commit is never stored partially.
 
 Above it: the ledger and the OT store. Below it: Lua in Redis 7 or Valkey. Sequences stay far below 2^53.
 """

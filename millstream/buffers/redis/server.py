@@ -26,7 +26,7 @@ _CONFIG_FILE, _SECRET_FILE, ACCESS_FILE = "redis.conf", "key", "access.json"
 
 
 class RedisServerOfRun:
-    """`Server` over an append-only log in a directory."""
+    """`Server` with an append-only log in a directory."""
 
     def __init__(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> None:
         self._directory = directory
@@ -50,7 +50,7 @@ class RedisServerOfRun:
             raise InfrastructureError(
                 codes.CANNOT_WRITE, f"cannot prepare the broker's directory {store}: {error.strerror}"
             ) from error
-        # The next run has a key of its own.
+        # The next run has a different key.
         return {
             _CONFIG_FILE: server_config(directory=store, port=self.port, password=self._password, fsync=self._fsync),
             _SECRET_FILE: f"{self._password}\n",
@@ -67,12 +67,12 @@ class RedisServerOfRun:
         return await answers_ping(self.port, self.access)
 
     def ended(self, pid: int) -> None:
-        """It leaves nothing behind."""
+        """Do nothing: the process leaves no files that have to be removed."""
 
     def log_entry(self, line: bytes) -> bytes | None:
         match = _LINE.match(line)
         if match is None:
-            # Letters made of strokes, and the lines next to them.
+            # The server's logo, and the lines next to it.
             return line if line.lstrip()[:1].isalnum() else None
         written, level, message = (part.decode(errors="replace") for part in match.groups())
         time = datetime.strptime(written, "%d %b %Y %H:%M:%S.%f").astimezone(UTC)
@@ -84,5 +84,5 @@ class RedisServerOfRun:
         return json.dumps(entry).encode()
 
     def says_disk_full(self, line: bytes) -> bool:
-        """It ends by itself when it cannot write, and so is started again."""
+        """Always False: a server that cannot write ends by itself, so it is restarted anyway."""
         return False

