@@ -28,7 +28,7 @@ def new_batch_id() -> str:
 async def send_commit(
     connection: BrokerConnection, messages: Sequence[Message], batch_id: str, timeout_s: float
 ) -> int:
-    """Make one attempt. Returns the sequence of the last message.
+    """Make one attempt to send a commit. Returns the sequence of its last message.
 
     Raises `ApiError` if the server refuses, and `AnswerLostError` if it is not known whether the batch was stored. The
     server drops a batch of which it receives only a part, or two parts with a gap. A single message is always complete,
