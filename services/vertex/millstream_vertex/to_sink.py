@@ -85,7 +85,7 @@ async def recover(committer: Committer, kept: WholeLane, where: str) -> None:
             reached = await kept.reach()
             break
         except RetryLaterError:
-            # The sink has reported the cause.
+            # The target is unavailable: try again after a pause.
             await pauses.wait()
     mark = committer.mark
     if mark.HasField("prepared") and reached == Position(mark.prepared.mark.delivered):
