@@ -105,7 +105,7 @@ def _check(commit: Commit, sizes: Sequence[int]) -> None:
 
 
 def frame_numbers(commit: Commit) -> list[int]:
-    """Numbers of the commit's frames in their buffers, from the totals in its mark; 0 where the mark has no total.
+    """Numbers of the commit's frames in their buffers, from the totals in its mark; 0 if the mark has no total.
 
     A server silently drops messages from a damaged file. A reader detects that by the missing number.
     """

@@ -1,6 +1,6 @@
 """Checks that the frames a reader gets from a buffer follow those that it read before. Pure; the same for all ledgers.
 
-A position alone does not show that: a stream that lost its end and was written again holds other frames at the same
+A position alone is not enough: a stream that lost its end and was written again holds other frames at the same
 sequences. So the mark of a reader names the last frame that it has read from each upstream lane, by number and commit.
 The newest of these frames is not trimmed, and the reader checks for it whenever it starts or resumes reading.
 
@@ -25,7 +25,7 @@ NAME = "Millstream-Frame"
 """Header of a frame that contains its `Witness.name`."""
 _NAME = re.compile(r"(\S+) ([1-9][0-9]{0,18}) ([0-9a-f]{16})")
 REPAIR = "Restore it, see the advice of `millstream repair`, or start the pipeline over"
-"""The advice in every message about damage."""
+"""The advice in messages about damage."""
 
 
 def name_of(lane: str, number: int, commit_id: bytes) -> str:

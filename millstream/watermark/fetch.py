@@ -20,9 +20,9 @@ class WatermarkFetcher:
     """The input watermark of one lane: the minimum over all upstream lanes that write its buffer."""
 
     def __init__(self, buffer: BufferId, lanes: Collection[LaneId]) -> None:
-        """`lanes`: all lanes of the upstream vertex, whichever process owns them; the spec fixes them. Lanes behind a
-        back edge are excluded, because they wait for this one. There must be at least one: a lane that only a back edge
-        feeds has no input watermark.
+        """`lanes`: all lanes of the upstream vertex, whichever process owns them, as fixed by the spec. Lanes that are
+        joined by a back edge are excluded, because they wait for this one. There must be at least one: a lane that only
+        a back edge feeds has no input watermark.
         """
         if not lanes:
             raise ValueError(f"buffer {buffer}: a watermark needs at least one upstream lane")
@@ -115,7 +115,7 @@ class BufferFill:
 
     @property
     def bytes(self) -> int:
-        """Their stored bytes."""
+        """Stored bytes of the records that were written and not yet consumed."""
         return max(0, sum(totals.bytes for totals in self._written.values()) - self._consumed.bytes)
 
     @property

@@ -102,7 +102,7 @@ class RevisionedOtStore(ABC):
                 except self.failures as error:
                     _log.debug("%s cannot be read; retrying: %r", self._name, error)
                     queue.abandon_reading()
-                    # A loss until now caused this failure; only a later one is a reason to read again at once.
+                    # A loss until now caused this failure; only a later one is a reason to read again immediately.
                     lost.clear()
                     pause_s = limits.OT_RETRY_INTERVAL_S
                 with suppress(TimeoutError):

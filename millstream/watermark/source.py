@@ -81,7 +81,7 @@ class SourceWatermark:
         2. Some frames are not committed yet: the silence has not begun.
         3. No record was ever seen: after the initial delay, the watermark moves to the present.
         4. The source was silent for longer than the threshold: the watermark advances by one step, then by one step per
-           interval. Missed steps are not made up for.
+           interval. Missed steps are not caught up.
         The watermark never passes the present minus the delay, and never goes back.
         """
         gap_s = monotonic_s - self._ticked_s if self._ticked_s is not None else 0.0

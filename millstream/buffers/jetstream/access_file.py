@@ -23,7 +23,7 @@ from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 
 class AccessFile(SpecModel):
-    """How to reach a broker."""
+    """The contents of the access file of a broker."""
 
     noun = "a broker's access file"
 

@@ -69,7 +69,7 @@ _STATUS_HEARTBEAT = "100"
 class _Arrival(NamedTuple):
     sequence: int
     witness: Witness | None
-    """Its name."""
+    """The name of the frame."""
     data: bytes
 
 

@@ -1,4 +1,4 @@
-"""The users of a broker: an account for each pipeline, with a user for each vertex, who has the permissions it needs.
+"""The users of a broker: an account for each pipeline, with a user for each vertex that has the permissions it needs.
 
 Above it: `millstream broker config`. Below it: the graph, and the names of streams, buckets and subjects. Pure.
 

@@ -19,7 +19,7 @@ from millstream.spec.values import SpecModel
 
 
 class AccessFile(SpecModel):
-    """How to reach a server."""
+    """The contents of the access file of a server."""
 
     noun = "a broker's access file"
 

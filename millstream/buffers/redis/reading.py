@@ -128,7 +128,7 @@ class RedisReader:
                     await self._read_on()
                 except AnswerLostError as error:
                     await self._begin_again(str(error))
-        except Exception as error:  # noqa: BLE001  # handed to the one who reads
+        except Exception as error:  # noqa: BLE001  # raised when the next frame is taken
             self._error = error
             self._changed.set()
 
