@@ -62,10 +62,10 @@ class Envelope:
     event_time_us: int
     keys: tuple[str, ...] = ()
     headers: Mapping[str, bytes] = field(default_factory=dict)
-    """Without the headers of dead letters."""
+    """The user's headers, without those of dead letters."""
     id: str | None = None
     reason: str = ""
-    """Empty for a record that is not a dead letter."""
+    """The reason; empty for a record that is not a dead letter."""
     code: str = ""
     detail: str = ""
     vertex: str = ""

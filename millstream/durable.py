@@ -32,7 +32,7 @@ from millstream import codes
 from millstream.errors import UserError
 
 CRASH_AT = "MILLSTREAM_CRASH_AT"
-"""The environment variable."""
+"""The environment variable that names the point."""
 _FORM = re.compile(r"(?P<point>[a-z_]+(\.[a-z_]+)+:(before|after))(#(?P<time>[1-9][0-9]*))?(@(?P<vertex>.+))?")
 
 Listener = Callable[[str, str], None]
@@ -75,7 +75,7 @@ class _Heard:
 
 _UNHEARD = _Unheard()
 _listeners: list[Listener] = []
-"""At most one."""
+"""At most one listener."""
 
 
 def step(name: str, vertex: str = "") -> AbstractContextManager[None]:

@@ -117,8 +117,8 @@ SIDECAR_BACKOFF_FIRST_S = 0.1
 SIDECAR_BACKOFF_LAST_S = 5.0
 """A sidecar that dies is restarted after the first pause; each further pause is double, up to the last."""
 HUNG_AFTER_S = 12.0
-"""A vertex process, a broker or a Spark driver that has not answered for this long is killed and replaced, and so is
-any process that a signal has stopped for this long. With the time between two checks, it is well below 15 s."""
+"""A vertex process, a broker or a Spark driver that has not answered for this long is killed and replaced. Any process
+that a signal has stopped for this long is replaced, too. With the time between two checks, it is well below 15 s."""
 SILENCE_REPORTED_AFTER_S = 5.0
 """A silence of a process is reported after this time, before anything is done about it."""
 START_TIMEOUT_S = 120.0
@@ -132,7 +132,7 @@ COMMIT_LINGER_S = 0.005
 much as the processing of a thousand records."""
 COMMIT_LINGER_RECORDS_MAX = 512
 COMMIT_LINGER_BYTES_MAX = 128 * KIB
-"""A commit with this much does not wait."""
+"""A commit with this many records or bytes does not wait."""
 MAX_FUTURE_S = 300.0
 """Default of `maxFuture` for sources that others write to: senders' clocks are rarely further off."""
 FUTURE_REPORTED_EVERY_S = 60.0
@@ -234,7 +234,7 @@ OT_PUBLISH_INTERVAL_S = 0.02
 OT_LITTLE_INTERVAL_S = 0.1
 """The same if an entry has little news: no window waits for its watermark, and no writer for space in a buffer."""
 OT_LITTLE_SHARE = 64
-"""A change of less than this fraction (one in so many) of a buffer is little."""
+"""A change is little if it is less than the size of a buffer divided by this."""
 OT_PUT_TIMEOUT_S = 2.0
 """How long to wait for an answer of the OT store."""
 OT_RETRY_INTERVAL_S = 0.1

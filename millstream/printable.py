@@ -40,7 +40,7 @@ def indented(text: str) -> str:
 
 
 class PrintableStream:
-    """A text stream that escapes its text."""
+    """A text stream that escapes everything that is written to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

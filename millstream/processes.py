@@ -1,4 +1,4 @@
-"""Starts processes that are tied to this one, reads their output by lines, and ends them: by force if they do not obey.
+"""Starts processes that are tied to this one, reads their output line by line, and ends them, if necessary by force.
 
     open_process ─► runs ─► ends by itself, is hung (killed), or the block ends: asked to end ─► killed
                      └─► lines of its output, until the last one
@@ -36,7 +36,7 @@ OUTPUT_TIMEOUT_S = 1.0
 OnLines = Callable[[list[bytes]], None]
 """Gets the lines that have arrived, without their line ends."""
 Output = OnLines | IO[bytes] | int | None
-"""Where an output goes: to a callback by lines, to a file, or to a destination that `subprocess` has a number for.
+"""Where an output goes: to a callback as lines, to a file, or to a destination that `subprocess` has a number for.
 None: where the output of this process goes."""
 
 
@@ -202,7 +202,7 @@ async def open_process(
 
     Args:
         command: Program and arguments.
-        name: For messages.
+        name: The name for messages.
         stdin: As for `subprocess`.
         stdout, stderr: Where its output goes.
         environment: The whole environment; None: this process's.

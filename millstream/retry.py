@@ -87,8 +87,8 @@ class Waiting:
     _next_s: float = 10.0
 
     def again(self, delay_s: float) -> bool:
-        """Counts another request to be called after a pause. Returns whether that deserves a warning: first after ten
-        times or ten seconds, then at each doubling."""
+        """Counts one more request to see the record again after a pause. Returns whether it deserves a warning: first
+        after ten times or ten seconds, then at each doubling."""
         self.times += 1
         self.waited_s += delay_s
         if self.times < self._next_times and self.waited_s < self._next_s:

@@ -110,14 +110,14 @@ def holds_home(directory: Path) -> bool:
     found = Path(os.path.realpath(directory))
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
-        # A user without an entry and without HOME has no home directory; but the root is not allowed either.
+        # A user without an entry and without HOME has no home directory; but the root directory is not allowed either.
         return found == Path(found.anchor)
     return found in (Path(os.path.realpath(home)), *Path(os.path.realpath(home)).parents)
 
 
 @functools.cache
 def refusal(*, strict: bool, network: bool, limits: frozenset[str]) -> str | None:
-    """Why this system cannot confine a function so; None if it can. Tries it with a command that does nothing."""
+    """Why this system cannot apply such a confinement; None if it can. Tries it with a command that does nothing."""
     with tempfile.TemporaryDirectory(prefix="millstream-check-") as directory:
         place = Path(directory)
         # Any value that does not get in the way: it only matters whether the kernel takes it.

@@ -51,7 +51,7 @@ class ReduceStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ListenerStatistics:
-    """One of our servers, which strangers can reach."""
+    """One of our servers that external clients can reach."""
 
     connections: int
     """Open connections, now."""
@@ -98,9 +98,9 @@ class LaneStatistics:
     pending_bytes: int | None = None
     """Bytes waiting at a source that reads a log, if it knows."""
     reduce: ReduceStatistics | None = None
-    """For lanes of a reduce only."""
+    """The windows, for a lane of a reduce only."""
     listener: ListenerStatistics | None = None
-    """For a source to which others send records."""
+    """The server, for a source to which others send records."""
 
     @property
     def connections(self) -> int | None:

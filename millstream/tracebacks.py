@@ -92,7 +92,7 @@ def _begin(text: str) -> int:
 
 
 def _near(file: str) -> str:
-    """The path relative to the working directory, if the file is in it."""
+    """The path relative to the working directory, if the file is below it."""
     try:
         relative = os.path.relpath(file)
     except (ValueError, OSError):

@@ -69,7 +69,8 @@ class Tracing:
     def source_span(
         self, name: str, frame: Frame, attributes: Mapping[str, AttributeValue]
     ) -> AbstractContextManager[Span]:
-        """The first span of a frame's trace, linked to the contexts of its records. It is sampled if one of them is."""
+        """The first span of a frame's trace, linked to the contexts of its records. If one of them is sampled, the span
+        is, too."""
         links = [Link(context) for context in contexts_of(frame)]
         return self._start(name, Context(), attributes, links, SpanKind.CONSUMER)
 

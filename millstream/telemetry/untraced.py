@@ -11,7 +11,7 @@ class Span(Protocol):
 
     @property
     def traceparent(self) -> str:
-        """It goes to the called function, and with the frame to the next stage; empty if the frame is not sampled."""
+        """The context for the called function and, with the frame, for the next stage; empty if it is not sampled."""
 
     def tell(self, name: str, value: str | int | float | Sequence[str]) -> None:
         """Sets an attribute of the span."""

@@ -45,8 +45,8 @@ def check_map_answer(
     outputs_max: int = ANSWER_RECORDS_MAX,
     times_allowed: bool = False,
 ) -> None:
-    """Every column has one entry per output, and all indexes of inputs are inside the call. Only a source transform may
-    set event times, because it runs before the watermark is computed."""
+    """Checks that every column has one entry per output, and that all indexes of inputs are inside the call. Only a
+    source transform may set event times, because it runs before the watermark is computed."""
     if answer.error:
         return
     count = answer.records
@@ -68,13 +68,14 @@ def check_map_answer(
 
 
 def check_sink_answer(answer: SinkAnswer, records: int) -> None:
-    """The outcomes refer to records of the call."""
+    """Checks that the outcomes refer to records of the call."""
     if not answer.error:
         check_outcomes(answer.outcomes, records, SINK_RESULTS)
 
 
 def check_read_batch(batch: ReadBatch, records_max: int) -> None:
-    """The batch has at most `records_max` records, none too large, and every column has an entry for each of them."""
+    """Checks that the batch has at most `records_max` records, none too large, and that every column has an entry for
+    each of them."""
     if batch.error:
         return
     if len(batch.position) > SOURCE_POSITION_BYTES_MAX:
@@ -98,7 +99,8 @@ def check_read_batch(batch: ReadBatch, records_max: int) -> None:
 
 
 def check_outcomes(outcomes: Collection[Outcome], inputs: int, results: Collection[Result]) -> set[int]:
-    """Each outcome refers to a different input of the call, and has one of these results. Returns the inputs."""
+    """Checks that each outcome refers to a different input of the call, and has one of these results. Returns the
+    indexes of the inputs."""
     named: set[int] = set()
     for outcome in outcomes:
         if not 0 <= outcome.index < inputs:
@@ -113,7 +115,7 @@ def check_outcomes(outcomes: Collection[Outcome], inputs: int, results: Collecti
 
 
 def check_columns(keys: bytes, headers: bytes, tags: bytes, count: int, items_max: int = ITEMS_MAX) -> None:
-    """The keys, headers and tags of that many records can be read."""
+    """Checks that the keys, headers and tags of that many records can be read."""
     in_column("keys", columns.check_lists, keys, count, items_max=items_max)
     in_column("tags", columns.check_lists, tags, count, items_max=items_max)
     if len(headers) > COLUMN_BYTES_UNCOUNTED:

@@ -74,6 +74,7 @@ class MapStream(Protocol):
         first_index: int = 0,
     ) -> MapAnswer:
         """Sends one frame and waits for its answer. Many calls may wait at once; they are sent in order.
+
         When the sidecar dies or the stream breaks, the call is sent again on the next stream. Only the returned answer
         counts, and every column of it fits the call: an answer that does not fit is replaced by one with an `error`.
         Raises `UdfError` with the cause when the function breaks the protocol in another way (invalid message, unknown

@@ -30,7 +30,7 @@ class OnChange(Enum):
 
     IGNORE = "ignore"
     REPORT = "report"
-    """The change is reported once, with what to do."""
+    """The change is reported once, together with what to do."""
     RESTART = "restart"
     """The function is restarted."""
 

@@ -238,8 +238,8 @@ def _sizes(rows: Rows) -> npt.NDArray[np.int64]:
     batch = rows.batch
     count = len(batch)
     sizes = _offsets(batch["value"]).astype(np.int64) + RECORD_BYTES * np.arange(count + 1)
-    # Keys and headers are rare and small. Even if their bytes are spread evenly, a message exceeds its size by no more
-    # than a few times.
+    # Keys and headers are rare and small: spreading their bytes evenly over the rows keeps a message within a few times
+    # its size.
     others = sum(batch[name].nbytes for name in ("keys", "headers") if batch[name].null_count < count)
     if others:
         sizes += (others * np.arange(count + 1)) // max(count, 1)
