@@ -117,7 +117,7 @@ def holds_home(directory: Path) -> bool:
 
 @functools.cache
 def refusal(*, strict: bool, network: bool, limits: frozenset[str]) -> str | None:
-    """Why this system cannot apply such a confinement; None if it can. Tries it with a command that does nothing."""
+    """Why this system cannot apply this confinement; None if it can. Tries it with a command that does nothing."""
     with tempfile.TemporaryDirectory(prefix="millstream-check-") as directory:
         place = Path(directory)
         # Any value that does not get in the way: it only matters whether the kernel takes it.

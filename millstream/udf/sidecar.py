@@ -80,7 +80,7 @@ DEBUG_VARIABLE = "MILLSTREAM_DEBUG_PORT"
 _FOR_DEBUGGERS_S = 30 * 86400.0
 """How long the first answer may take if a person must attach a debugger first: practically without limit."""
 _DEBUGGED_STOP_S = 1.0
-"""How long a function with a debugger may take to end: a process that a debugger has stopped does not react to SIGTERM."""
+"""How long a function with a debugger may take to end: a process that a debugger has stopped ignores SIGTERM."""
 LINES_KEPT = 30
 """Last lines of the sidecar's standard error, for the message when it dies."""
 # Exit codes that another start would only repeat: the command cannot be run, or does not name a function.
