@@ -267,7 +267,7 @@ slide."""
 LOG_SEGMENT_BYTES = 64 * MIB
 """When a segment of a reduce lane's log has grown to this size, a new one begins."""
 LOG_SEGMENT_BYTES_MIN = 4 * MIB
-"""Segments are never smaller than this: an entry of the log is about this large."""
+"""The smallest size at which a new segment may begin: an entry of the log is about this large."""
 LOG_BYTES_MAX = 10 * 1024 * MIB
 """Bytes of a lane's log at which nothing more is admitted, if the spec's storage does not set a limit."""
 LOG_UNSYNCED_BYTES_MAX = 32 * MIB
