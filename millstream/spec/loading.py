@@ -160,6 +160,9 @@ def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]
     if not isinstance(sifted.value, dict):
         findings.append(Finding(codes.NOT_YAML, (), "the file is not a mapping", "a Pipeline: `apiVersion: ...`"))
         return None, findings
+    if {"inputs", "outputs"} <= sifted.value.keys() and "spec" not in sifted.value:
+        what = "the file is a test case, not a pipeline"
+        return None, [Finding(codes.FIELD_MISSING, (), what, "a pipeline file; `millstream test` runs test cases")]
     try:
         return Pipeline.model_validate(sifted.value), findings
     except ValueError as failure:

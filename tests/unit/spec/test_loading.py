@@ -113,6 +113,7 @@ FIELD_CASES = {
         ],
     ),
     "not a mapping": ("- a\n", [("1:1", "", "the file is not a mapping")]),
+    "a test case": ("inputs: {}\noutputs: {}\n", [("1:1", "", "the file is a test case, not a pipeline")]),
     "vertices empty": (
         HEAD + "  vertices: []\n",
         [("5:3", "spec.vertices", "the list is empty")],
