@@ -14,6 +14,7 @@ Above it: the lane, for which this commits. Below it: the committer and the deli
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,6 +35,8 @@ from millstream_writer.committer import Committer, Delivered, Unit
 from millstream_writer.committer import Delivery as Made
 from millstream_writer.delivery import Delivery
 from millstream_writer.sink import SinkFrame, WholeLane
+
+_log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """Interval at which a sink may act by time while nothing arrives."""
@@ -84,8 +87,8 @@ async def recover(committer: Committer, kept: WholeLane, where: str) -> None:
         try:
             reached = await kept.reach()
             break
-        except RetryLaterError:
-            # The target is unavailable: try again after a pause.
+        except RetryLaterError as error:
+            _log.warning("%s", error)
             await pauses.wait()
     mark = committer.mark
     if mark.HasField("prepared") and reached == Position(mark.prepared.mark.delivered):
