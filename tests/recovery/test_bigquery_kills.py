@@ -17,7 +17,7 @@ from tests.mesh.running import start
 from tests.recovery.killed_sinks import EXPECTED, kill_at
 from tests.support.bigquery_server import BigQueryServer, open_bigquery
 
-RECORDS = 6_000
+RECORDS = 8_000
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -25,7 +25,7 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {generator: {records: RECORDS, rpu: 750, keyCount: 20}}
+    source: {generator: {records: RECORDS, rpu: 250, keyCount: 20}}
   - name: out
     partitions: 2
     sink:

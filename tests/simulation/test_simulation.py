@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,11 +227,12 @@ def test_an_owner_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -
         zombies = tuple(Fault(0.2 * n, "zombie", n * 0.37 % 1, 0.1) for n in range(1, 8))
         world.follow(replace(world.plan, faults=zombies))
 
-    def found(shape: Shape | None = None) -> list[str]:
-        outcomes = [simulate(seed, adjust=haunted, shape=shape) for seed in range(12)]
-        return [outcome.violation for outcome in outcomes if outcome.violation]
+    def found(seeds: int, shape: Shape | None = None) -> Iterator[str]:
+        outcomes = (simulate(seed, adjust=haunted, shape=shape) for seed in range(seeds))
+        return (outcome.violation for outcome in outcomes if outcome.violation)
 
-    assert not found()
+    assert not [*found(12)]
     monkeypatch.setattr(memory.MemoryLedger, "_attempt", lets_everybody)
     for shape in (None, *CHAINED.values()):
-        assert any("after epoch" in violation for violation in found(shape)), shape
+        # Whether an owner that is not fenced commits anything is chance: the first seed that shows it is enough.
+        assert any("after epoch" in violation for violation in found(100, shape)), shape

@@ -41,10 +41,11 @@ def folded(text: str, width: int | None, *, indent: int = 0, used: int = 0) -> l
     Lines after the first are indented by `indent` columns. `used`: columns that precede the first line.
     """
     whole = re.sub(r"`[^`]*`", lambda code: code.group().replace(" ", _JOINT), text)
+    # In place of what precedes, a word: a path that does not fit behind it gets the next line.
+    head = "" if not used else _JOINT * used if text.startswith(" ") else _JOINT * (used - 1) + " "
     lines = textwrap.wrap(
-        whole,
+        head + whole,
         width or _WIDTH,
-        initial_indent=" " * used,
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
