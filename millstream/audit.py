@@ -57,7 +57,7 @@ def write_entry(path: Path, action: str, **more: Any) -> None:
         raise InfrastructureError(
             codes.AUDIT_UNWRITABLE,
             f"the audit file {path} cannot be written ({error.strerror}), and without an entry nothing is done: free "
-            "some space, or see to its rights",
+            "some space, or correct its permissions",
         ) from error
 
 
@@ -93,8 +93,8 @@ def own_file() -> Path:
     except OSError as error:
         raise InfrastructureError(
             codes.AUDIT_UNWRITABLE,
-            f"{directory}, where your audit file lies, cannot be made ({error.strerror}), and without an entry nothing "
-            f"is done: name another file in {FILE_VARIABLE}",
+            f"{directory}, the directory of your audit file, cannot be created ({error.strerror}), and without an "
+            f"entry nothing is done: name another file in {FILE_VARIABLE}",
         ) from error
     return directory / "audit.jsonl"
 

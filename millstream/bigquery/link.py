@@ -29,7 +29,7 @@ from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.spec.references import resolve
 
 FAILURES = (grpc.RpcError, GoogleAuthError, OSError, TimeoutError)
-"""All that goes wrong between a lane and the service."""
+"""The exceptions of a failed request or connection."""
 SCOPES = ("https://www.googleapis.com/auth/bigquery",)
 _WRITE = "/google.cloud.bigquery.storage.v1.BigQueryWrite/"
 _READ = "/google.cloud.bigquery.storage.v1.BigQueryRead/"
@@ -43,7 +43,7 @@ _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _UNFIT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED)
 
 Message = Any
-"""A message of the published protos. They are made at run time, so no type is known before."""
+"""A message of the published protos. The classes are created at run time, so type checkers do not know them."""
 
 
 class BigQueryLink:
@@ -74,13 +74,13 @@ class BigQueryLink:
         return f"{self.settings.resource(table)}/streams/_default"
 
     async def finalize(self, stream: str) -> int:
-        """Nothing is appended to it from here on; the number of rows that were."""
+        """Let no one append to the stream any more. Returns its number of rows."""
         request = types.FinalizeWriteStreamRequest.pb()(name=stream)
         answer = types.FinalizeWriteStreamResponse.pb()
         return int((await self._ask(_WRITE + "FinalizeWriteStream", request, answer, ("name", stream))).row_count)
 
     def append(self, stream: str) -> Any:
-        """A connection on which rows are appended to a stream: requests in, as many answers out, in their order."""
+        """A connection that appends rows to a stream. Each request gets one answer, in order."""
         return self._channel.stream_stream(
             _WRITE + "AppendRows",
             request_serializer=_serialized,
@@ -88,7 +88,7 @@ class BigQueryLink:
         )(metadata=(_routing("write_stream", stream),))
 
     async def read(self, table: str, columns: Sequence[str], restriction: str) -> tuple[str, list[bytes]]:
-        """Rows of a table at this moment: the Avro schema of each, and blocks of them."""
+        """The rows of a table at this moment: their Avro schema, and blocks of rows."""
         parent = f"projects/{self.settings.project}"
         session = types.ReadSession.pb()(table=self.settings.resource(table), data_format=types.DataFormat.AVRO)
         session.read_options.selected_fields.extend(columns)
@@ -117,13 +117,13 @@ class BigQueryLink:
         return await call(request, timeout=self.settings.timeout_s, metadata=(_routing(*place),))
 
     def error_of(self, error: BaseException) -> MillstreamError:
-        """An error of ours for whatever went wrong."""
+        """The Millstream error for a failure."""
         if isinstance(error, grpc.RpcError):
             return self.error_of_status(error.code(), error.details() or "")
         return _error_of(error, self.settings, self.where)
 
     def error_of_status(self, code: grpc.StatusCode, said: str) -> MillstreamError:
-        """The same of what the service itself says."""
+        """The Millstream error for a status that the service returned."""
         place = f"{self.where}: BigQuery at {self.settings.endpoint}"
         if code in _MISSING:
             dataset = f"{self.settings.project}.{self.settings.dataset}"
@@ -149,7 +149,7 @@ def _routing(name: str, value: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def linked(settings: BigQueryDataset, base_dir: Path, where: str) -> AsyncIterator[BigQueryLink]:
-    """A channel for a while. Raises `UserError` for credentials that are missing or not valid."""
+    """A channel, open from entering to leaving. Raises `UserError` for credentials that are missing or not valid."""
     channel = await _channel(settings, base_dir, where)
     try:
         yield BigQueryLink(channel, settings, where)
@@ -177,11 +177,11 @@ async def _channel(settings: BigQueryDataset, base_dir: Path, where: str) -> grp
 
 
 class _NotAKeyError(Exception):
-    """It has no text of the key."""
+    """Its message must not contain any part of the key."""
 
 
 def _credentials(key: str | None) -> Any:
-    """Blocks."""
+    """Reads the credentials. It blocks, so it runs in a thread."""
     found: Any
     if key is not None:
         make: Any = service_account.Credentials.from_service_account_info

@@ -1,4 +1,4 @@
-"""How pipeline files name a dataset of BigQuery, and who uses it."""
+"""The settings that name a dataset of BigQuery and the credentials for it."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def _name_check(form: re.Pattern[str], what: str) -> After:
 
 
 BigQueryTableName = Annotated[Text, _name_check(_TABLE, "a table")]
-"""Without its dataset."""
+"""The name of a table, without its dataset."""
 
 
 class BigQueryDataset(SpecModel):
-    """A dataset, and who uses it."""
+    """A dataset, and the credentials for it."""
 
     noun = "a dataset"
 
     project: Annotated[Text, _name_check(_PROJECT, "a project")]
     """Id of the Google Cloud project."""
     dataset: Annotated[Text, _name_check(_DATASET, "a dataset")]
-    """The dataset in it."""
+    """Name of the dataset in the project."""
     credentials: Secret | None = None
     """The key of a service account, as the JSON that Google issues: `{file: PATH}`, `{env: NAME}`, or a key of a
     Kubernetes Secret. Default: the credentials of the environment or of the machine, as other clients of Google Cloud
@@ -70,7 +70,7 @@ class BigQueryDataset(SpecModel):
 
     @property
     def encrypted(self) -> bool:
-        """Whether the connection is."""
+        """Whether the connection is encrypted."""
         return urlsplit(self.endpoint).scheme == "https"
 
     @property
@@ -81,12 +81,12 @@ class BigQueryDataset(SpecModel):
         return f"{host}:{parts.port or (443 if self.encrypted else 80)}"
 
     def resource(self, table: str) -> str:
-        """The name of a table in requests."""
+        """The full name of a table, as requests need it."""
         return f"projects/{self.project}/datasets/{self.dataset}/tables/{table}"
 
 
 def dataset_notes(settings: BigQueryDataset, path: Path) -> Iterator[tuple[Path, str]]:
-    """What to know about the way to a dataset."""
+    """Notes on the connection to a dataset, for `validate`."""
     host = urlsplit(settings.endpoint).hostname or ""
     if not settings.encrypted and not stays_on_this_machine(host.lower()):
         yield (*path, "endpoint"), f"the records go to {host} unencrypted; https:// encrypts them"
