@@ -6,38 +6,26 @@ when, the lane decides: no request is sent twice here.
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import google.auth
 import grpc
 import grpc.aio
-from cryptography.exceptions import UnsupportedAlgorithm
-from google.api_core import grpc_helpers_async
-from google.auth.exceptions import GoogleAuthError, TransportError
-from google.auth.transport.requests import Request
+from google.auth.exceptions import GoogleAuthError
 from google.cloud.bigquery_storage_v1 import types
-from google.oauth2 import service_account
 
 from millstream import codes
 from millstream.bigquery.settings import BigQueryDataset
 from millstream.errors import MillstreamError, RetryLaterError, UserError
-from millstream.spec.references import resolve
+from millstream.google_cloud.channels import local_error_of, open_channel
 
 FAILURES = (grpc.RpcError, GoogleAuthError, OSError, TimeoutError)
 """The exceptions of a failed request or connection."""
-SCOPES = ("https://www.googleapis.com/auth/bigquery",)
+SCOPE = "https://www.googleapis.com/auth/bigquery"
 _WRITE = "/google.cloud.bigquery.storage.v1.BigQueryWrite/"
 _READ = "/google.cloud.bigquery.storage.v1.BigQueryRead/"
-_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.keepalive_time_ms", 30_000),
-)
 _MISSING = (grpc.StatusCode.NOT_FOUND,)
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _UNFIT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED)
@@ -120,7 +108,7 @@ class BigQueryLink:
         """The Millstream error for a failure."""
         if isinstance(error, grpc.RpcError):
             return self.error_of_status(error.code(), error.details() or "")
-        return _error_of(error, self.settings, self.where)
+        return local_error_of(error, f"{self.where}: BigQuery at {self.settings.endpoint}")
 
     def error_of_status(self, code: grpc.StatusCode, said: str) -> MillstreamError:
         """The Millstream error for a status that the service returned."""
@@ -150,61 +138,16 @@ def _routing(name: str, value: str) -> tuple[str, str]:
 @asynccontextmanager
 async def linked(settings: BigQueryDataset, base_dir: Path, where: str) -> AsyncIterator[BigQueryLink]:
     """A channel, open from entering to leaving. Raises `UserError` for credentials that are missing or not valid."""
-    channel = await _channel(settings, base_dir, where)
+    channel = await open_channel(
+        settings.endpoint,
+        settings.credentials,
+        SCOPE,
+        base_dir=base_dir,
+        where=where,
+        service="BigQuery",
+        timeout_s=settings.timeout_s,
+    )
     try:
         yield BigQueryLink(channel, settings, where)
     finally:
         await channel.close()
-
-
-async def _channel(settings: BigQueryDataset, base_dir: Path, where: str) -> grpc.aio.Channel:
-    if not settings.encrypted:
-        return grpc.aio.insecure_channel(settings.address, options=_OPTIONS)
-    key = None
-    if settings.credentials is not None:
-        key = resolve(settings.credentials, base_dir, f"{where}: credentials for {settings.endpoint}")
-    try:
-        # It may ask the machine's metadata server, or a token server.
-        credentials = await asyncio.wait_for(asyncio.to_thread(_credentials, key), settings.timeout_s)
-    except _NotAKeyError as error:
-        what = f"{where}: `credentials` for {settings.endpoint} are not the JSON key of a service account"
-        raise UserError(codes.TARGET_REFUSES, what) from error
-    except (GoogleAuthError, OSError, TimeoutError) as error:
-        raise _error_of(error, settings, where) from error
-    create: Any = grpc_helpers_async.create_channel
-    channel: grpc.aio.Channel = create(settings.address, credentials=credentials, options=_OPTIONS)
-    return channel
-
-
-class _NotAKeyError(Exception):
-    """Its message must not contain any part of the key."""
-
-
-def _credentials(key: str | None) -> Any:
-    """Reads the credentials. It blocks, so it runs in a thread."""
-    found: Any
-    if key is not None:
-        make: Any = service_account.Credentials.from_service_account_info
-        try:
-            found = make(json.loads(key), scopes=SCOPES)
-        except (ValueError, TypeError, AttributeError, LookupError, UnsupportedAlgorithm) as error:
-            raise _NotAKeyError(type(error).__name__) from None
-    else:
-        found, _ = google.auth.default(scopes=SCOPES)
-    if isinstance(found, service_account.Credentials):
-        # It signs its tokens itself.
-        signs: Any = found.with_always_use_jwt_access
-        return signs(True)
-    # gRPC reports a failure in here as a server that is away.
-    found.refresh(Request())
-    return found
-
-
-def _error_of(error: BaseException, settings: BigQueryDataset, where: str) -> MillstreamError:
-    place = f"{where}: BigQuery at {settings.endpoint}"
-    said = str(error) or type(error).__name__
-    if isinstance(error, GoogleAuthError) and not isinstance(error, TransportError) and not error.retryable:
-        return UserError(codes.TARGET_REFUSES, f"{place}: there are no valid credentials: {said}")
-    if isinstance(error, TimeoutError):
-        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
-    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")

@@ -8,49 +8,36 @@ Above it: connectors. Below it: Google's generated client.
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import google.auth
 import grpc.aio
-from cryptography.exceptions import UnsupportedAlgorithm
 from google.api_core import exceptions
 from google.api_core.retry_async import AsyncRetry
-from google.auth.credentials import Credentials
-from google.auth.exceptions import GoogleAuthError, TransportError
-from google.auth.transport.requests import Request
-from google.oauth2 import service_account
+from google.auth.exceptions import GoogleAuthError
 from google.pubsub_v1 import PublisherAsyncClient, SubscriberAsyncClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcAsyncIOTransport
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcAsyncIOTransport
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.google_cloud.channels import local_error_of, open_channel
 from millstream.pubsub.settings import PubsubProject
-from millstream.spec.references import resolve
 
 C = TypeVar("C", PublisherAsyncClient, SubscriberAsyncClient)
 A = TypeVar("A")
 
 FAILURES = (exceptions.GoogleAPICallError, exceptions.RetryError, GoogleAuthError, OSError, TimeoutError)
 """Exceptions of the client: everything that can go wrong between a lane and the service."""
-SCOPES = ("https://www.googleapis.com/auth/pubsub",)
+SCOPE = "https://www.googleapis.com/auth/pubsub"
 _PASSES = (
     *(exceptions.Aborted, exceptions.InternalServerError, exceptions.ResourceExhausted),
     *(exceptions.ServiceUnavailable, exceptions.Unknown),
 )
 """Errors after which a request is retried, as the service documents it for the requests that are used here."""
 _AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 2.0
-_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # Detects a dead connection on which no requests are sent.
-    ("grpc.keepalive_time_ms", 30_000),
-)
 
 
 class PubsubLink(Generic[C]):
@@ -108,47 +95,15 @@ async def linked_publisher(
 
 
 async def _channel(settings: PubsubProject, base_dir: Path, where: str) -> grpc.aio.Channel:
-    if not settings.encrypted:
-        return grpc.aio.insecure_channel(settings.address, options=_OPTIONS)
-    key = None
-    if settings.credentials is not None:
-        key = resolve(settings.credentials, base_dir, f"{where}: credentials for {settings.endpoint}")
-    try:
-        # This may send a request to the machine's metadata server or to a token server.
-        credentials = await asyncio.wait_for(asyncio.to_thread(_credentials, key), settings.timeout_s)
-    except _NotAKeyError as error:
-        what = f"{where}: `credentials` for {settings.endpoint} are not the JSON key of a service account"
-        raise UserError(codes.TARGET_REFUSES, what) from error
-    except (GoogleAuthError, OSError, TimeoutError) as error:
-        raise error_of(error, settings, where) from error
-    return SubscriberGrpcAsyncIOTransport.create_channel(settings.address, credentials=credentials, options=_OPTIONS)
-
-
-class _NotAKeyError(Exception):
-    """The credentials are not a key. The message has no part of their text."""
-
-
-def _credentials(key: str | None) -> Credentials:
-    """The credentials of a key, or those of the environment. Blocks."""
-    found: Any
-    if key is not None:
-        make: Any = service_account.Credentials.from_service_account_info
-        try:
-            found = make(json.loads(key), scopes=SCOPES)
-        except (ValueError, TypeError, AttributeError, LookupError, UnsupportedAlgorithm) as error:
-            raise _NotAKeyError(type(error).__name__) from None
-    else:
-        found, _ = google.auth.default(scopes=SCOPES)
-    credentials: Credentials
-    if isinstance(found, service_account.Credentials):
-        # A service account signs its tokens itself, without a token server.
-        make = found.with_always_use_jwt_access
-        credentials = make(True)
-    else:
-        # Without this, gRPC would report a failed refresh as an unavailable server.
-        found.refresh(Request())
-        credentials = found
-    return credentials
+    return await open_channel(
+        settings.endpoint,
+        settings.credentials,
+        SCOPE,
+        base_dir=base_dir,
+        where=where,
+        service="Pub/Sub",
+        timeout_s=settings.timeout_s,
+    )
 
 
 def error_of(error: BaseException, settings: PubsubProject, where: str) -> MillstreamError:
@@ -157,8 +112,6 @@ def error_of(error: BaseException, settings: PubsubProject, where: str) -> Mills
     if isinstance(error, exceptions.RetryError) and error.cause is not None:
         error = error.cause
     said = str(getattr(error, "message", "") or error) or type(error).__name__
-    if isinstance(error, GoogleAuthError) and not isinstance(error, TransportError) and not error.retryable:
-        return UserError(codes.TARGET_REFUSES, f"{place}: there are no valid credentials: {said}")
     if isinstance(error, exceptions.NotFound):
         return UserError(codes.TARGET_UNFIT, f"{place}: it is not in the project {settings.project}: {said}")
     if isinstance(error, exceptions.Unauthenticated | exceptions.PermissionDenied):
@@ -167,6 +120,8 @@ def error_of(error: BaseException, settings: PubsubProject, where: str) -> Mills
         return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
     if "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
         return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
-    if isinstance(error, TimeoutError | exceptions.DeadlineExceeded):
+    if not isinstance(error, exceptions.GoogleAPICallError | exceptions.RetryError):
+        return local_error_of(error, place)
+    if isinstance(error, exceptions.DeadlineExceeded):
         return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
     return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")

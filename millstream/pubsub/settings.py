@@ -5,27 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from millstream import codes
-from millstream.spec.addresses import address_check
+from millstream.google_cloud.endpoints import credential_problems, endpoint_check, endpoint_notes
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret
 from millstream.spec.rules import After
-from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 
 SERVICE = "https://pubsub.googleapis.com"
 
 _NAME = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z0-9-]+")
-
-_checked_endpoint = address_check(
-    "the address of a Pub/Sub service",
-    ("http", "https"),
-    "https://host, or http://host:port for an emulator",
-    path=("", "/").__contains__,
-)
 
 
 def _checked_name(written: str) -> str:
@@ -57,7 +48,7 @@ class PubsubProject(SpecModel):
     """The key of a service account, as the JSON that Google issues: `{file: PATH}`, `{env: NAME}`, or a key of a
     Kubernetes Secret. Default: the credentials of the environment or of the machine, which other clients of Google
     Cloud use, too. With an `http://` endpoint, no credentials are sent."""
-    endpoint: Annotated[Text, After(_checked_endpoint)] = SERVICE
+    endpoint: Annotated[Text, After(endpoint_check("the address of a Pub/Sub service"))] = SERVICE
     """Address of the service: `https://` with the host of a region, such as
     `https://europe-west1-pubsub.googleapis.com`, or `http://host:port` for an emulator, without encryption or
     credentials. Default: the global address."""
@@ -66,25 +57,9 @@ class PubsubProject(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects credentials that would be sent unencrypted."""
-        if self.credentials is not None and not self.encrypted:
-            what = "`credentials` are not sent over a connection that is not encrypted"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("credentials",), what, "an endpoint with https://, or neither")
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether the connection is encrypted."""
-        return urlsplit(self.endpoint).scheme == "https"
-
-    @property
-    def address(self) -> str:
-        """The `host:port` to which requests are sent."""
-        parts = urlsplit(self.endpoint)
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        return f"{host}:{parts.port or (443 if self.encrypted else 80)}"
+        yield from credential_problems(self.credentials, self.endpoint)
 
 
 def project_notes(settings: PubsubProject, path: Path) -> Iterator[tuple[Path, str]]:
     """Notes about the connection to a project."""
-    host = urlsplit(settings.endpoint).hostname or ""
-    if not settings.encrypted and not stays_on_this_machine(host.lower()):
-        yield (*path, "endpoint"), f"the records go to {host} unencrypted; https:// encrypts them"
+    yield from endpoint_notes(settings.endpoint, path)
