@@ -6,8 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.set-up
-# Much of the tests' time is waiting, for processes that start and for limits that pass.
-WORKERS ?= 3
+# Half of the tests' time is waiting, for processes that start and for limits that pass.
+WORKERS ?= 4
 ADDRESS ?= 127.0.0.1:8000
 OTELCOL := .cache/collector/otelcol
 PIP_AUDIT := 2.10.1
@@ -15,6 +15,9 @@ GOVULNCHECK := v1.1.4
 PROJECTS := pyproject.toml services/udf_sdk/pyproject.toml services/udf_sdk/hatch_build.py services/udf_sdk/millstream_udf/_columns.c
 CHECKED := millstream services tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
+
+# None of them has work for two processors, and one of them waits for the network.
+BEFORE_TESTS = $(MAKE) --no-print-directory --jobs=3 lint types servers
 
 # Each of the many processes that a run and the tests start would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -57,10 +60,12 @@ check: $(STAMP) lint types  ## Format, lint, types and the quick unit tests: und
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --hypothesis-profile quick \
 		-m "not process and not slow" tests/unit
 
-test: $(STAMP) lint types servers  ## All checks and all tests, the files of tests on WORKERS processes.
+test: $(STAMP)  ## All checks and all tests, the files of tests on WORKERS processes.
+	@$(BEFORE_TESTS)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-all: $(STAMP) lint types servers  ## The same with every sweep at full size, and every planted defect (hours).
+test-all: $(STAMP)  ## The same with every sweep at full size, and every planted defect (hours).
+	@$(BEFORE_TESTS)
 	MILLSTREAM_TESTS=all $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 	$(BIN)/python tools/defects.py
 

@@ -292,7 +292,7 @@ _FEED = """
 import os
 from confluent_kafka import Producer
 
-producer = Producer({"bootstrap.servers": os.environ["KAFKA"]})
+producer = Producer({"bootstrap.servers": os.environ["KAFKA"], "enable.idempotence": True})
 for line in open("orders.jsonl"):
     producer.produce("orders", line.strip().encode())
 producer.flush()

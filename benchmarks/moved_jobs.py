@@ -45,7 +45,7 @@ import before_quix
 from confluent_kafka import Consumer, Producer
 
 broker = {"bootstrap.servers": os.environ["KAFKA"]}
-producer = Producer(broker)
+producer = Producer({**broker, "enable.idempotence": True})
 for line in open("readings.jsonl"):
     producer.produce("readings", line.strip().encode())
 producer.flush()

@@ -96,9 +96,9 @@ def parsed(values: list[bytes]) -> pa.Table:
     return pj.read_json(pa.BufferReader(text), reading, options)  # type: ignore[arg-type]  # the stubs know files only
 
 
-def arrow(bucket: Bucket, frames: int, *, parse: bool) -> None:
+def arrow(server: ObjectServer, bucket: Bucket, frames: int, *, parse: bool) -> None:
     """The same files by Arrow's client."""
-    files = bucket.server.files()
+    files = server.files()
     values = make_frame().values()
     table = parsed(values)
     for first in range(0, frames, FRAMES_PER_FILE):
@@ -122,8 +122,8 @@ def measure(server: ObjectServer, frames: int, rounds: int) -> dict[str, tuple[f
         bucket = server.bucket()
         calls: dict[str, Callable[[], object]] = {
             "sink": lambda bucket=bucket: asyncio.run(sink(bucket, frames)),  # type: ignore[misc]
-            "arrow from JSON": lambda bucket=bucket: arrow(bucket, frames, parse=True),  # type: ignore[misc]
-            "arrow from tables": lambda bucket=bucket: arrow(bucket, frames, parse=False),  # type: ignore[misc]
+            "arrow from JSON": lambda bucket=bucket: arrow(server, bucket, frames, parse=True),  # type: ignore[misc]
+            "arrow from tables": lambda bucket=bucket: arrow(server, bucket, frames, parse=False),  # type: ignore[misc]
             "source": lambda bucket=bucket: asyncio.run(source(bucket)),  # type: ignore[misc]
         }
         for name, call in calls.items():

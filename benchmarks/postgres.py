@@ -1,6 +1,6 @@
 """How fast the PostgreSQL sink is, beside plain COPY by the same client in the same run.
 
-    python benchmarks/postgres.py [--records N] [--rounds N]
+    python benchmarks/postgres.py [--records N] [--rounds N] [--modes insert,upsert]
 
 All write the same rows in transactions of the same size into tables of one server, in turns: plain COPY with its rows
 as Python values beforehand, plain COPY that reads them from the JSON that the sink is given, and the sink's lane, which
@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 from pydantic_core import from_json
 
 if __name__ == "__main__":
@@ -68,16 +67,10 @@ class Took(NamedTuple):
         return f"{name:10}  {rate}  processor: client {self.client:.2f} s, server {self.server:.2f} s"
 
 
-def server_cpu(server: PostgresServer) -> float:
-    """Processor seconds of all its processes that are there, and of those that have ended."""
-    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-    return sum(sum(process.cpu_times()[:4]) for process in family)
-
-
 async def timed(server: PostgresServer, call: Callable[[], Awaitable[None]]) -> Took:
-    wall, cpu, at_server = time.perf_counter(), time.process_time(), server_cpu(server)
+    wall, cpu, at_server = time.perf_counter(), time.process_time(), server.processor_s()
     await call()
-    return Took(time.perf_counter() - wall, time.process_time() - cpu, server_cpu(server) - at_server)
+    return Took(time.perf_counter() - wall, time.process_time() - cpu, server.processor_s() - at_server)
 
 
 async def plain(database: Database, rows: Sequence[Row], values: Sequence[bytes] = ()) -> Took:
@@ -115,15 +108,15 @@ async def sink(database: Database, frames: Sequence[SinkFrame], mode: str, epoch
         return await timed(database.server, write)
 
 
-async def measure(records: int, rounds: int) -> None:
+async def measure(records: int, rounds: int, modes: Sequence[str]) -> None:
     rows = rows_of(records)
     frames = frames_of(rows)
     values = [value for frame in frames for value in frame.frame.values()]
     with open_postgres(fsync="on") as server:
         database = await server.database()
-        walls: dict[str, list[float]] = {"insert": [], "upsert": []}
-        processors: dict[str, list[float]] = {"insert": [], "upsert": []}
-        from_json_too: dict[str, list[float]] = {"insert": [], "upsert": []}
+        walls: dict[str, list[float]] = {mode: [] for mode in modes}
+        processors: dict[str, list[float]] = {mode: [] for mode in modes}
+        from_json_too: dict[str, list[float]] = {mode: [] for mode in modes}
         for number in range(rounds):
             took = await plain(database, rows)
             print(took.line("plain COPY", records))
@@ -148,10 +141,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--modes", default="insert,upsert")
     options = parser.parse_args()
     if why := why_missing():
         sys.exit(why)
-    asyncio.run(measure(options.records, options.rounds))
+    asyncio.run(measure(options.records, options.rounds, options.modes.split(",")))
 
 
 if __name__ == "__main__":

@@ -25,13 +25,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.contract.sources.lanes import open_lane
-from tests.support.postgres_server import USER, Database, PostgresServer, open_postgres, programs, why_missing
+from tests.support.postgres_server import USER, Database, open_postgres, programs, why_missing
 
 TABLE = "CREATE TABLE orders (id bigserial PRIMARY KEY, city text, price double precision, paid boolean)"
 FILL = """
@@ -57,12 +55,6 @@ class Took(NamedTuple):
         return f"{name:16}{rate}  processor: client {self.client:.2f} s, server {self.server:.2f} s"
 
 
-def server_cpu(server: PostgresServer) -> float:
-    """Processor seconds of all its processes that are there, and of those that have ended."""
-    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-    return sum(sum(process.cpu_times()[:4]) for process in family)
-
-
 def spec(database: Database, slot: str) -> dict[str, Any]:
     cdc = {"publication": "p", "slot": slot, "snapshot": "never"}
     return {"postgres": {**database.settings, "cdc": cdc, "stopAtEnd": True}}
@@ -74,18 +66,18 @@ def by_client(database: Database, slot: str, end: str, target: Path) -> Took:
     assert found is not None
     address = ["-h", "127.0.0.1", "-p", str(database.server.port), "-U", USER, "-d", database.name]
     options = ["-o", "proto_version=1", "-o", "publication_names=p", "-f", str(target), "--endpos", end]
-    before, at_server = resource.getrusage(resource.RUSAGE_CHILDREN), server_cpu(database.server)
+    before, at_server = resource.getrusage(resource.RUSAGE_CHILDREN), database.server.processor_s()
     started = time.perf_counter()
     subprocess.run([str(found / "pg_recvlogical"), *address, "--slot", slot, "--start", *options], check=True)
     wall = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     client = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Took(wall, client, server_cpu(database.server) - at_server)
+    return Took(wall, client, database.server.processor_s() - at_server)
 
 
 async def by_lane(database: Database, slot: str, target: Path, records: int) -> Took:
     """What a lane of the source takes, without what is around it."""
-    at_server, client, started = server_cpu(database.server), time.process_time(), time.perf_counter()
+    at_server, client, started = database.server.processor_s(), time.process_time(), time.perf_counter()
     read = 0
     with target.open("wb") as file:
         async with open_lane(spec(database, slot)) as lane:
@@ -99,7 +91,7 @@ async def by_lane(database: Database, slot: str, target: Path, records: int) -> 
                     break
             wall = time.perf_counter() - started
     assert read == records, f"{read} of {records}"
-    return Took(wall, time.process_time() - client, server_cpu(database.server) - at_server)
+    return Took(wall, time.process_time() - client, database.server.processor_s() - at_server)
 
 
 async def measure(records: int, rounds: int) -> None:

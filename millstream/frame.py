@@ -216,6 +216,10 @@ class Frame:
             columns.slice_bytes(self.ids_column, start, stop),
         )
 
+    def times_only(self) -> Frame:
+        """The event times of the records, without what else they hold, for uses that outlive the records."""
+        return replace(self, values_column=b"", keys_column=b"", headers_column=b"", ids_column=b"")
+
     def traced(self, traceparent: str) -> Frame:
         """The same records with another trace context."""
         return replace(self, traceparent=traceparent)

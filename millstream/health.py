@@ -25,11 +25,12 @@ import psutil
 from millstream.background import open_tasks
 from millstream.limits import HUNG_AFTER_S, SILENCE_REPORTED_AFTER_S, START_TIMEOUT_S
 from millstream.lines import LineSplitter
+from millstream.pauses import until_next
 
 HEARTBEAT_VARIABLE = "MILLSTREAM_HEARTBEAT_FD"
 """Environment variable with the number of the file descriptor that a process writes its heartbeat to."""
 BEAT_INTERVAL_S = 1.0
-"""Time between two beats, and between an answer and the next question."""
+"""Time between two beats, and between an answer and the next question, unless the process may rest."""
 LOOK_INTERVAL_S = 0.5
 """Time between two checks of how long a process has been silent."""
 _LOOK_COUNTS_S = 2 * LOOK_INTERVAL_S
@@ -77,9 +78,12 @@ class Health:
         report: Callable[[str], None],
         has_answered: bool = False,
         waits: bool = False,
+        rest_s: float = 0.0,
     ) -> None:
         """`report` gets messages for people, worded to follow the name of the process. `has_answered`: the process has
-        started up. `waits`: the process only waits for a child that it has started, and that child answers."""
+        started up. `waits`: the process only waits for a child that it has started, and that child answers. `rest_s`:
+        how much longer than usual a process that has answered is left alone, for questions that cost much. That time
+        does not count as silence, and ends when the process itself is stopped."""
         self.hung = ""
         """What is wrong with a hung process, worded to follow its name; empty while it is not hung."""
         self._reported = False
@@ -89,6 +93,9 @@ class Health:
         self._report = report
         self._answered = has_answered
         self._waits = waits
+        # Whether its child is stopped would cost more than to ask.
+        self._rest_s = 0.0 if waits else rest_s
+        self._rests = False
         self._silence = Silence(time.monotonic())
 
     @property
@@ -106,15 +113,29 @@ class Health:
         async with open_tasks() as tasks:
             asking = tasks.create_task(self._keep_asking(ask), name=f"questions to process {self._pid}")
             while not self.hung:  # silence is not an event
-                await asyncio.sleep(LOOK_INTERVAL_S)
+                await asyncio.sleep(until_next(LOOK_INTERVAL_S))
                 self._look(time.monotonic())
             asking.cancel()
 
     async def _keep_asking(self, ask: Callable[[], Awaitable[object]]) -> None:
         while True:
+            rest_s = 0.0
             if await ask() is not False:
                 self._hear()
-            await asyncio.sleep(BEAT_INTERVAL_S)
+                rest_s = self._rest_s
+            await asyncio.sleep(until_next(BEAT_INTERVAL_S))
+            if rest_s:
+                await self._rest(rest_s)
+
+    async def _rest(self, rest_s: float) -> None:
+        """Returns when it is time for the next question."""
+        loop = asyncio.get_running_loop()
+        # Beats are never exactly on time: the last one must end the rest also if it was less late than the first.
+        until_s = loop.time() + rest_s - BEAT_INTERVAL_S / 2
+        self._rests = True
+        while loop.time() < until_s and not is_stopped(self._pid):  # noqa: ASYNC110  # the system sends no event
+            await asyncio.sleep(until_next(BEAT_INTERVAL_S))
+        self._rests = False
 
     def _hear(self) -> None:
         if self._reported:
@@ -124,14 +145,19 @@ class Health:
         self._silence.on_answer()
 
     def _look(self, now_s: float) -> None:
+        if self._rests:
+            self._silence.look(now_s)
+            self._silence.on_answer()
+            return
+        # Rounded down for a process that hung: at most a second counts between two looks, so that is its limit.
         patience, silent_s = self._patience, self._silence.look(now_s)
         since = "" if self._answered else " since its start"
         limit_s = patience.hung_s if self._answered else patience.start_s
         reported_s = patience.reported_s if self._answered else max(patience.reported_s, patience.start_s / 4)
         if silent_s >= min(HUNG_AFTER_S, limit_s) and is_stopped(self._pid, children=self._waits):
-            self.hung = f"was stopped by a signal, and did not answer for {silent_s:.0f} s"
+            self.hung = f"was stopped by a signal, and did not answer for {int(silent_s)} s"
         elif silent_s >= limit_s:
-            self.hung = f"did not answer for {silent_s:.0f} s{since}"
+            self.hung = f"did not answer for {int(silent_s)} s{since}"
         elif silent_s >= reported_s and not self._reported:
             self._reported = True
             self._report(f"has not answered for {silent_s:.0f} s{since}; it is replaced after {limit_s:.0f} s")
@@ -240,4 +266,5 @@ class _Beating:
         if not self._unsaid:
             self._unsaid.append(b"\n")
         self._write()
-        self._loop.call_later(BEAT_INTERVAL_S, self.beat)
+        # The beats of all processes come at the same moments, so that they wake up their supervisor only once.
+        self._loop.call_later(until_next(BEAT_INTERVAL_S, self._loop), self.beat)

@@ -11,9 +11,12 @@ first needed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msgspec import Struct
 
 
 def all_json(values: Sequence[bytes]) -> bool:
@@ -27,6 +30,23 @@ def all_json(values: Sequence[bytes]) -> bool:
     except failures:
         return False
     return True
+
+
+def lines_of(text: bytes) -> list[bytes] | None:
+    """The lines of a text, each of which is one JSON value; None if it may have others. Empty lines and spaces around a
+    value are such others."""
+    try:
+        found = _raw_lines()(text)
+        if not text.isascii():
+            text.decode()
+    except _raw()[1]:
+        return None
+    # The parser takes values that share a line, and values of several lines.
+    values = list(map(bytes, found))
+    joined = b"\n".join(values)
+    if len(joined) != len(text) - text.endswith(b"\n") or not text.startswith(joined):
+        return None
+    return values if joined.count(b"\n") == len(values) - 1 else None
 
 
 def elements_of(array: bytes) -> list[bytes] | None:
@@ -46,19 +66,42 @@ def members_reader(members: Mapping[str, Any]) -> Callable[[Sequence[bytes]], li
     """A function that reads these members, of these types, from JSON objects: it returns a tuple for each object, with
     None for a member that is null or missing. If one value may not be a JSON object, or has a member of another type,
     it returns None instead of the list."""
-    from msgspec import defstruct
-    from msgspec.json import Decoder
     from msgspec.structs import astuple
 
-    fields = [(f"m{number}", kind | None, None) for number, kind in enumerate(members.values())]
-    rename = {field: name for (field, _, _), name in zip(fields, members, strict=True)}
-    decode = Decoder(defstruct("Members", fields, rename=rename)).decode
+    read = structs_reader(members)
+
+    def tuples(values: Sequence[bytes]) -> list[tuple[Any, ...]] | None:
+        found = read(values)
+        return None if found is None else list(map(astuple, found))
+
+    return tuples
+
+
+def structs_reader(
+    members: Mapping[str, Any], required: Container[str] = ()
+) -> Callable[[Sequence[bytes]], list[Struct] | None]:
+    """The same with a struct for each object, whose fields are the members in their order: many tuples that are kept
+    cost more, because the garbage collector looks at them. Required members are never null or missing; if one of them
+    is, the function returns None."""
+    from msgspec import defstruct
+    from msgspec.json import Decoder
+
+    names = {name: f"m{number}" for number, name in enumerate(members)}
+    fields = [
+        (names[name], kind) if name in required else (names[name], kind | None, None) for name, kind in members.items()
+    ]
+    rename = {field: name for name, field in names.items()}
+    kind = defstruct("Members", fields, rename=rename, kw_only=True, gc=False)
+    decode = Decoder(kind).decode
     failures = _raw()[1]
 
-    def read(values: Sequence[bytes]) -> list[tuple[Any, ...]] | None:
+    def read(values: Sequence[bytes]) -> list[Struct] | None:
+        # Joining the values as lines costs more than these calls: two wrong values can make one right line, so it would
+        # have to be checked.
         try:
-            found = list(map(astuple, map(decode, values)))
-            b"".join(values).decode()
+            found: list[Struct] = list(map(decode, values))
+            if not all(map(bytes.isascii, values)):
+                b"".join(values).decode()
         except failures:
             return None
         return found
@@ -73,3 +116,13 @@ def _raw() -> tuple[Callable[[bytes], Any], tuple[type[Exception], ...]]:
     from msgspec.json import Decoder
 
     return Decoder(Raw).decode, (DecodeError, UnicodeDecodeError, RecursionError)
+
+
+@cache
+def _raw_lines() -> Callable[[bytes], list[Any]]:
+    """The same for a text with several values."""
+    from msgspec import Raw
+    from msgspec.json import Decoder
+
+    decode: Callable[[bytes], list[Any]] = Decoder(Raw).decode_lines
+    return decode

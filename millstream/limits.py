@@ -17,6 +17,12 @@ RESULT_FRAME_RECORDS_MAX = 16_384
 of storing several."""
 RESULT_FRAME_BYTES_MAX = 4 * MIB
 """The same for its bytes."""
+PACK_RECORDS_MAX = 7 * FRAME_RECORDS_MAX
+"""Records in a pack: the frames of a commit to one buffer, stored as one message."""
+PACK_BYTES_MAX = 4 * MIB
+"""The same for its bytes. The broker takes little longer for a message of this size than for a smaller one."""
+FRAME_INDEX_BITS = 15
+"""Bits of the number of a record in its stored frame, for targets that want positions as numbers."""
 RECORD_BYTES_MAX = 7 * MIB
 """Largest record, with keys and headers. A larger one is refused where it enters the pipeline."""
 MESSAGE_BYTES_MAX = 8 * MIB
@@ -25,6 +31,9 @@ FRAMES_IN_FLIGHT_MAX = 64
 """Frames that a lane has read and not committed. 64 frames of 1 MiB limit its memory to 64 MiB."""
 BYTES_IN_FLIGHT_MAX = 64 * MIB
 """Bytes that a lane has read and not committed."""
+READ_AHEAD_BYTES_MAX = 16 * MIB
+"""Bytes of a buffer that its reader holds or has requested, in addition to what is in flight. At 200 MiB/s, the broker
+may take 80 ms for an answer before the reader waits."""
 COMMIT_MESSAGES_MAX = 1000
 """Messages in an atomic batch; the server's own limit."""
 COMMIT_FRAMES_MAX = COMMIT_MESSAGES_MAX - 32
@@ -127,6 +136,15 @@ imports take a while on a busy machine."""
 COMMIT_TIMEOUT_S = 5.0
 """How long to wait for the answer to a commit before reading the mark back. The server drops an idle batch after
 10 s."""
+COMMIT_AHEAD_BYTES_MAX = 16 * MIB
+"""Bytes that wait for a commit or are being committed: two commits, so that the next one is complete when the last one
+is answered. Beyond that, a lane reads nothing more. At the end of a chain, if the target keeps no position, bytes that
+it has and that are not committed."""
+SINK_AHEAD_BYTES_MAX = 4 * MIB
+"""Bytes that wait for the sink at the end of a chain, or are being written, if the target keeps no position: the next
+write is complete when the last one is answered, and a commit does not stop the writes."""
+FUNCTION_BYTES_MAX = 2 * MIB
+"""Bytes that a function gets before it has answered, if it processes one record after another."""
 COMMIT_LINGER_S = 0.005
 """A commit with few records waits at most this long for more, if earlier waits have brought some. One commit costs as
 much as the processing of a thousand records."""
@@ -189,6 +207,10 @@ KAFKA_PREFETCH_BYTES = 16 * MIB
 """Bytes of records that the client of a source lane holds and the lane has not read."""
 KAFKA_FETCH_AGAIN_MS = 10
 """How soon a client that holds that much checks whether it may fetch again: it empties 16 MiB in some 50 ms."""
+KAFKA_LEADERS_EVERY_S = 2.0
+"""How often the leaders of partitions are asked whether they answer, after one of them was lost."""
+KAFKA_LEADER_ANSWER_S = 1.0
+"""How long one of them has for an answer. Other partitions are not read meanwhile."""
 KAFKA_TOPICS_REREAD_S = 30.0
 """How often a source looks for new partitions and topics."""
 KAFKA_MARKER_REFRESH_S = 3600.0
@@ -221,17 +243,29 @@ REGISTRY_REQUESTS_MAX = 8
 """Concurrent requests of a lane to a schema registry."""
 REGISTRY_UNKNOWN_S = 10.0
 """How long a schema that the registry does not know is not requested again."""
+BIGQUERY_NOTED_AGAIN_S = 24 * 3600.0
+"""How often a lane that writes nothing notes its position again, because the table may remove old notes."""
+BIGQUERY_NOTE_PAUSE_S = 300.0
+"""How long a lane that could not be taken over to note its position waits before it tries again."""
+OPENSEARCH_OWNER_KNOWN_S = 15.0
+"""How long an owner that deletes documents relies on its last check that the lane is its own. With the default timeout
+of a request, 30 s, what it sends arrives before the server forgets the version of a deletion, after 60 s."""
 MQTT_UNCONFIRMED_MAX = 1000
 """Unconfirmed messages of a sink to an MQTT broker."""
 RABBITMQ_UNCONFIRMED_MAX = 1000
 """Unconfirmed messages of a sink to RabbitMQ."""
+PULSAR_UNCONFIRMED_MAX = 1000
+"""Unconfirmed messages of a sink to a partition of Pulsar."""
 NATS_UNANSWERED_MAX = 4096
 """Unanswered messages of a sink without a position."""
 NATS_POSITION_REFRESH_S = 3600.0
 """A lane that writes nothing repeats its position this often, so that a stream that deletes old messages keeps it."""
+BARE_COMMIT_INTERVAL_S = 0.1
+"""A lane commits progress without output at most this often while there is little of it. What a sink without a position
+got in that time is delivered again after a kill."""
 OT_PUBLISH_INTERVAL_S = 0.02
 """A lane publishes its watermark at most this often."""
-OT_LITTLE_INTERVAL_S = 0.1
+OT_LITTLE_INTERVAL_S = 0.25
 """The same if an entry has little news: no window waits for its watermark, and no writer for space in a buffer."""
 OT_LITTLE_SHARE = 64
 """A change is little if it is less than the size of a buffer divided by this."""
@@ -240,7 +274,11 @@ OT_PUT_TIMEOUT_S = 2.0
 OT_RETRY_INTERVAL_S = 0.1
 """Time from a failed put or read of the OT store to the next attempt."""
 OT_REREAD_INTERVAL_S = 1.0
-"""A watcher reads the whole OT store this often, so the effect of a lost message lasts no longer than this."""
+"""A watcher reads an OT store with news this often, so the effect of a lost message lasts no longer than this there."""
+OT_QUIET_AFTER_S = 8.0
+"""An OT store without news for this long is quiet."""
+OT_QUIET_REREAD_INTERVAL_S = 4.0
+"""A watcher reads a quiet store this often: the delay is at most half of the time for which nothing has happened."""
 OT_UPDATES_WAITING_MAX = 4096
 """Updates of an OT store that wait for a slow watcher before only the newest of each lane is kept."""
 OT_TIMELINE_POINTS_MAX = 1024
@@ -284,7 +322,8 @@ HAND_OVER_PIECES_MAX = 200_000
 
 # A frame with its envelope, its subject and headers must fit into a message, and the largest record into a frame.
 assert FRAME_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
-assert RESULT_FRAME_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
+assert max(FRAME_RECORDS_MAX, RESULT_FRAME_RECORDS_MAX, PACK_RECORDS_MAX) <= 1 << FRAME_INDEX_BITS
+assert max(RESULT_FRAME_BYTES_MAX, PACK_BYTES_MAX) + 64 * KIB < MESSAGE_BYTES_MAX
 assert RECORD_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
 # A UDF may answer a frame with several times its size before gRPC refuses the answer.
 assert GRPC_MESSAGE_BYTES_MAX >= 8 * MESSAGE_BYTES_MAX
@@ -294,7 +333,7 @@ assert 12 * ANSWER_RECORDS_MAX > COMMIT_BYTES_MAX // 2
 # All outputs of one record are in one commit, however large they are.
 assert ANSWER_RECORDS_MAX < ANSWER_RECORDS_MAX_MAX == COMMIT_FRAMES_MAX * FRAME_RECORDS_MAX
 # Every record of the largest frame may have an outcome.
-assert MESSAGE_PARTS_MAX > RESULT_FRAME_RECORDS_MAX + 16
+assert max(RESULT_FRAME_RECORDS_MAX, PACK_RECORDS_MAX) + 16 < MESSAGE_PARTS_MAX
 # A ledger holds at least a full buffer, and what its lanes commit before they notice that it is full.
 assert LEDGER_SLACK_BYTES >= GRPC_MESSAGE_BYTES_MAX
 assert LEDGER_BYTES_MAX > BUFFER_BYTES_MAX + 8 * COMMIT_BYTES_MAX
@@ -311,13 +350,20 @@ assert HTTP_CLIENT_CONNECTIONS_MAX * HTTP_BODY_RATE_MIN * HTTP_BODY_TIMEOUT_S < 
 assert HTTP_CLIENT_CONNECTIONS_MAX <= HTTP_CONNECTIONS_MAX / 2
 assert HTTP_BODY_GRACE_S < HTTP_BODY_TIMEOUT_S
 assert FRAMES_IN_FLIGHT_MAX * FRAME_BYTES_MAX <= BYTES_IN_FLIGHT_MAX
+# A whole commit is ready when the one before it is answered.
+assert 2 * COMMIT_BYTES_MAX <= COMMIT_AHEAD_BYTES_MAX < BYTES_IN_FLIGHT_MAX
+# A reader holds a frame of any size, and requests the next one.
+assert 2 * MESSAGE_BYTES_MAX <= READ_AHEAD_BYTES_MAX < BYTES_IN_FLIGHT_MAX
 assert BUFFER_FRAMES_MAX * FRAME_RECORDS_MAX > BUFFER_RECORDS_MAX
 # Longer intervals between commits must hardly delay what a lane publishes after a commit.
 assert 4 * COMMIT_LINGER_S <= OT_PUBLISH_INTERVAL_S
 # Publishing is the fast path; retries and re-reads only recover what it has lost.
-assert OT_PUBLISH_INTERVAL_S < OT_LITTLE_INTERVAL_S <= OT_RETRY_INTERVAL_S < OT_REREAD_INTERVAL_S < OT_PUT_TIMEOUT_S
+assert OT_PUBLISH_INTERVAL_S < OT_RETRY_INTERVAL_S < OT_REREAD_INTERVAL_S < OT_PUT_TIMEOUT_S
+assert OT_REREAD_INTERVAL_S < OT_QUIET_REREAD_INTERVAL_S <= OT_QUIET_AFTER_S / 2
+# What little news waits for hardly shows where people look at it, twice a second.
+assert OT_PUBLISH_INTERVAL_S < OT_LITTLE_INTERVAL_S <= OT_REREAD_INTERVAL_S / 4
 # A timeline must bridge the longest silence of a watch (a put that gets no answer, then a re-read) at full rate.
-assert OT_TIMELINE_POINTS_MAX * OT_PUBLISH_INTERVAL_S > 2 * (OT_PUT_TIMEOUT_S + OT_REREAD_INTERVAL_S)
+assert OT_TIMELINE_POINTS_MAX * OT_PUBLISH_INTERVAL_S > 2 * (OT_PUT_TIMEOUT_S + OT_QUIET_REREAD_INTERVAL_S)
 # Only whole segments are deleted: if there were fewer, one open window could fill a log.
 assert LOG_BYTES_MAX >= 4 * LOG_SEGMENT_BYTES
 # A flush writes what may wait in memory, one more read of the lane, and hand-overs.

@@ -48,10 +48,10 @@ async def pause(seconds: float, *, unless: asyncio.Event | None = None) -> None:
             await unless.wait()
 
 
-def until_next(interval_s: float) -> float:
-    """How long it is until the next check, at most `interval_s`.
+def until_next(interval_s: float, loop: asyncio.AbstractEventLoop | None = None) -> float:
+    """How long it is until the next check, at most `interval_s`. `loop`: None for the running one.
 
     All checks with the same interval happen at the same moments. So an idle process wakes up once for all of them. The
     wake-up is what costs time: the checks themselves take less.
     """
-    return interval_s - asyncio.get_running_loop().time() % interval_s
+    return interval_s - (loop or asyncio.get_running_loop()).time() % interval_s

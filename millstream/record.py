@@ -43,8 +43,7 @@ class Position(NamedTuple):
         return cls(sequence - 1, records)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class LaneId:
+class LaneId(NamedTuple):
     """One input partition of a vertex: an (edge, partition), for a source vertex ("source", split), for a reduce
     vertex ("window", partition)."""
 
@@ -93,8 +92,7 @@ WINDOW_INPUT = "window"
 """`LaneId.input` of a reduce's lanes, which read all of its edges. No edge can have this name either."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BufferId:
+class BufferId(NamedTuple):
     """The durable queue of one (edge, partition), in the ledger of the edge's upstream vertex."""
 
     edge: str

@@ -96,7 +96,9 @@ class LaneStatistics:
     pending: int | None = None
     """Records waiting in the buffer, or at the source if it knows."""
     pending_bytes: int | None = None
-    """Bytes waiting at a source that reads a log, if it knows."""
+    """Bytes waiting at a source that reads a log, files or objects, if it knows."""
+    pending_versions: int | None = None
+    """Versions waiting at a source that reads a table version by version, if it knows."""
     reduce: ReduceStatistics | None = None
     """The windows, for a lane of a reduce only."""
     listener: ListenerStatistics | None = None

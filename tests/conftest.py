@@ -15,13 +15,15 @@ from tests.support import sizes
 
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
+    from tests.support.azure_server import AzureServer
     from tests.support.kafka_server import KafkaServer
     from tests.support.mariadb_server import MariaServer
     from tests.support.mqtt_broker import MqttServer
-    from tests.support.object_server import ObjectServer
+    from tests.support.object_server import Bucket, ObjectServer
     from tests.support.opensearch_server import OpenSearchServer
     from tests.support.postgres_server import PostgresServer
     from tests.support.pubsub_server import PubsubServer
+    from tests.support.pulsar_server import PulsarServer
     from tests.support.rabbit_server import RabbitServer
     from tests.support.redis_server import RedisServer
     from tests.support.sqs_server import SqsServer
@@ -41,12 +43,22 @@ hypothesis.settings.load_profile("untimed")
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)
 
 
+SLOW_STARTS = {"kafka", "rabbit", "pulsar", "opensearch", "spark"}
+"""Fixtures of servers that take seconds of a processor to start."""
+START_S = 200
+"""On a busy machine, such a start may take longer than a test of another kind may."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves sweeps to `make test-all`."""
+    """Leaves sweeps to `make test-all`; gives tests that may have to start a slow server the time for it."""
     if not sizes.ALL:
         sweeps = [item for item in items if item.get_closest_marker("sweep")]
         config.hook.pytest_deselected(items=sweeps)
         items[:] = [item for item in items if item not in sweeps]
+    for item in items:
+        fixtures: list[str] = getattr(item, "fixturenames", [])
+        if not SLOW_STARTS.isdisjoint(fixtures) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) + START_S))
 
 
 @pytest.fixture(scope="session")
@@ -82,9 +94,12 @@ def mariadb() -> Iterator[MariaServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    """A Kafka broker that is up, the same one for every test that asks for it. A test that kills it starts it again."""
+    """A Kafka broker that is up, the same one for every test of a file. A test that kills it starts it again.
+
+    It starts in 5 s of a processor, and an idle one takes 3 % of one and 0.4 GB: more for the rest of a session.
+    """
     from tests.support.kafka_server import open_kafka, why_missing
 
     if why := why_missing():
@@ -101,6 +116,20 @@ def rabbit() -> Iterator[RabbitServer]:
     if why := why_missing():
         pytest.skip(why)
     with open_rabbit() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pulsar() -> Iterator[PulsarServer]:
+    """A standalone Pulsar, the same one for every test of a file. A test that kills it starts it again.
+
+    One that was killed registers its bookie without end, which takes half a processor, so it does not stay for others.
+    """
+    from tests.support.pulsar_server import open_pulsar, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_pulsar() as server:
         yield server
 
 
@@ -138,6 +167,17 @@ def opensearch() -> Iterator[OpenSearchServer]:
 
 
 @pytest.fixture(scope="session")
+def elasticsearch() -> Iterator[OpenSearchServer]:
+    """The same for Elasticsearch."""
+    from tests.support.opensearch_server import ELASTICSEARCH, open_opensearch, why_missing
+
+    if why := why_missing(ELASTICSEARCH):
+        pytest.skip(why)
+    with open_opensearch(ELASTICSEARCH) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def mqtt() -> Iterator[MqttServer]:
     """An MQTT broker, the same one for every test that asks for it. A test that kills it starts it again."""
     from tests.support.mqtt_broker import open_mqtt, why_missing
@@ -166,3 +206,21 @@ def objects() -> Iterator[ObjectServer]:
         pytest.skip(why)
     with open_objects_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[AzureServer]:
+    """Azure's blob storage, emulated, the same server for every test that asks for it."""
+    from tests.support.azure_server import open_azure, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_azure() as server:
+        yield server
+
+
+@pytest.fixture(params=["s3", "az"])
+def any_bucket(request: pytest.FixtureRequest) -> Bucket:
+    """A new bucket of each kind of object store."""
+    server: ObjectServer | AzureServer = request.getfixturevalue({"s3": "objects", "az": "azure"}[request.param])
+    return server.bucket()

@@ -45,6 +45,7 @@ PRIMITIVES = re.compile(
         r"self\._jobs\.compute",
         r"obstore\.(put|delete|copy|rename).*",
         r"write_deltalake|DeltaTable\.create|.*\.create_write_transaction",
+        r"self\._registry\.register",
         r".*\._do_commit|.*\.commit_transaction|.*\.create_namespace|_dataframe_to_data_files",
     ))
 )  # fmt: skip
@@ -219,23 +220,32 @@ def look(path: PurePosixPath, source: str) -> _Module:
 
 
 @cache
-def _looked_at() -> tuple[_Module, ...]:
+def _sources() -> dict[PurePosixPath, str]:
+    """Of the modules that may have durable steps."""
     relative = {PurePosixPath(path.relative_to(REPOSITORY).as_posix()): path for path in modules()}
-    return tuple(
-        look(name, path.read_text(encoding="utf-8"))
+    return {
+        name: path.read_text(encoding="utf-8")
         for name, path in relative.items()
         if name.parts[0] in LOOKED_AT and not is_generated(name)
-    )
+    }
 
 
-def steps() -> list[Step]:
+@cache
+def _looked_at(path: PurePosixPath) -> _Module:
+    return look(path, _sources()[path])
+
+
+@cache
+def steps() -> tuple[Step, ...]:
     """Every step of the code, by name."""
-    return sorted((step for module in _looked_at() for step in module.steps), key=lambda step: step.name)
+    # Tests ask for them while they are collected, and to look at everything takes seconds.
+    found = [_looked_at(path) for path, source in _sources().items() if "step(" in source]
+    return tuple(sorted((step for module in found for step in module.steps), key=lambda step: step.name))
 
 
 def faults() -> list[str]:
     """Durable primitives outside any step, and names that are not names of one step."""
-    found = [fault for module in _looked_at() for fault in module.faults]
+    found = [fault for path in _sources() for fault in _looked_at(path).faults]
     places: dict[str, Step] = {}
     for step in steps():
         if step.name in places:

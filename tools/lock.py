@@ -35,6 +35,8 @@ _VERTEX = [
     "--extra",
     "rabbitmq",
     "--extra",
+    "pulsar",
+    "--extra",
     "delta",
     "--extra",
     "iceberg",

@@ -2,7 +2,8 @@
 
     tools/servers.py [NAME ...]
 
-Each is fetched once, and every file of it is compared with a hash that is committed here. Where the tools or the
+Each is fetched once, and again when its recipe here has changed. Every file is compared with a hash that is committed
+here. Where the tools or the
 network are missing, the server is named and the script succeeds: the tests that need it are skipped, and say why.
 Files with other hashes are a failure.
 """
@@ -21,9 +22,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = REPOSITORY / ".cache" / "servers"
+RECIPES = Path(__file__).resolve().parent
 FETCH_TIMEOUT_S = 900
-
-_PUBSUB = Path(__file__).parent / "pubsub"
 
 
 class NotAvailableError(Exception):
@@ -54,12 +54,22 @@ def fetch_opensearch(directory: Path) -> None:
     _fetch_jars("opensearch", directory)
 
 
+def fetch_elasticsearch(directory: Path) -> None:
+    """The jars of a server, from Maven's repository; 32 MB."""
+    _fetch_jars("elasticsearch", directory)
+
+
+def fetch_pulsar(directory: Path) -> None:
+    """The jars of a standalone server, from Maven's repository; 235 MB."""
+    _fetch_jars("pulsar", directory)
+
+
 def _fetch_jars(name: str, directory: Path) -> None:
     """What the project file of a server names."""
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
             raise NotAvailableError(f"{program} is not installed")
-    listed = Path(__file__).parent / name
+    listed = RECIPES / name
     command = ["mvn", "--quiet", "--batch-mode", "--file", str(listed / "pom.xml"), "dependency:copy-dependencies"]
     try:
         done = subprocess.run(
@@ -100,6 +110,15 @@ _RABBITMQ_PACKAGES = (
 """33 MB to download, 55 MB unpacked."""
 
 
+_MOSQUITTO_PACKAGES = ("mosquitto", "libcjson1", "libdlt2", "libmosquitto1", "libwrap0")
+_DEBIAN = {
+    "postgres": _POSTGRES_PACKAGES,
+    "mariadb": _MARIADB_PACKAGES,
+    "rabbitmq": _RABBITMQ_PACKAGES,
+    "mosquitto": _MOSQUITTO_PACKAGES,
+}
+
+
 def fetch_mariadb(directory: Path) -> None:
     """The programs of a server, from Debian's archive, installed nowhere."""
     _unpack_debian(_MARIADB_PACKAGES, directory)
@@ -112,7 +131,7 @@ def fetch_rabbitmq(directory: Path) -> None:
 
 def fetch_mosquitto(directory: Path) -> None:
     """An MQTT broker and its libraries, from Debian's archive, installed nowhere."""
-    _unpack_debian(("mosquitto", "libcjson1", "libdlt2", "libmosquitto1", "libwrap0"), directory)
+    _unpack_debian(_MOSQUITTO_PACKAGES, directory)
 
 
 def _unpack_debian(packages: Sequence[str], directory: Path) -> None:
@@ -149,16 +168,26 @@ def fetch_moto(directory: Path) -> None:
     _install("moto", directory)
 
 
+def fetch_azurite(directory: Path) -> None:
+    """An emulator of Azure blob storage, Microsoft's own, with npm, which compares the hashes of its lock; 186 MB."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            raise NotAvailableError(f"{program} is not installed")
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(RECIPES / "azurite" / name, directory)
+    _run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], directory)
+
+
 def fetch_pubsub(directory: Path) -> None:
     """An emulator of Pub/Sub, Google's own, built from Go modules; they are compared with the hashes of go.sum."""
     if shutil.which("go") is None:
         raise NotAvailableError("go is not installed")
-    _run(["go", "build", "-trimpath", "-ldflags", "-s -w", "-o", str(directory / "pubsub"), "."], _PUBSUB)
+    _run(["go", "build", "-trimpath", "-ldflags", "-s -w", "-o", str(directory / "pubsub"), "."], RECIPES / "pubsub")
 
 
 def _install(name: str, directory: Path) -> None:
     """What the list of a server names, with hashes, into a directory of its own."""
-    requirements = Path(__file__).parent / name / "requirements.txt"
+    requirements = RECIPES / name / "requirements.txt"
     command = [
         sys.executable,
         "-m",
@@ -180,15 +209,30 @@ FETCHED: dict[str, Callable[[Path], None]] = {
     "mosquitto": fetch_mosquitto,
     "seaweedfs": fetch_seaweedfs,
     "moto": fetch_moto,
+    "azurite": fetch_azurite,
     "pubsub": fetch_pubsub,
     "opensearch": fetch_opensearch,
+    "elasticsearch": fetch_elasticsearch,
+    "pulsar": fetch_pulsar,
 }
 """By name, what fetches a server into an empty directory. It raises `NotAvailableError` where that is not possible."""
 
 
+def recipe(name: str) -> str:
+    """A digest of what decides what is fetched."""
+    digest = hashlib.sha256(" ".join(_DEBIAN.get(name, ())).encode())
+    for file in sorted((RECIPES / name).glob("*")):
+        digest.update(f"\n{file.name}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
 def fetch(name: str) -> None:
-    """The server in the cache, whole; nothing is done where it is there."""
-    if (CACHE / name).is_dir():
+    """The server in the cache, whole; nothing is done where it is there and its recipe has not changed."""
+    wanted, noted = recipe(name), CACHE / f".{name}.recipe"
+    is_there = (CACHE / name).is_dir()
+    # One that was fetched before recipes were noted counts as one of this recipe.
+    if is_there and (not noted.exists() or noted.read_text() == wanted):
+        noted.write_text(wanted)
         return
     CACHE.mkdir(parents=True, exist_ok=True)
     print(f"Fetching {name} into {CACHE.relative_to(REPOSITORY)}", flush=True)
@@ -196,9 +240,12 @@ def fetch(name: str) -> None:
         directory = Path(temporary) / name
         directory.mkdir()
         FETCHED[name](directory)
+        if is_there:
+            os.rename(CACHE / name, Path(temporary) / "former")
         # Another process may have fetched it meanwhile; a directory that is not empty is not replaced.
         if not (CACHE / name).is_dir():
             os.rename(directory, CACHE / name)
+        noted.write_text(wanted)
 
 
 def main() -> int:

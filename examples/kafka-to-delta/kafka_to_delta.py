@@ -37,10 +37,8 @@ def order_of(number: int, orders: int) -> tuple[str, datetime, int]:
 
 
 def produce(kafka: kafka_server.KafkaServer, orders: int) -> None:
-    from confluent_kafka import Producer
-
     kafka.create("orders", PARTITIONS)
-    producer = Producer({"bootstrap.servers": kafka.brokers, "queue.buffering.max.messages": 1_000_000, "log_level": 0})
+    producer = kafka.producer()
     for number in range(orders):
         shop, time, cents = order_of(number, orders)
         producer.produce(

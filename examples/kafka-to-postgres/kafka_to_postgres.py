@@ -38,10 +38,8 @@ def expected(order: int) -> tuple[int, str, str, Decimal]:
 
 def produce(kafka: kafka_server.KafkaServer, orders: int) -> None:
     """The states of each order one after another, those of the third of all orders up to each of them."""
-    from confluent_kafka import Producer
-
     kafka.create("orders", PARTITIONS)
-    producer = Producer({"bootstrap.servers": kafka.brokers, "queue.buffering.max.messages": 1_000_000, "log_level": 0})
+    producer = kafka.producer()
     for number, state in enumerate(STATES):
         for order in range(orders):
             if order % 3 >= number:

@@ -186,8 +186,8 @@ class Technology(Protocol):
     ) -> AbstractAsyncContextManager[InterStepBuffer]:
         """`connect` and `Link.open` in one call, for a caller that opens one pipeline once."""
 
-    def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> Server:
-        """A server over the files in `directory`. It uses `port` if that is free."""
+    def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None, buffers: int) -> Server:
+        """A server over the files in `directory`. It uses `port` if that is free. `buffers`: how many it will hold."""
 
     async def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> float:
         """Records per second that a server below `directory` stores if it does nothing else."""

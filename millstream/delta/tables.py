@@ -24,6 +24,9 @@ ABSENT = TableNotFoundError
 _CONNECT_S = 5.0
 _RETRY_S = 10.0
 """How long the client repeats a request by itself. After that, the lane reports the failure and waits."""
+_NOBODY = '{"client_email": "", "private_key": "", "private_key_id": "", "disable_oauth": true}'
+"""The key of a service account without a token. The client for Google Cloud Storage heeds `skip_signature` when it
+reads and lists; when it writes or deletes, it would ask the machine for a token and send that."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MISSING = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _REFUSED = ("403 Forbidden", "401 Unauthorized", "necessary privileges", "Permission denied")
@@ -59,6 +62,8 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
     options.update((name, text) for name, text in plain[url.scheme] if text is not None)
     if settings.anonymous:
         options["skip_signature"] = "true"
+        if url.scheme == "gs":
+            options["google_service_account_key"] = _NOBODY
     if settings.endpoint is not None and settings.endpoint.startswith("http://"):
         options["allow_http"] = "true"
     options["timeout"] = f"{settings.timeout_s:g}s"
@@ -82,7 +87,8 @@ def error_of(error: BaseException, path: str, where: str) -> MillstreamError:
         return UserError(codes.TARGET_REFUSES, f"{place}: access is denied: {text}")
     if any(word in said for word in _UNFIT):
         return UserError(codes.TARGET_UNFIT, f"{place}: {text}")
-    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {text}")
+    advice = ". Free some space there" if "No space left" in said else ""
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {text}{advice}")
 
 
 def _first_lines(said: str, error: BaseException) -> str:

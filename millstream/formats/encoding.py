@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from millstream import codes
+from millstream.durable import step
 from millstream.errors import UserError
 from millstream.formats.confluent import TYPES, header
 from millstream.formats.registry import Registry, Schema, open_registry
@@ -89,7 +90,8 @@ class Encoder:
             missing = f"the schema registry {url} has no subject {subject!r}. Register a schema there, or set one"
             remedy = f"{missing}: `schema` with `autoRegister: true`"
         elif settings.auto_register:
-            return await self._registry.register(subject, TYPES[settings.encoding], self._text)
+            with step("format.register"):
+                return await self._registry.register(subject, TYPES[settings.encoding], self._text)
         else:
             found = await self._registry.registered(subject, TYPES[settings.encoding], self._text)
             missing = f"the schema registry {url} does not have this `schema` in subject {subject!r}"

@@ -176,4 +176,5 @@ def error_of(error: BaseException, settings: IcebergTable, where: str) -> Millst
     is_value = isinstance(error, ValueError) and not isinstance(error, OSError)
     if is_place or is_database or is_value or isinstance(error, BadRequestError | NoSuchNamespaceError):
         return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
-    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
+    advice = ". Free some space there" if "No space left" in said else ""
+    return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}{advice}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class _LocalFile(PyArrowFile):
 
 class _Synced(io.BufferedWriter):
     def __init__(self, path: Path, *, overwrite: bool) -> None:
+        self._path = path
         self._directories = {path.parent}
         for parent in path.parents:
             if parent.exists():
@@ -40,11 +42,21 @@ class _Synced(io.BufferedWriter):
         path.parent.mkdir(parents=True, exist_ok=True)
         super().__init__(io.FileIO(path, "w" if overwrite else "x"))
 
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            self._discard()
+        else:
+            self.close()
+
     def close(self) -> None:
         if self.closed:
             return
-        self.flush()
-        os.fsync(self.fileno())
+        try:
+            self.flush()
+            os.fsync(self.fileno())
+        except BaseException:
+            self._discard()
+            raise
         super().close()
         for directory in sorted(self._directories, key=lambda directory: -len(directory.parts)):
             descriptor = os.open(directory, os.O_RDONLY)
@@ -52,3 +64,11 @@ class _Synced(io.BufferedWriter):
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+    def _discard(self) -> None:
+        """Close an incomplete file, and remove it: nothing refers to it, and a full disk needs its space."""
+        with suppress(OSError):
+            # This tries to write the rest once more.
+            super().close()
+        with suppress(OSError):
+            self._path.unlink()

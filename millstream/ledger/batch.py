@@ -7,8 +7,8 @@ Above it: ledgers that are streams of messages, in JetStream or in memory. Below
     <lane>.p                      the mark: last, replacing the previous one
 
 The server stages every batch in separate files, which takes several times as long as a plain message. So a commit of
-one frame is one message, with the mark in a header. Either way the last message of a lane holds its mark, and the last
-message of a commit is guarded by the sequence of the previous mark.
+one frame, or of one pack of frames, is one message, with the mark in a header. Either way the last message of a lane
+holds its mark, and the last message of a commit is guarded by the sequence of the previous mark.
 """
 
 from __future__ import annotations

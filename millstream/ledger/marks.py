@@ -5,7 +5,7 @@ from __future__ import annotations
 from millstream import codes
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import DamageError, FencedError
-from millstream.ledger.protocol import StoredMark
+from millstream.ledger.protocol import Commit, StoredMark
 from millstream.ledger.witness import REPAIR
 from millstream.record import LaneId
 from millstream.wire.ledger.v1 import mark_pb2
@@ -22,6 +22,13 @@ def taken_over(stored: StoredMark | None, owner: str, commit_id: bytes) -> mark_
     return mark
 
 
+def takeover(lane: LaneId, mark: mark_pb2.Mark, stored: StoredMark | None) -> Commit:
+    """The commit of a new owner's first mark, after the mark that it has read."""
+    if stored is None:
+        return Commit(lane, (), mark, after=0)
+    return Commit(lane, (), mark, after=stored.sequence, replaces=stored.mark.commit_id)
+
+
 def fenced(lane: LaneId, newest: int, own: int, by: str = "") -> FencedError:
     """The error for an owner with epoch `own` that was replaced by an owner with epoch `newest`."""
     name = f" by {by!r}" if by else ""
@@ -33,8 +40,17 @@ def fenced(lane: LaneId, newest: int, own: int, by: str = "") -> FencedError:
 def lost_mark(lane: LaneId, after: int, stored: StoredMark | None) -> DamageError:
     """The error for an owner whose mark was at stream sequence `after`, while the ledger now holds `stored`."""
     found = "is gone" if stored is None else f"is back at {stored.sequence}"
+    if stored is not None and stored.sequence == after:
+        found = "was replaced by another one there"
     return DamageError(
         codes.LEDGER_CUT,
         f"the mark of lane {lane}, which was at sequence {after}, {found}: the ledger of vertex {lane.vertex} lost "
         f"its latest data, was rolled back or was rebuilt. {REPAIR}",
     )
+
+
+def is_replaced(commit: Commit, stored: StoredMark | None) -> bool:
+    """Whether the mark at the sequence that a commit expects is not the mark that the commit follows."""
+    if stored is None or stored.sequence != commit.after:
+        return False
+    return bool(commit.replaces) and stored.mark.commit_id != commit.replaces

@@ -18,7 +18,7 @@ from millstream import codes
 from millstream.clock import Clock, SystemClock
 from millstream.errors import BufferFullError, DamageError, DurabilityError, FencedError, StorageFullError
 from millstream.ledger.batch import Message, commit_messages, decode_ids, frame_sequences, stored_mark
-from millstream.ledger.marks import fenced, lost_mark, taken_over
+from millstream.ledger.marks import fenced, lost_mark, taken_over, takeover
 from millstream.ledger.protocol import (
     Broker,
     Commit,
@@ -39,6 +39,8 @@ from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, l
 from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
+
+_CommitId = bytes
 
 _NAMESPACE = UUID("5c0b2f3e-6a1d-4a52-9d0e-3f9f1d3c7b61")
 
@@ -118,6 +120,8 @@ class _Stored:
     """Its subject, and the filters that match it."""
     stored_s: float
     expires_s: float | None
+    commit: _CommitId
+    """Id of the commit that it belongs to."""
 
 
 @dataclass(slots=True)
@@ -157,10 +161,12 @@ class _Stream:
         stored = self.messages.get(sequence)
         return witness_of(sequence, stored.message.headers) if stored is not None else None
 
-    def store(self, message: Message, filters: Sequence[str], now_s: float, expires_s: float | None = None) -> int:
+    def store(
+        self, message: Message, filters: Sequence[str], commit: _CommitId, now_s: float, expires_s: float | None = None
+    ) -> int:
         self.last_sequence += 1
         keys = (message.subject, *filters)
-        self.messages[self.last_sequence] = _Stored(message, keys, now_s, expires_s)
+        self.messages[self.last_sequence] = _Stored(message, keys, now_s, expires_s, commit)
         for key in keys:
             self.found_by.setdefault(key, {})[self.last_sequence] = None
         self.bytes += len(message.data)
@@ -217,6 +223,10 @@ class MemoryLedger:
     def sharing(self) -> Sharing:
         return self._stream.sharing
 
+    @property
+    def packs(self) -> bool:
+        return True
+
     def statistics(self) -> LedgerStatistics:
         return self._statistics
 
@@ -230,7 +240,7 @@ class MemoryLedger:
             stored = await self.mark(lane)
             mark = taken_over(stored, owner, self._commit_id(lane))
             try:
-                receipt = await self.commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
+                receipt = await self.commit(takeover(lane, mark, stored))
             except FencedError:
                 continue
             return StoredMark(mark, receipt.mark_sequence)
@@ -363,6 +373,8 @@ class MemoryLedger:
             if stored < commit.after:
                 raise lost_mark(commit.lane, commit.after, StoredMark(mark, stored) if stored else None)
             raise fenced(commit.lane, mark.epoch, commit.mark.epoch, mark.owner)
+        if stored and commit.replaces and self._stream.messages[stored].commit != commit.replaces:
+            raise lost_mark(commit.lane, commit.after, StoredMark(self._stream.mark(lane), stored))
         if fault is _Fault.LOST_BEFORE:
             return None
         self._check_room(commit, messages, fault)
@@ -399,15 +411,15 @@ class MemoryLedger:
         now_s = self._clock.monotonic_s()
         lane = lane_filter(self._id, commit.lane)
         for message, (buffer, _) in zip(messages, commit.frames, strict=False):
-            self._stream.store(message, (lane, self._filter(buffer)), now_s)
+            self._stream.store(message, (lane, self._filter(buffer)), commit.mark.commit_id, now_s)
         for message in messages[len(commit.frames) :]:
             if message.subject == mark_subject(self._id, commit.lane):
                 for replaced in self._stream.after(message.subject, 0):
                     self._stream.remove(replaced)
-                self._stream.store(message, (lane,), now_s)
+                self._stream.store(message, (lane,), commit.mark.commit_id, now_s)
             else:
                 filters = (lane, ids_filter(self._id, commit.lane))
-                self._stream.store(message, filters, now_s, now_s + commit.ids_ttl_s)
+                self._stream.store(message, filters, commit.mark.commit_id, now_s, now_s + commit.ids_ttl_s)
         self._stream.grown.set()
         return self._stream.last_sequence
 

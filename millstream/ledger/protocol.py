@@ -73,6 +73,9 @@ class Commit:
     ids: bytes = b""
     """Concatenated digests of record ids to remember (for sources that may repeat records)."""
     ids_ttl_s: float = 0.0
+    replaces: bytes = b""
+    """`commit_id` of the lane's previous mark; empty if there is none. In a ledger that was set back and written again,
+    another mark may have the sequence `after`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,10 @@ class Ledger(Protocol):
     def sharing(self) -> Sharing:
         """Edges that share a stored copy of their frames. Each method accepts the buffer of any of these edges, and
         applies to the copy: a frame is written once, for all edges, and is trimmed when all of them have passed it."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether the frames of a commit to one buffer are to be stored as one (`millstream.ledger.packs`)."""
 
     def statistics(self) -> LedgerStatistics: ...
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from millstream import codes
 from millstream.errors import UserError
 from millstream.record import BufferId, LaneId
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
+_NAMES_MAX = 4096
+"""Names to remember: each commit needs the same few."""
 
 ID_SUBJECTS = 256
 """The ids of a lane are spread over this many subjects, so that only their age limits their number."""
@@ -18,11 +21,13 @@ def stream_name(pipeline: str, vertex: str) -> str:
     return f"{_token(pipeline)}-{_token(vertex)}"
 
 
+@lru_cache(_NAMES_MAX)
 def lane_filter(stream: str, lane: LaneId) -> str:
     """Matches everything that the lane writes. The last message holds the lane's mark."""
     return f"{_lane_prefix(stream, lane)}.>"
 
 
+@lru_cache(_NAMES_MAX)
 def frame_subject(stream: str, lane: LaneId, buffer: BufferId) -> str:
     return f"{_lane_prefix(stream, lane)}.d.{_token(buffer.edge)}.{buffer.partition}"
 

@@ -21,8 +21,9 @@ try:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
     from nats.aio.transport import TcpTransport
+    from nats.protocol import parser
 finally:
     if _hidden:
         del sys.modules[_LIBRARY]
 
-__all__ = ["Client", "Msg", "Subscription", "TcpTransport", "nats_errors"]
+__all__ = ["Client", "Msg", "Subscription", "TcpTransport", "nats_errors", "parser"]

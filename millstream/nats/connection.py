@@ -25,6 +25,7 @@ from millstream.errors import InfrastructureError
 from millstream.nats.access import BrokerAccess
 from millstream.nats.client import Client, Msg, Subscription, TcpTransport, nats_errors
 from millstream.nats.direct import DirectClient, Listener
+from millstream.nats.incoming import AtOnce, PieceReader, nothing_at_once
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class BrokerConnection:
         # A connection whose peer has vanished still has bytes to send: closing it must not wait for them.
         self._transport = _AbortingTransport(encrypted=access.tls is not None)
         self._client = DirectClient(self._transport)
+        self._transport.at_once = self._client.take
         self._up = asyncio.Event()
         self._closing = False
         self._refusal: str | None = None
@@ -315,6 +317,8 @@ class BrokerConnection:
         self._losses += 1
         if not self._closing:
             _log.warning("connection to the NATS server at %s lost; reconnecting", self.place)
+        # Those who wait for answers ask again; what is still unsent would be sent before they have looked.
+        self._client.forget_unsent()
         self._fail_answers()
         for listener in list(self._loss_listeners):
             listener()
@@ -378,6 +382,8 @@ class _AbortingTransport(TcpTransport):
 
     def __init__(self, *, encrypted: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as its base class is
+        self.at_once: AtOnce = nothing_at_once
+        """Gets what arrives, before the task that reads it."""
         self._must_encrypt = encrypted
         self._encrypts = False
         self._forbidden = False
@@ -393,7 +399,15 @@ class _AbortingTransport(TcpTransport):
         # The client forgets a connection that broke before the server had sent its INFO.
         self.abort()
         self._encrypts = False
-        await super().connect(uri, buffer_size, connect_timeout)
+        # As the library does it, with a reader of our own.
+        loop = asyncio.get_running_loop()
+        reader = PieceReader(loop, self.at_once)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        async with asyncio.timeout(connect_timeout):
+            transport, _ = await loop.create_connection(lambda: protocol, uri.hostname or "", uri.port or 0)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        self._bare_io_reader = self._io_reader = reader
+        self._bare_io_writer = self._io_writer = writer
 
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int

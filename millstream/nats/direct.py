@@ -1,7 +1,7 @@
 """A NATS client with a fast path for what every frame needs: to send a message, and to receive one.
 
-    publish ─► socket                       unless data is waiting there: then the library's buffer and its task
-    socket ─► listener, directly            instead of a queue and a task for each subscription
+    publish ─► socket                          unless data is waiting there: then the library's buffer and its task
+    socket ─► listener, as soon as it is read  instead of a queue and a task for each subscription
 
 Above it: the connection. Below it: `nats-py`, which keeps the connection, the subscriptions and everything rare. The
 fast path must look the same to it: its buffer stays ahead of what is sent later, and its callback gets the errors of
@@ -12,8 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TypeVar
 
 from millstream.nats.client import Client, Msg, Subscription, TcpTransport
+from millstream.nats.incoming import PieceParser
+
+_T = TypeVar("_T")
 
 Listener = Callable[[Msg], None]
 """Called while the socket is read, so it must not take long."""
@@ -27,8 +32,11 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """Header names that the library sends."""
 _NAME = re.compile(r"[!-9;-~]+")
 """Header names that the library accepts from a server."""
-_LINE_BREAK = re.compile(r"[\r\n]")
 _SPACES = " \t\r\n\v\f"
+_NAMES = 256
+"""Header names that are remembered as good or bad: a pipeline uses a dozen."""
+_REMEMBERED_CHARACTERS_MAX = 64
+"""Characters of such a name: any publisher may send names of megabytes."""
 _HEAD = b"NATS/1.0\r\n"
 _END = b"\r\n"
 
@@ -40,6 +48,7 @@ class DirectClient(Client):
         """`transport`: the transport of all its connections, one after another."""
         super().__init__()
         self._transport = self._tcp = transport
+        self._ps = self._pieces = PieceParser(self)
         self._listeners: dict[int, Listener] = {}
         """Listeners by subscription id."""
 
@@ -68,7 +77,7 @@ class DirectClient(Client):
             head = f"PUB {subject} {reply} {len(payload)}\r\n".encode()
         else:
             for name, value in headers.items():
-                if not _TOKEN.fullmatch(name) or _LINE_BREAK.search(value):
+                if not _is_token(name) or "\r" in value or "\n" in value:
                     return False
             lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
             size = len(_HEAD) + len(lines) + len(_END)
@@ -85,6 +94,26 @@ class DirectClient(Client):
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += len(payload)
         return True
+
+    def take(self, data: bytes) -> bytes | None:
+        """Call the listeners of messages that have just arrived. See `millstream.nats.incoming.AtOnce`."""
+        return self._pieces.take(data) if self._status == Client.CONNECTED else data
+
+    def hear(self, sid: int, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> bool:
+        """Call the listener of a message. False if it has none, or if the library has to read the headers."""
+        listener = self._listeners.get(sid)
+        if listener is None or (headers and not headers.startswith(_HEAD)):
+            return False
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        named = self._parse_header_lines(headers[len(_HEAD) :]) if headers else None
+        listener(Msg(self, subject.decode(), reply.decode(), data, named or None, _sid=sid))
+        return True
+
+    def forget_unsent(self) -> None:
+        """Drop what is buffered. A lost connection may have lost it as well, and the library subscribes again."""
+        self._pending.clear()
+        self._pending_data_size = 0
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._listeners.pop(sid, None)
@@ -108,8 +137,30 @@ class DirectClient(Client):
         """Same as the library's, which checks each character of each name."""
         named: dict[str, str] = {}
         for line in raw.decode("utf-8", "replace").split("\r\n"):
-            name, colon, value = line.partition(":")
-            name = name.strip(_SPACES)
-            if colon and _NAME.fullmatch(name):
+            written, colon, value = line.partition(":")
+            if colon and (name := _name_of(written)):
                 named[name] = value.strip(_SPACES)
         return named
+
+
+def _remembered(function: Callable[[str], _T]) -> Callable[[str], _T]:
+    """`function` of a name, which remembers the results for some short ones."""
+    cached = lru_cache(_NAMES)(function)
+
+    def remembering(name: str) -> _T:
+        return cached(name) if len(name) <= _REMEMBERED_CHARACTERS_MAX else function(name)
+
+    return remembering
+
+
+@_remembered
+def _is_token(name: str) -> bool:
+    """Whether the library sends a header of this name."""
+    return _TOKEN.fullmatch(name) is not None
+
+
+@_remembered
+def _name_of(written: str) -> str:
+    """The name of a header of a server; empty if the library does not accept it."""
+    name = written.strip(_SPACES)
+    return name if _NAME.fullmatch(name) else ""

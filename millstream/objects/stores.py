@@ -51,6 +51,10 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
             config[name] = resolve(value, base_dir, f"{where}: the {name} for {url.root}")
     if settings.anonymous:
         config["skip_signature"] = True
+        if url.scheme == "gs":
+            # The client heeds `skip_signature` when it reads and lists; when it writes or deletes, it would ask the
+            # machine for a token and send that.
+            config["credential_provider"] = lambda: {"token": "", "expires_at": None}
     # A large object may take long, but not without any data.
     wait = timedelta(seconds=settings.timeout_s)
     client: Any = {"timeout": _OBJECT_TIMEOUT, "read_timeout": wait, "connect_timeout": min(wait, _CONNECT)}

@@ -33,9 +33,16 @@ _HEARTBEAT_S = 10
 _CLOSE_S = 2.0
 _REFUSED = 403
 """The authentication mechanisms that aiormq supports."""
-_PASSING = ("down or inaccessible", "' is down", "connection limit", "timed out", "in exclusive use")
-"""Parts of messages about conditions that pass: the server is starting, it still knows an earlier consumer, or an
-acknowledgement took too long."""
+_PASSING = (
+    "down or inaccessible",
+    "' is down",
+    "replica on the local node",
+    "connection limit",
+    "timed out",
+    "in exclusive use",
+)
+"""Parts of messages about conditions that pass: the server is starting (it serves connections before it has started its
+replicas of streams), it still knows an earlier consumer, or an acknowledgement took too long."""
 
 # What aiormq logs becomes a Millstream error, which is reported once.
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)
@@ -91,6 +98,23 @@ class RabbitLink:
 
         self.channel.closing.add_done_callback(ended)
         self.channel.on_consumer_cancel_callbacks.add(cancelled)
+
+    async def error_of_publishing(self, error: BaseException) -> MillstreamError:
+        """The same for a publication. A server that is short of disk space or memory takes none, and says so."""
+        if not isinstance(error, TimeoutError) or not await self._is_blocked():
+            return self.error_of(error)
+        what = f"{self.where}: RabbitMQ at {self.server.host}:{self.server.port} accepts no messages now"
+        why = "it is low on disk space or memory. Free some there; `rabbitmq-diagnostics alarms` says what is low"
+        return RetryLaterError(codes.TARGET_AWAY, f"{what}: {why}")
+
+    async def _is_blocked(self) -> bool:
+        try:
+            # This does not wait unless the connection is blocked.
+            async with asyncio.timeout(0):
+                await self._connection.ready()
+        except TimeoutError:
+            return not self._connection.is_closed
+        return False
 
     def error_of(self, error: BaseException) -> MillstreamError:
         """The Millstream error for an error of the client."""

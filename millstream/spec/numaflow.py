@@ -100,8 +100,8 @@ _UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 
 _CONNECTORS = {
-    "source": ["nats", "jetstream", "pulsar", "sqs", "serving", "redisStreams"],
-    "sink": ["pulsar", "sqs", "serve"],
+    "source": ["nats", "jetstream", "sqs", "serving", "redisStreams"],
+    "sink": ["sqs", "serve"],
 }
 """Numaflow's sources and sinks that are not Millstream's; an installed package may have one."""
 _REGISTRIES: Mapping[str, Registry[Any]] = {"source": SOURCES, "sink": SINKS}

@@ -43,8 +43,8 @@ class _Means(Enum):
 
 
 _MYSQL: dict[int, _Means] = {
-    # A value that does not fit its column, a check, a trigger's SIGNAL.
-    **dict.fromkeys((1264, 1265, 1292, 1366, 1406, 1411, 1441, 1644, 1690, 3819, 4025), _Means.RECORD),
+    # A value that does not fit its column, a check, a trigger's SIGNAL, a statement that is too long for the server.
+    **dict.fromkeys((1153, 1264, 1265, 1292, 1366, 1406, 1411, 1441, 1644, 1690, 3819, 4025), _Means.RECORD),
     # Refused users, databases, tables and columns.
     **dict.fromkeys((1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1370, 1698), _Means.REFUSED),
     # Full disks, lock time-outs, deadlocks, shutdowns, read-only servers, killed statements, lost connections.
@@ -79,6 +79,11 @@ _SQLSTATES = {
     _Means.PASSING: ("08", "25", "40", "53", "55", "57", "58", "XX", "HYT"),
 }
 """By the first characters of the SQLSTATE, for other databases whose driver reports it."""
+
+_STATEMENT_BYTES_MAX = "statement_bytes_max"
+"""Key of a connection's information."""
+_VALUE_BYTES_MAX = 64
+"""Bytes of a number or time, and of the marks around a text."""
 
 
 class SqlThread:
@@ -175,7 +180,47 @@ def _engine(settings: SqlDatabase, base_dir: Path, where: str, *, create: bool, 
             "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'), time_zone = '+00:00', "
             f"innodb_lock_wait_timeout = {SQL_LOCK_TIMEOUT_S}"
         )
-    return sa.create_engine(url, poolclass=NullPool, connect_args=arguments)
+    engine = sa.create_engine(url, poolclass=NullPool, connect_args=arguments)
+    if settings.driver == "pymysql":
+        _limit_statements(engine)
+    return engine
+
+
+def _limit_statements(engine: Engine) -> None:
+    """Divides or refuses statements that are too long for the server. It would close the connection, as if it were
+    away, so the record would be tried again forever."""
+    from pymysql.err import DataError  # type: ignore[import-untyped]
+
+    @event.listens_for(engine, "connect")
+    def ask(connection: Any, record: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@max_allowed_packet")
+            # A packet has to be shorter, and has one byte more than its statement.
+            record.info[_STATEMENT_BYTES_MAX] = int(cursor.fetchone()[0]) - 2
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def check(
+        connection: Connection, cursor: Any, statement: str, parameters: Any, context: object, executemany: bool
+    ) -> None:
+        limit = connection.info[_STATEMENT_BYTES_MAX]
+        # PyMySQL joins rows up to this length.
+        cursor.max_stmt_length = min(cursor.max_stmt_length, limit)
+        for row in parameters if executemany else (parameters,):
+            if _bytes_at_most(statement, row) <= limit:
+                continue
+            size = len(cursor.mogrify(statement, row).encode(errors="surrogateescape"))
+            if size > limit:
+                what = f"its statement has {size} bytes; the server's `max_allowed_packet` allows {limit}"
+                raise exc.DataError(None, None, DataError(1153, what))
+
+
+def _bytes_at_most(statement: str, row: Any) -> int:
+    """Upper limit of the bytes of a statement with these values. Computed without writing them."""
+    values = row.values() if isinstance(row, dict) else row or ()
+    texts = [value for value in values if isinstance(value, str | bytes)]
+    # A byte may be escaped by another one, and a character has at most four.
+    sizes = (len(text) * (4 if isinstance(text, str) else 2) for text in texts)
+    return len(statement) + _VALUE_BYTES_MAX * len(values) + sum(sizes)
 
 
 def _sqlite_engine(file: Path, *, create: bool, writes: bool) -> Engine:

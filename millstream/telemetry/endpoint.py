@@ -4,26 +4,27 @@
     /livez     200 while the event loop runs
     /readyz    200 when the process can do its work, otherwise 503 with the reason
 
-Above it: `open_telemetry`. Below it: two callbacks, for the metrics and for readiness, and the HTTP server that limits
-connections. It listens on the loopback interface by default. It requires no credentials; docs/telemetry.md lists what
-it publishes.
+Above it: `open_telemetry`. Below it: two callbacks, for the metrics and for readiness, `probes`, which reads requests
+and writes answers, and `millstream.wire.accepting`, which limits connections. It listens on the loopback interface by
+default. It requires no credentials; docs/telemetry.md lists what it publishes.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from aiohttp import web
-
 from millstream import codes
+from millstream.background import open_tasks
 from millstream.clock import Clock
 from millstream.errors import InfrastructureError
 from millstream.limits import METRICS_CLIENT_CONNECTIONS_MAX, METRICS_CONNECTIONS_MAX
-from millstream.wire.connections import ConnectionLimits
-from millstream.wire.http_server import open_http_server
+from millstream.telemetry.probes import Answer, Probes
+from millstream.wire.accepting import Accepting
+from millstream.wire.connections import ConnectionLimits, Connections, Refusals
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -37,18 +38,15 @@ async def open_endpoint(
     Raises `InfrastructureError` if the endpoint cannot listen on the port.
     """
 
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=metrics_text(), headers={"Content-Type": _METRICS_TYPE})
-
-    async def livez(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def readyz(_: web.Request) -> web.Response:
+    def readyz() -> Answer:
         reason = not_ready()
-        return web.Response(text="ok\n") if reason is None else web.Response(status=503, text=reason + "\n")
+        return Answer(b"ok\n") if reason is None else Answer(reason.encode() + b"\n", status=503)
 
-    app = web.Application()
-    app.add_routes([web.get("/metrics", metrics), web.get("/livez", livez), web.get("/readyz", readyz)])
+    paths = {
+        "/metrics": lambda: Answer(metrics_text(), _METRICS_TYPE),
+        "/livez": lambda: Answer(b"ok\n"),
+        "/readyz": readyz,
+    }
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -63,9 +61,18 @@ async def open_endpoint(
             f"the metrics endpoint cannot listen on {host}:{port}: {reason}; "
             "choose another port: --metrics-port-base of `millstream run`, --metrics-port of a vertex process",
         ) from error
+    limits = ConnectionLimits(METRICS_CONNECTIONS_MAX, METRICS_CLIENT_CONNECTIONS_MAX)
+    limits = limits.fitting(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    refusals = Refusals(f"the metrics endpoint on port {port}", clock)
+    probes = Probes(paths, limits, refusals)
     with listener:
         listener.setblocking(False)
-        limits = ConnectionLimits(METRICS_CONNECTIONS_MAX, METRICS_CLIENT_CONNECTIONS_MAX)
-        where = f"the metrics endpoint on port {port}"
-        async with open_http_server(app, listener, limits, where=where, clock=clock, shutdown_timeout_s=1.0):
-            yield
+        async with open_tasks() as tasks:
+            accepting = Accepting(listener, limits, Connections(limits), refusals, probes.connection)
+            task = tasks.create_task(accepting.run(tasks), name=f"accept metrics on port {port}")
+            try:
+                yield
+            finally:
+                task.cancel()
+                accepting.stop()
+                probes.close()

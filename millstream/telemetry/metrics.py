@@ -7,12 +7,12 @@ its histograms are in microseconds. The module does not depend on how metrics le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
-from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US, Clock
 from millstream.statistics import (
@@ -24,6 +24,7 @@ from millstream.statistics import (
     VertexStatistics,
 )
 from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, LOOP_LAG_BOUNDS_S, PROCESSING_BOUNDS_US
+from millstream.telemetry.histograms import Described, Histogram, Histograms
 
 
 class MetricKind(Enum):
@@ -251,8 +252,15 @@ METRICS: tuple[Metric, ...] = (
         "millstream_source_pending_bytes",
         _GAUGE,
         (_LANE,),
-        "Bytes of the server's log that wait at a source that reads one (`cdc`); absent where that is unknown.",
+        "Bytes that wait at a source of files, of objects or of a server's log (`cdc`); absent where that is unknown.",
         _lanes(lambda n: n.pending_bytes),
+    ),
+    Metric(
+        "millstream_source_pending_versions",
+        _GAUGE,
+        (_LANE,),
+        "Versions of a Delta table, or snapshots of an Iceberg table, that are not read; absent where that is unknown.",
+        _lanes(lambda n: n.pending_versions),
     ),
     Metric(
         "isb_jetstream_buffer_soft_usage",
@@ -448,6 +456,20 @@ METRICS: tuple[Metric, ...] = (
     ),
 )
 
+_DESCRIBED = {metric.name: metric.description for metric in METRICS}
+_TIMES = tuple(
+    Described(name, _DESCRIBED[name], bounds)
+    for name, bounds in (
+        (UDF_TIME, PROCESSING_BOUNDS_US),
+        (TRANSFORMER_TIME, PROCESSING_BOUNDS_US),
+        (WRITE_TIME, PROCESSING_BOUNDS_US),
+        (REDUCE_TIME, PROCESSING_BOUNDS_US),
+        (COMMIT_TIME, LATENCY_BOUNDS_S),
+        (CLOSE_TIME, CLOSE_BOUNDS_S),
+        (LATENCY, LATENCY_BOUNDS_S),
+        (LOOP_LAG, LOOP_LAG_BOUNDS_S),
+    )
+)
 _STAGE_TIME = {"udf": UDF_TIME, "transformer": TRANSFORMER_TIME, "sink": WRITE_TIME, "reduce": REDUCE_TIME}
 
 
@@ -459,9 +481,9 @@ class VertexMetrics:
         statistics: Callable[[], VertexStatistics],
         labels: Labels,
         reports: Collection[LaneReport],
-        times: Mapping[str, Histogram],
+        times: Mapping[str, Sequence[Histogram]],
     ) -> None:
-        """`labels`: the values of `COMMON_LABELS`."""
+        """`labels`: the values of `COMMON_LABELS`. `times`: the replica's histograms by name, one for each reader."""
         self.labels = dict(labels)
         self.newest: VertexStatistics | None = None
         """The statistics that the next collection reports."""
@@ -486,36 +508,41 @@ class VertexMetrics:
         """Records how long a stage took for one frame (or slice, or batch)."""
         micros = seconds * MICROSECONDS
         if stage == "commit":
-            self._times[COMMIT_TIME].record(seconds, self.labels)
+            self._observe(COMMIT_TIME, seconds)
             if self._writes_are_commits:
-                self._times[WRITE_TIME].record(micros, self.labels)
+                self._observe(WRITE_TIME, micros)
         elif stage == "close":
-            self._times[CLOSE_TIME].record(seconds, self.labels)
+            self._observe(CLOSE_TIME, seconds)
         elif (name := _STAGE_TIME.get(stage)) is not None:
-            self._times[name].record(micros, self.labels)
+            self._observe(name, micros)
 
     def observe_loop_lag(self, seconds: float) -> None:
         """Records how late the replica's event loop is."""
         if not self._ended:
-            self._times[LOOP_LAG].record(seconds, self.labels)
+            self._observe(LOOP_LAG, seconds)
 
     def observe_latency(self, seconds: float, records: int) -> None:
         """Records that a sink has written a frame whose oldest record entered the pipeline `seconds` ago."""
         # The clocks of several machines may differ by more than the latency of a fast pipeline.
         seconds = max(0.0, seconds)
-        self._times[LATENCY].record(seconds, self.labels)
+        self._observe(LATENCY, seconds)
         self.record_seconds += seconds * records
         self.records += records
+
+    def _observe(self, name: str, value: float) -> None:
+        for histogram in self._times[name]:
+            histogram.observe(value)
 
 
 class Metrics:
     """The instruments of one process, over all its replicas."""
 
-    def __init__(self, meter: Meter, clock: Clock) -> None:
+    def __init__(self, meter: Meter, clock: Clock, histograms: Sequence[Histograms]) -> None:
+        """`histograms`: those of each reader."""
         self._meter = meter
         self._clock = clock
+        self._histograms = histograms
         self._replicas: list[VertexMetrics] = []
-        self._times: dict[str, Histogram] = {}
 
     def register(self) -> None:
         """Creates the instruments."""
@@ -528,27 +555,13 @@ class Metrics:
                 else self._meter.create_observable_gauge
             )
             make(metric.name, callbacks=[self._callback(metric.read)], description=metric.description)
-        described = {metric.name: metric.description for metric in METRICS}
-        for name, bounds in (
-            (UDF_TIME, PROCESSING_BOUNDS_US),
-            (TRANSFORMER_TIME, PROCESSING_BOUNDS_US),
-            (WRITE_TIME, PROCESSING_BOUNDS_US),
-            (REDUCE_TIME, PROCESSING_BOUNDS_US),
-            (COMMIT_TIME, LATENCY_BOUNDS_S),
-            (CLOSE_TIME, CLOSE_BOUNDS_S),
-            (LATENCY, LATENCY_BOUNDS_S),
-            (LOOP_LAG, LOOP_LAG_BOUNDS_S),
-        ):
-            self._times[name] = self._meter.create_histogram(
-                name, description=described[name], explicit_bucket_boundaries_advisory=list(bounds)
-            )
-        # A counter that is read costs one addition per frame; one that is recorded costs as much as the histogram.
+        # A counter that is read costs one addition per frame; one that is recorded costs many times as much.
         totals: tuple[tuple[str, Callable[[VertexMetrics], float]], ...] = (
             (LATENCY_SUM, lambda replica: replica.record_seconds),
             (LATENCY_COUNT, lambda replica: replica.records),
         )
         for name, total in totals:
-            self._meter.create_observable_counter(name, callbacks=[self._of_each(total)], description=described[name])
+            self._meter.create_observable_counter(name, callbacks=[self._of_each(total)], description=_DESCRIBED[name])
 
     @contextmanager
     def replica(
@@ -556,7 +569,8 @@ class Metrics:
     ) -> Iterator[VertexMetrics]:
         """The metrics of a replica. After the context has ended, its last numbers are reported until the process ends,
         including the final export."""
-        replica = VertexMetrics(statistics, labels, reports, self._times)
+        times = {one.name: [reader.make(one, labels) for reader in self._histograms] for one in _TIMES}
+        replica = VertexMetrics(statistics, labels, reports, times)
         self._replicas.append(replica)
         try:
             yield replica

@@ -28,11 +28,10 @@ from millstream.statistics import LaneReport, VertexStatistics
 from millstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from millstream.telemetry.export import OtlpReader
+    from millstream.telemetry.export import OtlpReader, PrometheusReader
     from millstream.telemetry.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -182,21 +181,23 @@ async def _open_metrics(
     from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 
     from millstream.telemetry.export import PrometheusText, make_otlp_reader
+    from millstream.telemetry.histograms import SCOPE
     from millstream.telemetry.metrics import Metrics
 
     prometheus = PrometheusText() if endpoint.port else None
     otlp: OtlpReader | None = None
+    readers: list[PrometheusReader | OtlpReader] = [] if prometheus is None else [prometheus.reader]
     if _exports("METRICS", environment):
         otlp = make_otlp_reader(_timeout_s("METRICS", environment))
-    readers: list[MetricReader] = [] if prometheus is None else [prometheus.reader]
+        readers.append(otlp)
     provider = MeterProvider(
-        readers if otlp is None else [*readers, otlp],
+        readers,
         _resource(identities, environment),
         # Exemplars would take as long as the rest of an observation.
         exemplar_filter=AlwaysOffExemplarFilter(),
         shutdown_on_exit=False,
     )
-    metrics = Metrics(provider.get_meter("millstream"), clock)
+    metrics = Metrics(provider.get_meter(SCOPE), clock, [reader.histograms for reader in readers])
     metrics.register()
     async with AsyncExitStack() as stack:
         stack.callback(provider.shutdown)

@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from millstream.clock import SystemClock
-from millstream.errors import MillstreamError, UserError
+from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.record import SOURCE_INPUT, LaneId
 from millstream.spec.connectors import GuaranteeId
 from millstream.spec.sources import Source
 from millstream.testing.checks import check
-from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane, is_held_up
 from millstream_reader.sources.opening import open_source
 
 _LIMIT_S = 60.0
@@ -157,7 +157,8 @@ class SourceConformance(ABC):
         self._run(run)
 
     def test_a_system_that_is_away_is_waited_for(self) -> None:
-        """Reads return nothing until the system is available again; nothing is lost or repeated."""
+        """Reads return nothing until the system is available again, and the lane says that it is held up, unless it
+        raises `RetryLaterError`: its source is not silent. Nothing is lost or repeated."""
         with self._place() as (place, settings):
 
             async def run() -> None:
@@ -165,7 +166,7 @@ class SourceConformance(ABC):
                     batches = [await lane.read(5, 1 << 20, 5.0)]
                     if self.stop_target(place):
                         try:
-                            batches += [await lane.read(5, 1 << 20, _READ_S) for _ in range(3)]
+                            batches += await self._read_until_held_up(lane)
                         finally:
                             self.start_target(place)
                     wanted = len(self.expected(place))
@@ -175,6 +176,8 @@ class SourceConformance(ABC):
                         batches += await self._read_all(lane, records_max=1000, enough=enough)
                         if self.partitions > 1:
                             break
+                    while not batches[-1].ended and is_held_up(lane):
+                        batches.append(await lane.read(5, 1 << 20, _READ_S))
                 if self.partitions == 1:
                     self._check(_values(batches, lane), place)
 
@@ -224,6 +227,16 @@ class SourceConformance(ABC):
             last = await lane.read(records_max, 1 << 20, _READ_S)
             check(last.frame is None, "it returned records after its end")
             check(last.ended, "it continued after its end")
+        return batches
+
+    async def _read_until_held_up(self, lane: SourceLane) -> list[SourceBatch]:
+        """Some reads, until the lane knows that its source is away."""
+        batches: list[SourceBatch] = []
+        while len(batches) < 3 or not (is_held_up(lane) or batches[-1].ended):
+            try:
+                batches.append(await lane.read(5, 1 << 20, _READ_S))
+            except RetryLaterError:
+                break
         return batches
 
     def _check(self, values: Sequence[bytes], place: Path) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from millstream import codes
 from millstream.errors import UdfError
@@ -49,6 +49,15 @@ class Wire(Protocol):
 
     async def half_close(self) -> None:
         """Sends nothing more; the function ends the stream when it has answered."""
+
+
+@runtime_checkable
+class PromptWire(Protocol):
+    """A wire that can often send without waiting. Not every wire has to be one."""
+
+    def send_at_once(self, message: bytes) -> bool:
+        """Sends a message if that needs no waiting. Otherwise returns False, and `send` does it, or raises the
+        reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,8 @@ class CallStream(Generic[_Answer]):
         self._dialect = dialect
         self._waiting: dict[int, _Call[_Answer]] = {}
         """Calls without an answer, in the order of the calls."""
+        self._wire: PromptWire | None = None
+        """The open stream, for calls that can be sent at once."""
         self._outbox: deque[_Call[_Answer]] = deque()
         """Calls that were not sent yet on the open stream."""
         self._sent = 0
@@ -113,8 +124,14 @@ class CallStream(Generic[_Answer]):
         answered: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         call = _Call(self._ids, encode(self._ids), records, first, answered)
         self._waiting[call.call_id] = call
-        self._outbox.append(call)
-        self._wake.set()
+        # A task that only passes it on would cost as much as the call itself, if that is small.
+        wire = self._wire if not self._outbox and self._sent < self.calls_max else None
+        if wire is not None and wire.send_at_once(call.message):
+            call.sends += 1
+            self._sent += 1
+        else:
+            self._outbox.append(call)
+            self._wake.set()
         return await call.answered
 
     async def wait_welcomed(self) -> None:
@@ -179,10 +196,13 @@ class CallStream(Generic[_Answer]):
                 self._waiting = {call.call_id: call for call in self._outbox}
                 self._sent = 0
                 async with beside(self._send(wire), f"calls of {self._where}"):
+                    self._wire = wire if isinstance(wire, PromptWire) else None
                     while True:
                         self._settle(await wire.receive())
         except WireEndedError as ended:
             return str(ended)
+        finally:
+            self._wire = None
 
     async def _send(self, wire: Wire) -> None:
         try:

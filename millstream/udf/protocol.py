@@ -141,6 +141,10 @@ class PositionSinkStream(Protocol):
 class SourceStream(Protocol):
     """One open stream for one lane of a user-defined source. One read at a time."""
 
+    @property
+    def is_away(self) -> bool:
+        """Whether a read is waiting for the source's process, because its stream has ended."""
+
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> ReadBatch:
         """Like `SourceLane.read`. A batch that does not fit is replaced by one with an `error`. After a break, and
         after such a batch, the stream is reopened at the position of the last batch that was read: earlier records are

@@ -96,6 +96,7 @@ class BufferFill:
     def __init__(self, buffer: BufferId) -> None:
         self._buffer = buffer
         self._written: dict[str, Totals] = {}
+        self._all_written = Totals()
         self._consumed = Totals()
         self.news = asyncio.Event()
         """Set when the fill has changed; cleared by the only writer that waits for space."""
@@ -111,25 +112,29 @@ class BufferFill:
     @property
     def records(self) -> int:
         """Records that were written and not yet consumed."""
-        return max(0, sum(totals.records for totals in self._written.values()) - self._consumed.records)
+        return max(0, self._all_written.records - self._consumed.records)
 
     @property
     def bytes(self) -> int:
         """Stored bytes of the records that were written and not yet consumed."""
-        return max(0, sum(totals.bytes for totals in self._written.values()) - self._consumed.bytes)
+        return max(0, self._all_written.bytes - self._consumed.bytes)
 
     @property
     def written(self) -> Totals:
         """Totals of everything that was ever written."""
-        totals = self._written.values()
-        return Totals(sum(lane.records for lane in totals), sum(lane.bytes for lane in totals))
+        return self._all_written
 
     def wrote(self, lane_key: str, records: int, bytes_: int) -> None:
         """Update the totals of a lane that writes the buffer. Lanes of this process call it directly, at every
         commit."""
         known = self._written.get(lane_key, Totals())
         if records > known.records or bytes_ > known.bytes:
-            self._written[lane_key] = Totals(max(records, known.records), max(bytes_, known.bytes))
+            newest = Totals(max(records, known.records), max(bytes_, known.bytes))
+            self._written[lane_key] = newest
+            every = self._all_written
+            self._all_written = Totals(
+                every.records + newest.records - known.records, every.bytes + newest.bytes - known.bytes
+            )
             self.news.set()
 
     def consumed(self, records: int, bytes_: int) -> None:

@@ -14,12 +14,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from typing import ClassVar
 
-from millstream import limits
 from millstream.errors import DamageError, InfrastructureError
-from millstream.pauses import until_next
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
 from millstream.watermark.store import NewEntry, OtStatistics, OtUpdate, check_own, raise_epoch
@@ -88,26 +86,21 @@ class RevisionedOtStore(ABC):
 
     async def _reread(self, queue: UpdateQueue) -> None:
         """Read everything at the start, after each lost connection, and from time to time."""
-        lost = asyncio.Event()
-        forget = self._on_loss(lost.set)
+        rereads = queue.rereads
+        forget = self._on_loss(rereads.on_loss)
         try:
             while not queue.closed:
                 await self._reachable()
-                lost.clear()
+                rereads.begin()
                 queue.begin_reading()
                 try:
                     queue.finish_reading(await self._read_all())
-                    # All stores of a process read at the same moments, so their requests and answers share packets.
-                    pause_s = until_next(limits.OT_REREAD_INTERVAL_S)
                 except self.failures as error:
                     _log.debug("%s cannot be read; retrying: %r", self._name, error)
                     queue.abandon_reading()
-                    # A loss until now caused this failure; only a later one is a reason to read again immediately.
-                    lost.clear()
-                    pause_s = limits.OT_RETRY_INTERVAL_S
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await lost.wait()
+                    await rereads.retry()
+                else:
+                    await rereads.next()
         except (DamageError, InfrastructureError) as error:
             queue.fail(error)
         finally:

@@ -15,6 +15,9 @@ _STEP_INTERVAL_S = 0.1
 _TICK_GAP_MAX_S = 1.0
 """A longer gap between two ticks means that this process was paused or swapped out, not that the source was silent."""
 
+_READ_AGAIN_S = 1.0
+"""After a source could not be read, what it has had meanwhile arrives within this time."""
+
 
 @dataclass(frozen=True, slots=True)
 class IdlePolicy:
@@ -58,6 +61,11 @@ class SourceWatermark:
         """Whether no further record will follow."""
 
     @property
+    def moves_by_itself(self) -> bool:
+        """Whether `tick` may move the watermark. If not, only records do."""
+        return self._policy is not None
+
+    @property
     def watermark_us(self) -> int:
         return self._watermark_us
 
@@ -71,16 +79,19 @@ class SourceWatermark:
         self._hear()
         return late
 
-    def tick(self, now_us: int, monotonic_s: float, *, waiting: bool = True) -> int:
+    def tick(self, now_us: int, monotonic_s: float, *, waiting: bool = True, held_up: bool = False) -> int:
         """The current watermark, advanced if the source is idle. Call it after every read without records, once a
         second.
 
         `waiting`: everything that was read is committed, so the source is silent, rather than this lane slow.
+        `held_up`: the source may have records that cannot be read or accepted now.
 
         1. There is no policy, or the source has ended: only data moves the watermark.
         2. Some frames are not committed yet: the silence has not begun.
-        3. No record was ever seen: after the initial delay, the watermark moves to the present.
-        4. The source was silent for longer than the threshold: the watermark advances by one step, then by one step per
+        3. The source cannot be read: this time is not silence, and neither is the first second after it, or the
+           threshold if that is shorter.
+        4. No record was ever seen: after the initial delay, the watermark moves to the present.
+        5. The source was silent for longer than the threshold: the watermark advances by one step, then by one step per
            interval. Missed steps are not caught up.
         The watermark never passes the present minus the delay, and never goes back.
         """
@@ -90,6 +101,9 @@ class SourceWatermark:
             return self._watermark_us
         if not waiting:
             self._hear()
+            return self._watermark_us
+        if held_up:
+            self._interrupt()
             return self._watermark_us
         self._silence_s += min(gap_s, _TICK_GAP_MAX_S)
         present_us = now_us - self._max_delay_us
@@ -116,6 +130,17 @@ class SourceWatermark:
     def _hear(self) -> None:
         self._silence_s = 0.0
         self._step_due_s = 0.0
+        self.idle = False
+
+    def _interrupt(self) -> None:
+        """Continue the silence later. A source that loses its connection often must still become idle."""
+        assert self._policy is not None
+        limit_s = self._policy.threshold_s
+        if self._watermark_us == START_OF_TIME_US:
+            limit_s = self._policy.init_source_delay_s or limit_s
+        cut_s = max(0.0, self._silence_s - max(0.0, limit_s - _READ_AGAIN_S))
+        self._silence_s -= cut_s
+        self._step_due_s = max(0.0, self._step_due_s - cut_s)
         self.idle = False
 
     def _raise_to(self, watermark_us: int) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from millstream import limits
+from millstream.watermark.rereads import Rereads
 from millstream.watermark.store import OtStatistics, OtUpdate
 
 
@@ -25,6 +26,7 @@ class UpdateQueue(AsyncIterator[OtUpdate]):
         self._ready = asyncio.Event()
         self._error: Exception | None = None
         self._updated: set[str] | None = None
+        self.rereads = Rereads()
         self.closed = False
         """Whether no more updates will be taken."""
 
@@ -65,6 +67,7 @@ class UpdateQueue(AsyncIterator[OtUpdate]):
         if known is not None and not update.supersedes(known):
             return
         self._newest[update.key] = update
+        self.rereads.on_news()
         self._waiting.append(update)
         if len(self._waiting) > self._updates_max:
             # Intermediate steps only make a reader's answers more precise. The newest update of each lane must arrive.

@@ -15,18 +15,25 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import (
     ClientConnectorCertificateError,
+    ClientConnectorError,
     ClientConnectorSSLError,
     ClientError,
+    ClientHandlerType,
+    ClientOSError,
+    ClientRequest,
+    ClientResponse,
     ClientResponseError,
     ClientSession,
     ClientTimeout,
     DummyCookieJar,
     InvalidURL,
+    ServerDisconnectedError,
     TCPConnector,
     TraceConfig,
     TraceRequestRedirectParams,
@@ -34,6 +41,7 @@ from aiohttp import (
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.limits import MIB
 from millstream.retry import DELAY_MAX_S
 from millstream.spec.references import Reference, references_in, resolve
 from millstream.spec.tls import ServerTls
@@ -74,6 +82,28 @@ def _no_redirects() -> TraceConfig:
     tracing = TraceConfig()
     tracing.on_request_redirect.append(_refuse)
     return tracing
+
+
+class _InterruptedError(ClientError):
+    """The connection was lost before the answer to a request with a body."""
+
+
+async def _once(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+    """A middleware that keeps aiohttp from repeating a request with a body: its caller repeats it.
+
+    aiohttp repeats a PUT whose connection is lost. Many versions then send only the rest of a body that they were
+    reading in parts. aiohttp has no setting for this; but it does not repeat after an error of another class.
+    """
+    # Known before, since a request may give up its body when it ends.
+    has_body = bool(request.body)
+    try:
+        return await send(request)
+    except ClientConnectorError:
+        raise
+    except (ClientOSError, ServerDisconnectedError) as error:
+        if not has_body:
+            raise
+        raise _InterruptedError(said(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +174,12 @@ def translated(link: WebLink) -> Iterator[None]:
         raise link.away(f"cannot be reached: {said(error)}") from error
 
 
+def body_of(data: bytes) -> bytes | BytesIO:
+    """The body of a request. aiohttp writes large bytes at once, which holds up everything else, and warns of it; what
+    it reads it writes in parts."""
+    return data if len(data) <= MIB else BytesIO(data)
+
+
 def said(error: ClientError | OSError) -> str:
     """What went wrong, without the URL, in any part of which there may be a secret."""
     if isinstance(error, InvalidURL):
@@ -174,6 +210,7 @@ async def linked(settings: WebServer, base_dir: Path, where: str, schemes: Colle
         headers=headers,
         cookie_jar=DummyCookieJar(),
         trace_configs=[_no_redirects()],
+        middlewares=[_once],
     )
     async with session:
         yield WebLink(session, url, where, _secrets_of(settings, base_dir, url, headers))

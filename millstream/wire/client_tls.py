@@ -34,11 +34,17 @@ def context_of(tls: ServerTls, base_dir: Path, where: str) -> ssl.SSLContext:
     return context
 
 
-def _load(context: ssl.SSLContext, chain: bytes) -> None:
-    # Python reads it only from a file. This file is in memory, and only this process has it.
+def file_in_memory(contents: bytes) -> int:
+    """The descriptor of a file that only this process has, `/proc/self/fd/<descriptor>`, for clients that read
+    certificates only from files. The caller closes it."""
     descriptor = os.memfd_create("certificate")
+    os.write(descriptor, contents)
+    return descriptor
+
+
+def _load(context: ssl.SSLContext, chain: bytes) -> None:
+    descriptor = file_in_memory(chain)
     try:
-        os.write(descriptor, chain)
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)

@@ -1,6 +1,6 @@
 """Limits the connections to one of our servers, and counts refused ones. No I/O.
 
-Above it: `http_server`, which accepts connections. Below it: a clock.
+Above it: `accepting`, which accepts connections. Below it: a clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The suites that packages run against their connectors, run against toys and against ours."""
+"""The suites that packages run against their connectors, run against toys and against ours.
+
+Sinks and sources of tables and of NATS have them in `tests/contract`.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
-from pyiceberg.catalog.sql import SqlCatalog
 
 from millstream.testing import SinkConformance, SourceConformance
 from tests.contract.sinks.file_target import numbers_in
@@ -23,6 +23,7 @@ from tests.support.bigquery_server import open_bigquery
 from tests.support.mqtt_broker import MqttServer
 from tests.support.opensearch_server import OpenSearchServer
 from tests.support.pubsub_server import PubsubServer
+from tests.support.pulsar_server import EXACT, PulsarServer
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer, open_redis
 from tests.support.sqs_server import SqsServer
@@ -68,27 +69,6 @@ class TestUserSink(SinkConformance):
         return [json.loads(line)["n"] for line in written.read_text().splitlines()] if written.exists() else []
 
 
-class TestDeltaSink(SinkConformance):
-    def settings(self, place: Path) -> Mapping[str, Any]:
-        columns = [{"name": "n", "type": "int"}]
-        return {"delta": {"path": "table", "columns": columns, "commitEvery": "1ms"}}
-
-    def arrived(self, place: Path) -> Sequence[int]:
-        # A table has no order.
-        return sorted(row["n"] for row in DeltaTable(str(place / "table")).to_pyarrow_table().to_pylist())
-
-
-class TestIcebergSink(SinkConformance):
-    def settings(self, place: Path) -> Mapping[str, Any]:
-        catalog = {"sqlite": "catalog.db", "warehouse": "warehouse"}
-        columns = [{"name": "n", "type": "int"}]
-        return {"iceberg": {"catalog": catalog, "table": "shop.out", "columns": columns, "commitEvery": "1ms"}}
-
-    def arrived(self, place: Path) -> Sequence[int]:
-        table = SqlCatalog("default", uri=f"sqlite:///{place / 'catalog.db'}").load_table("shop.out")
-        return sorted(row["n"] for row in table.scan().to_arrow().to_pylist())
-
-
 class TestFileSource(SourceConformance):
     partitions = 2
 
@@ -99,30 +79,6 @@ class TestFileSource(SourceConformance):
 
     def expected(self, place: Path) -> Sequence[bytes]:
         return [line for path in place.glob("*.jsonl") for line in path.read_bytes().splitlines()]
-
-
-class TestIcebergSource(SourceConformance):
-    def settings(self, place: Path) -> Mapping[str, Any]:
-        uri, warehouse = f"sqlite:///{place / 'catalog.db'}", str(place / "warehouse")
-        catalog = SqlCatalog("default", uri=uri, warehouse=warehouse)
-        catalog.create_namespace("shop")
-        table = catalog.create_table("shop.in", pa.schema({"n": pa.int64()}))
-        for first in (0, 50):
-            table.append(pa.table({"n": list(range(first, first + 50))}))
-        return {"iceberg": {"catalog": {"sqlite": "catalog.db"}, "table": "shop.in"}}
-
-    def expected(self, place: Path) -> Sequence[bytes]:
-        return [b'{"n":%d}' % n for n in range(100)]
-
-
-class TestDeltaSource(SourceConformance):
-    def settings(self, place: Path) -> Mapping[str, Any]:
-        for first in (0, 50):
-            write_deltalake(place / "table", pa.table({"n": list(range(first, first + 50))}), mode="append")
-        return {"delta": {"path": "table"}}
-
-    def expected(self, place: Path) -> Sequence[bytes]:
-        return [b'{"n":%d}' % n for n in range(100)]
 
 
 class TestRedisSink(SinkConformance):
@@ -369,7 +325,10 @@ class TestOpenSearchSink(SinkConformance):
         self.server.start()
 
 
+@pytest.mark.sweep
 class TestOpenSearchUpserts(TestOpenSearchSink):
+    """`tests/recovery/test_opensearch_kills.py` kills this mode in every run."""
+
     def settings(self, place: Path) -> Mapping[str, Any]:
         self.index = self.server.index()
         own = {"index": self.index, "lanesIndex": f"{self.index}-lanes"}
@@ -454,6 +413,58 @@ class TestPubsubSource(SourceConformance):
         (place / "key").write_text('{"private_key": "wr0ng"}')
         settings = {**self.server.source(self.server.queue()), "credentials": {"file": "key"}}
         return {"pubsub": {**settings, "endpoint": self.server.tls_endpoint}}, "wr0ng"
+
+
+@pytest.mark.sweep
+class TestPulsarSink(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, pulsar: PulsarServer) -> None:
+        self.server = pulsar
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.topic = self.server.topic(namespace=EXACT)
+        return {"pulsar": {**self.server.settings, "topic": self.topic}}
+
+    def arrived(self, place: Path) -> Sequence[int]:
+        return [json.loads(value)["n"] for value in self.server.values(self.topic)]
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.kill()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "token").write_text("wr0ng")
+        return {"pulsar": {**self.server.settings, "topic": "t", "auth": {"token": {"file": "token"}}}}, "wr0ng"
+
+
+@pytest.mark.sweep
+class TestPulsarSource(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, pulsar: PulsarServer) -> None:
+        self.server = pulsar
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        topic = self.server.topic(2)
+        self.server.send(topic, self.expected(place))
+        return {"pulsar": {**self.server.settings, "topic": topic, "subscriptionName": "s", "stopAtEnd": True}}
+
+    def expected(self, place: Path) -> Sequence[bytes]:
+        return [b"%d" % n for n in range(100)]
+
+    def stop_target(self, place: Path) -> bool:
+        self.server.kill()
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.server.start()
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
+        (place / "token").write_text("wr0ng")
+        auth = {"token": {"file": "token"}}
+        return {"pulsar": {**self.server.settings, "topic": "t", "subscriptionName": "s", "auth": auth}}, "wr0ng"
 
 
 class TestRedisSource(SourceConformance):

@@ -4,25 +4,25 @@ users start them."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.mesh.running import command, start
+from tests.mesh.running import command
+from tests.recovery.kills import FUNCTION, killed_in_turn
 
 TOYS = Path(__file__).parent / "toys"
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 NUMBERS = 3000
+ENDLESS = 1_000_000
+"""A countdown from here ends after half an hour."""
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -104,13 +104,9 @@ def squares(pipeline: Path) -> Path:
     return pipeline
 
 
-def function_of(worker: int) -> int | None:
-    """Id of the process of the function that a worker has started; None while there is none."""
-    for process in psutil.Process(worker).children(recursive=True):
-        with suppress(psutil.Error):
-            if "square.py" in process.cmdline() and "--" not in process.cmdline():
-                return process.pid
-    return None
+def endless(pipeline: str, per_second: int) -> str:
+    text = pipeline.replace("NUMBERS", str(ENDLESS)).replace("PYTHON", sys.executable)
+    return re.sub("perSecond: [0-9]+", f"perSecond: {per_second}", text)
 
 
 def rows(directory: Path) -> list[int]:
@@ -180,16 +176,8 @@ async def test_they_are_listed_with_their_package_and_asked_about_their_targets(
 
 @pytest.mark.guarantee("I1")
 async def test_each_record_of_theirs_counts_once_though_both_ends_are_killed(pipeline: Path) -> None:
-    async with start(pipeline, "run", "pipeline.yaml") as run:
-        for name in ("in-0", "out-0"):
-            await run.until(lambda: run.records("out") > 0)
-            before = await run.pid(name)
-            os.kill(before, signal.SIGKILL)
-            await run.until(lambda name=name, before=before: run.pids().get(name, before) != before)  # type: ignore[misc]
-        ended = await run.ended()
-    assert ended.exit_code == 0, ended.err
-    assert "account: BALANCED" in ended.out
-    assert rows(pipeline) == list(range(NUMBERS, 0, -1))
+    made = await killed_in_turn(pipeline, endless(PIPELINE, 250), ("in-0", "out-0"))
+    assert rows(pipeline) == list(range(ENDLESS, ENDLESS - made, -1))
 
 
 @pytest.fixture
@@ -228,34 +216,18 @@ async def test_a_kind_that_is_not_installed_is_unknown(once: Path, monkeypatch: 
 
 @pytest.mark.guarantee("I1")
 async def test_a_kind_of_theirs_commits_once_what_it_has_seen_though_it_is_killed(once: Path) -> None:
-    async with start(once, "run", "--workers", "1", "pipeline.yaml") as run:
-        for _ in range(2):
-            seen = run.records("once")
-            await run.until(lambda seen=seen: run.records("once") > seen)  # type: ignore[misc]
-            before = await run.pid("once-0")
-            os.kill(before, signal.SIGKILL)
-            await run.until(lambda before=before: run.pids().get("once-0", before) != before)  # type: ignore[misc]
-        ended = await run.ended()
-    assert ended.exit_code == 0, ended.err
-    assert "account: BALANCED" in ended.out
-    assert rows(once) == list(range(NUMBERS // 2, -1, -1))
+    made = await killed_in_turn(once, endless(ONCE, 500), ("once-0", "once-0"))
+    lowest = ENDLESS - made + 1
+    assert rows(once) == list(range(ENDLESS // 2, lowest // 2 - 1, -1))
     shown = await command(once, "status")
     (line,) = (line for line in shown.out.splitlines() if line.startswith("once ") and " dedup " in line)
-    assert f"{NUMBERS:,}" in line
+    assert f"{made:,}" in line
 
 
 @pytest.mark.guarantee("I1")
 async def test_each_record_counts_once_through_a_function_of_another_protocol_that_is_killed(squares: Path) -> None:
-    async with start(squares, "run", "pipeline.yaml") as run:
-        await run.until(lambda: run.records("out") > 0)
-        before = function_of(await run.pid("square-0"))
-        assert before is not None
-        os.kill(before, signal.SIGKILL)
-        await run.until(lambda: function_of(run.pids()["square-0"]) not in (None, before))
-        ended = await run.ended()
-    assert ended.exit_code == 0, ended.err
-    assert "account: BALANCED" in ended.out
-    assert rows(squares) == [number**2 for number in range(NUMBERS, 0, -1)]
+    made = await killed_in_turn(squares, endless(SQUARES, 500), [FUNCTION])
+    assert rows(squares) == [number**2 for number in range(ENDLESS, ENDLESS - made, -1)]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 from millstream.dead_letter import envelope_line, envelope_of, read_envelope
 from millstream.errors import DamageError
 from millstream.extract import Extraction
-from millstream.frame import build_frame
 from millstream_reader.sources.http.records import RequestRefused, read_records
 from millstream_reader.sources.postgres.changes import Changes, Table
 from millstream_reader.sources.postgres.pgoutput import Begin, Change, Column, NotPgoutputError, Relation, parse
@@ -55,17 +54,8 @@ def http_request(data: bytes) -> None:
                 records = read_records(body, kind, headers, extraction, now_us=5)
             except RequestRefused:
                 continue
-            if len(records):
-                use(
-                    build_frame(
-                        records.values,
-                        records.event_times_us,
-                        ingest_time_us=1,
-                        keys=records.keys,
-                        headers=[records.headers] * len(records),
-                        ids=records.ids,
-                    )
-                )
+            if records.frame is not None:
+                use(records.frame)
 
 
 def _http_seeds() -> Sequence[bytes]:

@@ -140,9 +140,10 @@ class PipelineFiles:
         return [row["number"] for row in self.rows(sink)]
 
     @staticmethod
-    def generator(records: int, **options: object) -> str:
-        """YAML of a source vertex `in` that numbers its records."""
-        settings = json.dumps({"records": records, "rpu": 0, "msgSize": 40} | options)
+    def generator(records: int | None, **options: object) -> str:
+        """YAML of a source vertex `in` that numbers its records. None: it makes records until it is drained."""
+        end = {} if records is None else {"records": records}
+        settings = json.dumps({**end, "rpu": 0, "msgSize": 40} | options)
         return f"- name: in\n  source: {{generator: {settings}}}\n"
 
     @staticmethod

@@ -1,4 +1,9 @@
-"""`millstream` as users run it: a process of its own, in a directory of its own, looked at through its files."""
+"""`millstream` as users run it: a process of its own, in a directory of its own, looked at through its files.
+
+A test sees what it waits for only while the process runs, and a machine may be busy for longer than any source takes
+for its records. So a test that waits has a source without end, and drains it when it has seen what it wanted; or a
+function of it waits for a file that the test writes.
+"""
 
 from __future__ import annotations
 
@@ -96,6 +101,15 @@ class Running:
         """Of all processes, once the run has written down these."""
         await self.until(lambda: self.pids().keys() >= {*names})
         return self.pids()
+
+    async def until_more(self, vertex: str, *, than: int | None = None) -> None:
+        """Wait until the vertex is done with more records than so many, or than now."""
+        seen = self.records(vertex) if than is None else than
+        await self.until(lambda: self.records(vertex) > seen)
+
+    async def until_replaced(self, name: str, pid: int) -> None:
+        """Wait until another process has that name than this one."""
+        await self.until(lambda: self.pids().get(name, pid) != pid)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something, as long as the process runs."""

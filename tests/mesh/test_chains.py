@@ -15,24 +15,25 @@ from tests.mesh.running import Ended, Running, command, start
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
 
+pytestmark = pytest.mark.timeout(300)
 RECORDS = 3_000
 VERTICES = ("picky", "twice", "parity")
 RETRIES = ", retryStrategy: {backoff: {interval: 1ms, steps: 2}}"
 
 
 def write(
-    files: PipelineFiles, chained: set[str], *, records: int = RECORDS, slow: str = "", ledger: str = "jetstream"
+    files: PipelineFiles, chained: set[str], *, records: int = RECORDS, fed: str = "", ledger: str = "jetstream"
 ) -> None:
     """A source and three maps in a row, with dead letters in the middle and conditions at the end. `chained`: vertices
-    that follow the one before them in a chain."""
+    that follow the one before them in a chain. `fed`: the source gets what the test feeds it, through a map of its own
+    with this function."""
     maps = files.function("picky", vertex="picky", more=RETRIES) + files.function("twice_or_not", vertex="twice")
-    row = ["in", *(["slow"] if slow else []), *VERTICES]
+    row = ["in", *(["slow"] if fed else []), *VERTICES]
     edges = [
         f"{{from: {one}, to: {other}{', chain: true' if other in chained else ''}}}" for one, other in pairwise(row)
     ]
     files.write(
-        files.generator(records)
-        + (files.function(slow, vertex="slow") if slow else "")
+        (files.fed_source() + files.function(fed, vertex="slow") if fed else files.generator(records))
         + maps
         + files.function("by_parity", vertex="parity")
         + "".join(map(files.file_sink, ("even", "ten", "dead"))),
@@ -94,14 +95,19 @@ async def test_a_chain_gives_what_buffers_give(files: PipelineFiles, tmp_path: P
 async def test_a_chain_is_exact_when_its_worker_its_functions_and_its_broker_are_killed(
     files: PipelineFiles, tmp_path: Path, ledger: str
 ) -> None:
-    write(files, {"slow", *VERTICES}, slow="slow", ledger=ledger)
+    write(files, {"slow", *VERTICES}, fed="slow", ledger=ledger)
+    part = RECORDS // 6
+    files.feed(range(part))
     async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json") as run:
         for share in range(1, 6):
-            wanted = share * RECORDS // 16
-            await run.until(lambda: run.records("in") >= wanted)  # noqa: B023
+            files.feed(range(share * part, (share + 1) * part))
+            # The part before is begun, so the kill falls into the work on both.
+            await run.until_more("in", than=(share - 1) * part)
             worker, functions, broker = await run.found(lambda: processes(run))
             for victim in ([worker], functions, [broker], [worker, broker], functions)[share - 1]:
                 victim.kill()
+        await run.until(lambda: run.records("in") >= RECORDS)
+        run.interrupt()
         ended = await run.ended()
     told = account(ended)
     counts = {one["vertex"]: (one["inputs"], one["processed"], one["dead_lettered"]) for one in told["vertices"]}
@@ -144,3 +150,21 @@ async def test_what_is_chained_is_part_of_what_is_stored(files: PipelineFiles, t
     assert "edge twice-parity is chained in the stored data, but now has its buffer in the ledger of" in refused.err
     # An edge that leaves the chain has moved, though neither of its ends has.
     assert "edge parity-even has its buffer in the ledger of picky in the stored data" in refused.err
+
+
+@pytest.mark.guarantee("I1", "I2")
+async def test_a_chain_behind_a_join_counts_and_names_the_records_of_each_of_its_lanes(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    sources = "".join(f"- name: {name}\n  source: {{generator: {{rpu: 200, records: 200}}}}\n" for name in "ab")
+    maps = "".join(f"- name: {name}\n  udf: {{builtin: {{name: cat}}}}\n" for name in ("join", "cat"))
+    edges = ["{from: a, to: join}", "{from: b, to: join}", "{from: join, to: cat, chain: true}"]
+    edges += ["{from: cat, to: out, chain: true}"]
+    files.write(sources + maps + "- name: out\n  sink: {log: {}}\n", edges)
+    ended = await command(tmp_path, "run", "pipeline.yaml", "-o", "json")
+    counts = {one["vertex"]: one["inputs"] for one in account(ended)["vertices"]}
+    assert counts == {"a": 200, "b": 200, "join": 400, "cat": 400, "out": 400}
+    ids = [json.loads(line)["id"] for line in ended.out.splitlines() if line.startswith('{"id"')]
+    assert len(ids) == len(set(ids)) == 400
+    status = json.loads((tmp_path / ".millstream/p/status.json").read_text())
+    assert {one["vertex"]: one["records"] for one in status["vertices"]} == counts

@@ -154,7 +154,7 @@ async def test_dead_letters_that_wait_for_their_sink_go_back_once(files: Pipelin
 
 async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
-        files.generator(10_000, rpu=50) + files.function("picky") + files.file_sink("out") + files.file_sink("dead"),
+        files.generator(None, rpu=50) + files.function("picky") + files.file_sink("out") + files.file_sink("dead"),
         ["in -> map", "map -> out", "{from: map, to: dead, kind: deadLetter}"],
     )
     async with start(tmp_path, "run", "pipeline.yaml") as run:

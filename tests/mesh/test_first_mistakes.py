@@ -107,18 +107,19 @@ async def test_a_port_that_is_in_use(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_is_killed_and_one_whose_file_is_changed(tmp_path: Path) -> None:
-    slow = FUNCTION.replace("    order", "    time.sleep(0.002)\n    order", 1).replace(
-        "json\n", "json\nimport time\n", 1
-    )
-    path = given(tmp_path, function=slow)
+    # All but the first orders wait for a file: what is changed while it runs is changed while it runs.
+    waiting = "    while order['id'] > 10 and not os.path.exists('go'):\n        time.sleep(0.01)\n    return"
+    held = "import os\nimport time\n" + FUNCTION.replace("    return", waiting, 1)
+    path = given(tmp_path, function=held)
     orders = 3000
     (tmp_path / "orders.jsonl").write_text("".join(f'{{"id": {n}, "price": {2 * n}}}\n' for n in range(1, orders + 1)))
     async with start(tmp_path, "run", "pipeline.yaml") as running:
-        await running.until(lambda: running.records("price") > 0)
+        await running.until(lambda: running.records("in") > 0)
         path.write_text(path.read_text() + "# changed\n")
         await running.until(lambda: "continues with the earlier version" in running.err())
         assert_shown("change", running.err())
         running.kill()
+    (tmp_path / "go").touch()
     ended = await command(tmp_path, "run", "pipeline.yaml")
     assert ended.exit_code == 0, ended.err
     assert_shown("kill", ended.out)

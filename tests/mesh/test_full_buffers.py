@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.record import LaneId
+from tests.mesh.reducing import LIMIT_S
 from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ async def test_a_cycle_whose_buffers_are_full_does_not_wait_for_itself(files: Pi
         more="limits: {bufferMaxLength: 100, readBatchSize: 20}",
     )
     async with open_pipeline(path, tmp_path / "broker") as run:
-        await run.run(timeout_s=30)
+        await run.run()
     assert sorted(files.numbers("out")) == list(range(1000))
 
 
@@ -40,7 +41,7 @@ async def test_what_is_in_flight_is_committed_at_a_stop_though_its_buffer_is_ful
     files: PipelineFiles, tmp_path: Path
 ) -> None:
     path = files.write(
-        files.generator(100_000, rpu=20_000)
+        files.generator(None, rpu=20_000)
         + files.function("identity")
         + files.function("slow", vertex="slow")
         + files.file_sink("out"),
@@ -52,17 +53,16 @@ async def test_what_is_in_flight_is_committed_at_a_stop_though_its_buffer_is_ful
         while (await run.account("map")).inputs < 80:
             assert not running.done()
         run.stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             await running
         marks = {lane.vertex: mark for lane, mark in (await run.marks()).items()}
     assert not marks["in"].ended
-    assert marks["slow"].account.inputs < 100_000
 
 
 @pytest.mark.guarantee("I8")
 async def test_a_buffer_keeps_to_its_length_and_time_moves_in_it(files: PipelineFiles, tmp_path: Path) -> None:
     path = files.write(
-        files.generator(1_000_000) + files.function("slow") + files.file_sink("out"),
+        files.generator(None) + files.function("slow") + files.file_sink("out"),
         ["in -> map", "map -> out"],
         more="limits: {bufferMaxLength: 3000}",
     )
@@ -75,7 +75,7 @@ async def test_a_buffer_keeps_to_its_length_and_time_moves_in_it(files: Pipeline
         while (await run.marks())[map_lane].sequence == 0:
             assert not running.done()
         run.stop()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             await running
         marks = {lane.vertex: mark for lane, mark in (await run.marks()).items()}
     waiting = marks["in"].written[0].records - marks["map"].account.inputs

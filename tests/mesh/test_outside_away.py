@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from millstream.limits import DRAIN_TIMEOUT_S
 from tests.contract.sinks.sink_targets import finished_objects
-from tests.mesh.running import Running, start
+from tests.mesh.running import Ended, Running, start
 from tests.support.object_server import Bucket, ObjectServer, open_objects_server
 from tests.support.redis_server import RedisServer, open_redis
 
@@ -76,6 +77,13 @@ async def until_both_wait(run: Running) -> None:
     await run.until(lambda: all(f"{name} at" in run.err() for name in ("Redis", "S3")))
 
 
+async def ended_at_once(run: Running) -> Ended:
+    """How it ends after Ctrl-C, if it does not wait for records in flight: there are none."""
+    run.interrupt()
+    async with asyncio.timeout(DRAIN_TIMEOUT_S):
+        return await run.ended()
+
+
 @pytest.mark.guarantee("I1", "I9")
 async def test_systems_that_are_away_when_vertices_start_are_tried_until_they_are_there(tmp_path: Path) -> None:
     with prepared(tmp_path) as outside:
@@ -83,7 +91,7 @@ async def test_systems_that_are_away_when_vertices_start_are_tried_until_they_ar
             await until_both_wait(run)
             first = await run.pid("out-0")
             os.kill(first, signal.SIGKILL)
-            await run.until(lambda: run.pids().get("out-0", first) != first)
+            await run.until_replaced("out-0", first)
             await outside.start()
             ended = await run.ended()
         assert ended.exit_code == 0, ended.err
@@ -96,8 +104,7 @@ async def test_vertices_that_wait_for_their_systems_end_when_they_are_told_to(tm
     with prepared(tmp_path) as outside:
         async with start(tmp_path, "run", "pipeline.yaml") as run:
             await until_both_wait(run)
-            run.interrupt()
-            ended = await run.ended()
+            ended = await ended_at_once(run)
         assert ended.exit_code == 0, ended.err
         assert "not finished" not in ended.err
         await outside.start()
@@ -105,3 +112,22 @@ async def test_vertices_that_wait_for_their_systems_end_when_they_are_told_to(tm
             ended = await run.ended()
         assert ended.exit_code == 0, ended.err
         assert outside.numbers() == [*range(RECORDS)]
+
+
+async def test_a_chain_whose_target_is_away_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    with open_redis() as redis:
+        sink = json.dumps({**redis.settings, "stream": "numbers"})
+        text = PIPELINE.replace("redisStreams: SOURCE", f"generator: {{rpu: 100, records: {RECORDS}}}")
+        text = text.replace("file: SINK", f"redisStreams: {sink}").replace("chain: false", "chain: true")
+        (tmp_path / "pipeline.yaml").write_text(text)
+        redis.kill()
+        async with start(tmp_path, "run", "pipeline.yaml") as run:
+            await run.until(lambda: "Redis at" in run.err())
+            ended = await ended_at_once(run)
+        assert ended.exit_code == 0, ended.err
+        assert "not finished" not in ended.err
+        await asyncio.to_thread(redis.start)
+        async with start(tmp_path, "run", "pipeline.yaml") as run:
+            ended = await run.ended()
+        assert ended.exit_code == 0, ended.err
+        assert redis.command("XLEN", "numbers") == RECORDS

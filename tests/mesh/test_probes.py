@@ -117,7 +117,7 @@ async def test_probes_and_metrics_listen_where_they_are_told(files: PipelineFile
 async def test_a_run_listens_where_it_is_told_and_the_status_says_which_port_is_whose(
     files: PipelineFiles, tmp_path: Path
 ) -> None:
-    files.write(files.generator(1000, rpu=10) + files.file_sink("out"), ["in -> out"])
+    files.write(files.generator(None, rpu=10) + files.file_sink("out"), ["in -> out"])
     port = free_ports(2)
     options = ("--workers", "2", "--metrics-port-base", str(port), "--metrics-host", "127.0.0.3")
     async with start(tmp_path, "run", "pipeline.yaml", *options) as run:

@@ -11,6 +11,7 @@ import pytest
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import START_OF_TIME_US
 from millstream.nats.connection import open_connection
+from tests.mesh.reducing import LIMIT_S, running, taken_in
 from tests.support.pipelines import PipelineRun, open_pipeline
 
 if TYPE_CHECKING:
@@ -51,15 +52,13 @@ async def test_a_watermark_that_time_has_moved_on_does_not_go_back_at_a_restart(
         ["in -> map", "map -> out"],
         more="watermark: {idleSource: {threshold: 100ms, incrementBy: 100ms, initSourceDelay: 100ms}}",
     )
-    async with open_pipeline(path, tmp_path / "broker") as run, asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with open_pipeline(path, tmp_path / "broker") as run, asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         published = {vertex: Published() for vertex in ("in", "map", "out")}
         following = [tasks.create_task(entries.follow(run, vertex)) for vertex, entries in published.items()]
         for epoch in (1, 2):
-            running = asyncio.ensure_future(run.run())
-            for entries in published.values():
-                await entries.above_start_in(epoch)
-            run.stop()
-            await running
+            async with running(run):
+                for entries in published.values():
+                    await entries.above_start_in(epoch)
         for task in following:
             task.cancel()
     for entries in published.values():
@@ -72,18 +71,17 @@ async def test_a_watermark_that_time_has_moved_on_does_not_go_back_at_a_restart(
 async def test_a_restarted_writer_does_not_take_a_buffer_that_was_read_for_a_full_one(
     files: PipelineFiles, tmp_path: Path
 ) -> None:
-    # It is full when the sink is two seconds behind.
+    # More than it may hold passes through the buffer, and never more of it at once than there is room for.
+    part, parts = 300, 4
     path = files.write(
-        files.generator(2500, rpu=500) + "- name: out\n  sink: {blackhole: {}}\n  limits: {bufferMaxLength: 1000}\n",
+        files.fed_source() + "- name: out\n  sink: {blackhole: {}}\n  limits: {bufferMaxLength: 1000}\n",
         ["{from: in, to: out, onFull: discardLatest}"],
     )
     async with open_pipeline(path, tmp_path / "broker") as run:
-        running = asyncio.ensure_future(run.run())
-        while (await run.account("out")).inputs < 1200:
-            assert not running.done()
-            await asyncio.sleep(0.05)  # each look is a connection
-        run.stop()
-        await running
-        await run.run()
+        for first in (0, parts):
+            async with running(run) as task:
+                for number in range(first, first + parts):
+                    files.feed(range(number * part, (number + 1) * part))
+                    await taken_in(run, "out", (number + 1) * part, task)
         source, sink = await run.account("in"), await run.account("out")
-    assert (source.discarded, sink.inputs) == (0, 2500)
+    assert (source.discarded, sink.inputs) == (0, 2 * parts * part)

@@ -23,7 +23,7 @@ MILLSTREAM = (sys.executable, "-m", "millstream_runner")
 def endless(files: PipelineFiles, function: str = "identity") -> Path:
     """A pipeline that does not end, and drains in a moment."""
     return files.write(
-        files.generator(10_000_000, rpu=200, duration="100ms") + files.function(function) + files.file_sink("out"),
+        files.generator(None, rpu=200, duration="100ms") + files.function(function) + files.file_sink("out"),
         ["in -> map", "map -> out"],
         more="limits: {bufferMaxLength: 500}",
     )

@@ -48,7 +48,7 @@ async def test_a_tap_has_no_effect_even_if_it_is_stopped_or_killed(
     files: PipelineFiles, tmp_path: Path, ledger: str
 ) -> None:
     files.write(
-        files.generator(10_000_000, rpu=20, duration="200ms") + files.function("identity") + files.file_sink("out"),
+        files.generator(None, rpu=20, duration="200ms") + files.function("identity") + files.file_sink("out"),
         ["in -> map", "map -> out"],
     )
     async with start(tmp_path, "run", "pipeline.yaml", "--ledger", ledger) as run:
@@ -99,7 +99,7 @@ async def test_a_tap_has_no_effect_even_if_it_is_stopped_or_killed(
 async def test_a_tap_ends_by_itself_and_says_what_it_cannot_show(
     files: PipelineFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = files.write(files.generator(10_000_000, rpu=50) + files.file_sink("out"), ["in -> out"])
+    file = files.write(files.generator(None, rpu=50) + files.file_sink("out"), ["in -> out"])
     data = tmp_path / ".millstream/p"
 
     async def tap(*arguments: str, of: Sequence[str] = ("--data-dir", str(data))) -> Ended:

@@ -74,7 +74,7 @@ async def open_process(run: PipelineRun, directory: Path, *replicas: str, port: 
         yield Worker(process)
 
 
-def pipeline(files: PipelineFiles, *, records: int = 3000, **options: object) -> Path:
+def pipeline(files: PipelineFiles, *, records: int | None = 3000, **options: object) -> Path:
     """A source, a map of two replicas and a sink."""
     return files.write(
         files.generator(records, **options)
@@ -274,15 +274,14 @@ async def test_replicas_that_the_pipeline_does_not_have(
 
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_run_in_one_worker_survives_its_death_and_drains(files: PipelineFiles, tmp_path: Path) -> None:
-    pipeline(files, records=6000, rpu=600)
+    pipeline(files, records=None, rpu=600)
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "1") as run:
         await run.until(lambda: run.records("out") > 0)
         await run.until(lambda: set(run.pids()) == {"broker", "worker.0", *ALL})
         before = await run.pid("map-1")
         os.kill(before, signal.SIGKILL)
-        await run.until(lambda: run.pids().get("map-1", before) != before)
-        done = run.records("out")
-        await run.until(lambda: run.records("out") > done)
+        await run.until_replaced("map-1", before)
+        await run.until_more("out")
         run.interrupt()
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
@@ -294,10 +293,12 @@ async def test_a_run_in_one_worker_survives_its_death_and_drains(files: Pipeline
     assert "worker.0" in logs.out
     assert " out-0 " not in logs.out
 
+    records = len(files.numbers("out")) + 6000
+    pipeline(files, records=records)
     again = await command(tmp_path, "run", "pipeline.yaml", "--workers", "2")
     assert again.exit_code == 0, again.err
     assert "account: BALANCED" in again.out
-    assert sorted(files.numbers("out")) == list(range(6000))
+    assert sorted(files.numbers("out")) == list(range(records))
 
 
 async def test_a_run_has_as_many_workers_as_there_are_processors(files: PipelineFiles, tmp_path: Path) -> None:
@@ -348,3 +349,30 @@ async def test_a_vertex_that_asks_for_it_has_a_process_of_its_own(files: Pipelin
         assert "in-0 out-0" in (await command(tmp_path, "status")).out
         run.interrupt()
         assert (await run.ended()).exit_code == 0
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_readers_of_one_copy_in_several_workers_get_each_record_once(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    readers = ("one", "two", "three")
+    sinks = "".join(map(files.file_sink, readers))
+    files.write(files.generator(None, rpu=500) + sinks, [f"in -> {to}" for to in readers])
+    async with start(tmp_path, "run", "pipeline.yaml", "--workers", "4") as running:
+        pids = await running.all_pids(*(f"{name}-0" for name in ("in", *readers)))
+        assert len({pids[f"{name}-0"] for name in ("in", *readers)}) == 4
+        await running.until(lambda: running.records("two") > 0)
+        # The others go on, and what it has not read stays for it.
+        os.kill(pids["two-0"], signal.SIGKILL)
+        await running.until_replaced("two-0", pids["two-0"])
+        await running.until_more("two")
+        running.interrupt()
+        ended = await running.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "BALANCED" in ended.out
+    for name in readers:
+        assert files.numbers(name) == list(range(running.records("in")))
+    stored = (tmp_path / ".millstream/p/broker/store/jetstream/millstream/streams/p-in/msgs").glob("*.blk")
+    texts = b"".join(path.read_bytes() for path in stored)
+    assert b".d._in-1.0" in texts
+    assert not [name for name in readers if f".d.in-{name}.0".encode() in texts], "one copy for all readers"

@@ -56,6 +56,10 @@ async def deliver(spec: FallbackSink, epoch: int) -> None:
                 with suppress(RetryLaterError):
                     await lane.write([frame], Position(sequence))
                     break
+        while True:
+            with suppress(RetryLaterError):
+                await lane.flush()
+                break
 
 
 if __name__ == "__main__":

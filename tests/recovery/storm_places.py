@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 from tests.recovery.storms import Place, mapping, number_of
-from tests.recovery.table_places import DeltaPlace, IcebergPlace, ObjectsPlace, SqlPlace
-from tests.support import kafka_server, mariadb_server, object_server, postgres_server
+from tests.recovery.table_places import (
+    BigQueryPlace,
+    DeltaPlace,
+    FilePlace,
+    IcebergPlace,
+    ObjectsPlace,
+    OpenSearchPlace,
+    SqlPlace,
+)
+from tests.support import (
+    kafka_server,
+    mariadb_server,
+    object_server,
+    opensearch_server,
+    postgres_server,
+    pulsar_server,
+)
+from tests.support.bigquery_server import open_bigquery
 from tests.support.kafka_server import KafkaServer, open_kafka
 from tests.support.mariadb_server import open_mariadb
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.object_server import open_objects_server
+from tests.support.opensearch_server import open_opensearch
 from tests.support.postgres_server import Database, PostgresServer, open_postgres
+from tests.support.pulsar_server import EXACT, PulsarServer, open_pulsar
 from tests.support.redis_server import RedisServer, open_redis
 
+_PULSAR_LEDGER_ENTRIES = 20_000
+"""So many that a storm at full size has some ledgers, and not thousands."""
 _ROWS = """\
 import json
 import os
@@ -79,8 +102,7 @@ class RedisPlace(Place):
         pipeline.execute()
 
     async def restart(self) -> None:
-        self._server.kill()
-        self._server.start()
+        self._server.restart()
 
     async def numbers(self) -> list[int]:
         return [number_of(entry["value"]) for entry in self._server.entries("seen")]
@@ -110,6 +132,33 @@ class JetStreamPlace(Place):
 
     async def numbers(self) -> list[int]:
         return [number_of(value) for value in await self._nats.values("seen", "seen.all")]
+
+
+class PulsarPlace(Place):
+    """Two topics. The server lives as long as the thread that starts it, so it is started in the thread of the loop."""
+
+    lanes = 2
+
+    def __init__(self, server: PulsarServer) -> None:
+        self._server = server
+        self._topic = server.topic(self.lanes)
+        self._target = server.topic(self.lanes, EXACT)
+
+    async def settings(self) -> tuple[str, str]:
+        given = self._server.settings
+        return (
+            mapping("pulsar", given, topic=self._topic, subscriptionName="totals"),
+            mapping("pulsar", given, topic=self._target),
+        )
+
+    async def fill(self, first: int, stop: int) -> None:
+        await asyncio.to_thread(self._server.send, self._topic, [b"%d" % number for number in range(first, stop)])
+
+    async def restart(self) -> None:
+        self._server.restart()
+
+    async def numbers(self) -> list[int]:
+        return [number_of(value) for value in self._server.values(self._target)]
 
 
 class PostgresPlace(Place):
@@ -152,58 +201,38 @@ async def _kafka(directory: Path) -> AsyncIterator[Place]:
 
 
 @asynccontextmanager
-async def _redis(_: Path) -> AsyncIterator[Place]:
-    with open_redis() as server:
-        yield RedisPlace(server)
-
-
-@asynccontextmanager
 async def _jetstream(directory: Path) -> AsyncIterator[Place]:
     async with open_outside_nats(directory / "nats") as nats:
         yield JetStreamPlace(nats)
 
 
 @asynccontextmanager
-async def _postgres(_: Path) -> AsyncIterator[Place]:
-    with open_postgres() as server:
-        yield PostgresPlace(server, changes=False)
+async def _file(directory: Path) -> AsyncIterator[Place]:
+    yield FilePlace(directory)
 
 
-@asynccontextmanager
-async def _postgres_cdc(_: Path) -> AsyncIterator[Place]:
-    with open_postgres(wal_level="logical") as server:
-        yield PostgresPlace(server, changes=True)
+Opener = Callable[[Path], AbstractAsyncContextManager[Place]]
+_Server = TypeVar("_Server")
 
 
-@asynccontextmanager
-async def _sql(directory: Path) -> AsyncIterator[Place]:
-    with open_mariadb() as server:
-        yield SqlPlace(server, directory)
+def _beside(server: Callable[[], AbstractContextManager[_Server]], place: Callable[[_Server, Path], Place]) -> Opener:
+    """Of a place with a server whose data is in a temporary directory."""
 
+    @asynccontextmanager
+    async def opened(directory: Path) -> AsyncIterator[Place]:
+        with server() as running:
+            yield place(running, directory)
 
-@asynccontextmanager
-async def _delta(directory: Path) -> AsyncIterator[Place]:
-    with open_objects_server() as server:
-        yield DeltaPlace(server, directory)
-
-
-@asynccontextmanager
-async def _iceberg(directory: Path) -> AsyncIterator[Place]:
-    with open_objects_server() as server:
-        yield IcebergPlace(server, directory)
-
-
-@asynccontextmanager
-async def _objects(directory: Path) -> AsyncIterator[Place]:
-    with open_objects_server() as server:
-        yield ObjectsPlace(server, directory)
+    return opened
 
 
 _MISSING: Mapping[str, Callable[[], str]] = {
     "kafka": kafka_server.why_missing,
+    "pulsar": pulsar_server.why_missing,
     "postgres": postgres_server.why_missing,
     "postgresCdc": postgres_server.why_missing,
     "sql": mariadb_server.why_missing,
+    "opensearch": opensearch_server.why_missing,
     "delta": object_server.why_missing,
     "iceberg": object_server.why_missing,
     "objects": object_server.why_missing,
@@ -218,15 +247,21 @@ def why_missing(connector: str) -> str:
     return look() if look is not None else ""
 
 
-PLACES: Mapping[str, Callable[[Path], AbstractAsyncContextManager[Place]]] = {
+PLACES: Mapping[str, Opener] = {
     "kafka": _kafka,
-    "redisStreams": _redis,
+    "redisStreams": _beside(open_redis, lambda server, _: RedisPlace(server)),
     "jetstream": _jetstream,
-    "postgres": _postgres,
-    "postgresCdc": _postgres_cdc,
-    "sql": _sql,
-    "delta": _delta,
-    "iceberg": _iceberg,
-    "objects": _objects,
+    "pulsar": _beside(partial(open_pulsar, _PULSAR_LEDGER_ENTRIES), lambda server, _: PulsarPlace(server)),
+    "postgres": _beside(open_postgres, lambda server, _: PostgresPlace(server, changes=False)),
+    "postgresCdc": _beside(
+        partial(open_postgres, wal_level="logical"), lambda server, _: PostgresPlace(server, changes=True)
+    ),
+    "sql": _beside(open_mariadb, SqlPlace),
+    "opensearch": _beside(open_opensearch, OpenSearchPlace),
+    "bigquery": _beside(open_bigquery, BigQueryPlace),
+    "file": _file,
+    "delta": _beside(open_objects_server, DeltaPlace),
+    "iceberg": _beside(open_objects_server, IcebergPlace),
+    "objects": _beside(open_objects_server, ObjectsPlace),
 }
 """Each opens a server of its own, with its data in this directory or a temporary one."""

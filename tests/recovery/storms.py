@@ -9,23 +9,18 @@ machine's speed.
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
+from tests.mesh.running import Ended, start
+from tests.recovery.kills import FUNCTION, OUTSIDE, kill
 
-from tests.mesh.running import Ended, Running, start
-
-OUTSIDE = "outside"
-VICTIMS = ("in-0", "map-0", "out-0", "function", "broker", OUTSIDE)
+VICTIMS = ("in-0", "map-0", "out-0", FUNCTION, "broker", OUTSIDE)
 """Workers by a replica of theirs, the process of the function, our own broker, and the server outside."""
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
@@ -41,7 +36,7 @@ spec:
   - {{from: map, to: out}}
 """
 # Of records that are processed twice, at most one result may count.
-FUNCTION = """\
+BRANDING = """\
 import os
 
 
@@ -54,7 +49,8 @@ class Place(ABC):
     """Where a connector's records come from and go to: a server that can be killed and keeps what it has."""
 
     lanes = 1
-    function = FUNCTION
+    victims: Sequence[str] = VICTIMS
+    function = BRANDING
 
     @abstractmethod
     async def settings(self) -> tuple[str, str]:
@@ -124,7 +120,7 @@ async def storm(
             # What comes while the source is filled may be done by now.
             wanted = min(seen + rng.choice((0, 1, rng.randrange(part))), (number + 1) * part)
             await run.until(lambda wanted=wanted: run.records("out") >= wanted)  # type: ignore[misc]
-            await _kill(run, place, victim)
+            await kill(run, victim, place.restart)
             found.kills[victim] += 1
             show(f"{number + 1}: {victim} at {run.records('out')} of {(number + 1) * part}")
         await place.fill(len(victims) * part, records)
@@ -133,26 +129,3 @@ async def storm(
         found.ended = await run.ended()
     found.numbers = await place.numbers()
     return found
-
-
-async def _kill(run: Running, place: Place, victim: str) -> None:
-    """It waits for what was killed a moment ago."""
-    if victim == OUTSIDE:
-        await place.restart()
-    else:
-        await run.until(lambda: _struck(run, victim))
-
-
-def _struck(run: Running, victim: str) -> bool:
-    """Whether there was such a process."""
-    with suppress(ProcessLookupError, psutil.NoSuchProcess):
-        pid = _function_of(run) if victim == "function" else run.pids().get(victim)
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-            return True
-    return False
-
-
-def _function_of(run: Running) -> int | None:
-    family = psutil.Process(run.process.pid).children(recursive=True)
-    return next((process.pid for process in family if "millstream_udf" in process.cmdline()), None)

@@ -1,10 +1,12 @@
-"""Tables and files between which a storm moves records: of SQLAlchemy's databases, Delta, Iceberg and object stores.
+"""Tables and files between which a storm moves records: of SQLAlchemy's databases, BigQuery, Delta, Iceberg, object
+stores and this machine.
 
 Tables of Delta and Iceberg and files are in a bucket, so there is a server outside that can be killed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -18,9 +20,13 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from millstream.delta.tables import options_of
 from millstream.objects.settings import ObjectStore
-from tests.recovery.storms import Place, mapping, number_of
+from tests.contract.sinks.file_target import finished_files
+from tests.recovery.kills import OUTSIDE
+from tests.recovery.storms import VICTIMS, Place, mapping, number_of
+from tests.support.bigquery_server import BigQueryServer
 from tests.support.mariadb_server import MariaServer
 from tests.support.object_server import Bucket, ObjectServer
+from tests.support.opensearch_server import OpenSearchServer
 
 _ROWS = """\
 import json
@@ -35,33 +41,43 @@ _FOLLOWED = {"follow": True, "pollEvery": "100ms"}
 _OFTEN = {"commitEvery": "200ms"}
 
 
-class SqlPlace(Place):
-    """From a file of SQLite, which is read as it grows, into MariaDB."""
+class SqlitePlace(Place):
+    """From a file of SQLite, which is read as it grows."""
 
     function = _ROWS
 
-    def __init__(self, server: MariaServer, directory: Path) -> None:
-        self._server = server
+    def __init__(self, directory: Path) -> None:
         self._file = directory / "shop.db"
-        self._database = server.database()
 
     async def settings(self) -> tuple[str, str]:
         with closing(sqlite3.connect(self._file)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("CREATE TABLE numbers (n INTEGER PRIMARY KEY)")
-        self._database.execute(
-            "CREATE TABLE copies (n BIGINT, brand VARCHAR(20), place BIGINT AUTO_INCREMENT PRIMARY KEY)"
-        )
         url = {"url": f"sqlite:///{self._file}", "table": "numbers"}
-        columns = [{"name": "n"}, {"name": "brand"}]
-        return (
-            mapping("sql", {**url, "follow": True, "pollEvery": "10ms"}),
-            mapping("sql", self._database.settings, table="copies", columns=columns),
-        )
+        return mapping("sql", {**url, "follow": True, "pollEvery": "10ms"}), self._make_target()
+
+    @abstractmethod
+    def _make_target(self) -> str:
+        """The settings of the sink."""
 
     async def fill(self, first: int, stop: int) -> None:
         with closing(sqlite3.connect(self._file, timeout=60)) as connection, connection:
             connection.executemany("INSERT INTO numbers VALUES (?)", ((number,) for number in range(first, stop)))
+
+
+class SqlPlace(SqlitePlace):
+    """Into MariaDB."""
+
+    def __init__(self, server: MariaServer, directory: Path) -> None:
+        super().__init__(directory)
+        self._server = server
+        self._database = server.database()
+
+    def _make_target(self) -> str:
+        self._database.execute(
+            "CREATE TABLE copies (n BIGINT, brand VARCHAR(20), place BIGINT AUTO_INCREMENT PRIMARY KEY)"
+        )
+        return mapping("sql", self._database.settings, table="copies", columns=[{"name": "n"}, {"name": "brand"}])
 
     async def restart(self) -> None:
         self._server.kill()
@@ -69,6 +85,73 @@ class SqlPlace(Place):
 
     async def numbers(self) -> list[int]:
         return [n for (n,) in self._database.rows("SELECT n FROM copies ORDER BY place")]
+
+
+class OpenSearchPlace(SqlitePlace):
+    """Into an index."""
+
+    def __init__(self, server: OpenSearchServer, directory: Path) -> None:
+        super().__init__(directory)
+        self._server = server
+        self._index = server.index()
+
+    def _make_target(self) -> str:
+        return mapping("opensearch", self._server.settings, index=self._index)
+
+    async def restart(self) -> None:
+        self._server.kill()
+        self._server.start()
+
+    async def numbers(self) -> list[int]:
+        return self._server.numbers(self._index)
+
+
+class BigQueryPlace(SqlitePlace):
+    """Into a table of a stand-in for BigQuery."""
+
+    def __init__(self, server: BigQueryServer, directory: Path) -> None:
+        super().__init__(directory)
+        self._server = server
+        self._table = server.create({"n": "INT64", "brand": "STRING"})
+
+    def _make_target(self) -> str:
+        columns = [{"name": "n"}, {"name": "brand"}]
+        given = {**self._server.settings, "table": self._table, "positionTable": f"{self._table}_positions"}
+        return mapping("bigquery", given, columns=columns)
+
+    async def restart(self) -> None:
+        await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(self._server.start)
+
+    async def numbers(self) -> list[int]:
+        return [row["n"] for row in self._server.rows(self._table)]
+
+
+class FilePlace(Place):
+    """From a file of this machine, which is read as it grows, into others. There is no server."""
+
+    victims = tuple(victim for victim in VICTIMS if victim != OUTSIDE)
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "numbers.txt"
+        self._target = directory / "out"
+
+    async def settings(self) -> tuple[str, str]:
+        self._file.touch()
+        return (
+            mapping("file", {"paths": [str(self._file)], "format": "lines", "follow": True}),
+            mapping("file", {"path": str(self._target), "format": "lines", "rolling": {"maxAge": "200ms"}}),
+        )
+
+    async def fill(self, first: int, stop: int) -> None:
+        with self._file.open("ab") as file:
+            file.write(b"".join(b"%d\n" % number for number in range(first, stop)))
+
+    async def restart(self) -> None:
+        raise AssertionError("there is no server")
+
+    async def numbers(self) -> list[int]:
+        return [number_of(line) for file in finished_files(self._target) for line in file.read_bytes().splitlines()]
 
 
 class BucketPlace(Place):

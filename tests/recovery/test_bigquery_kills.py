@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.contract.sinks.sink_targets import NUMBERS, bigquery_numbers, bigquery_spec
-from tests.mesh.running import start
 from tests.recovery.killed_sinks import EXPECTED, kill_at
+from tests.recovery.kills import OUTSIDE, killed_in_turn
 from tests.support.bigquery_server import BigQueryServer, open_bigquery
 
-RECORDS = 8_000
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -25,7 +21,7 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {generator: {records: RECORDS, rpu: 250, keyCount: 20}}
+    source: {generator: {rpu: 250, keyCount: 20}}
   - name: out
     partitions: 2
     sink:
@@ -53,22 +49,14 @@ def server() -> Iterator[BigQueryServer]:
 async def test_each_record_is_there_once_though_everything_is_killed(server: BigQueryServer, tmp_path: Path) -> None:
     table = server.create({"number": "INT64"})
     options = {"table": table, "positionTable": f"{table}_positions", "columns": [{"name": "number"}]}
-    text = PIPELINE.replace("RECORDS", str(RECORDS)).replace("SETTINGS", json.dumps({**server.settings, **options}))
-    (tmp_path / "pipeline.yaml").write_text(text)
-    async with start(tmp_path, "run", "pipeline.yaml") as run:
-        for victim in ("out-0", "service", "broker", "out-0"):
-            seen = run.records("out")
-            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
-            if victim == "service":
-                await asyncio.to_thread(server.stop)
-                await asyncio.to_thread(server.start)
-            else:
-                with suppress(ProcessLookupError, KeyError):
-                    os.kill(run.pids()[victim], signal.SIGKILL)
-        ended = await run.ended()
-    assert ended.exit_code == 0, ended.err
-    assert "account: BALANCED" in ended.out
-    assert sorted(row["number"] for row in server.rows(table)) == [*range(RECORDS)]
+
+    async def restart() -> None:
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.start)
+
+    text = PIPELINE.replace("SETTINGS", json.dumps({**server.settings, **options}))
+    made = await killed_in_turn(tmp_path, text, ("out-0", OUTSIDE, "broker", "out-0"), restart)
+    assert sorted(row["number"] for row in server.rows(table)) == [*range(made)]
 
 
 @pytest.mark.guarantee("I1")

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from millstream.errors import FencedError
-from millstream.health import Health, Patience, open_heartbeat
+from millstream.health import LOOK_INTERVAL_S, Health, Patience, open_heartbeat
 from millstream.limits import HUNG_AFTER_S
 from millstream.lines import text_of
 from millstream.processes import Process, open_process
@@ -37,6 +37,8 @@ async def main():
 
 asyncio.run(main())
 """
+RATE = 100
+"""Of the sources here, in records per second."""
 WORKER = "worker.1 (map-0, out-0)"
 """Of a run with two."""
 PATIENCE = Patience(hung_s=3.0, start_s=30.0, reported_s=1.5)
@@ -85,6 +87,32 @@ async def test_a_pause_is_reported_and_nothing_else_comes_of_it() -> None:
     assert reports[1].startswith("answers again, after ")
 
 
+async def test_one_that_may_rest_is_not_silent_meanwhile_and_is_asked_when_it_is_stopped() -> None:
+    asked: list[float] = []
+
+    async def ask() -> None:
+        asked.append(time.monotonic())
+        if len(asked) > 1:
+            await asyncio.Event().wait()
+
+    async with watched("pass") as (child, _, _), asyncio.TaskGroup() as tasks:
+        reports: list[str] = []
+        health = Health(child.pid, PATIENCE, report=reports.append, rest_s=10 * LIMIT_S)
+        watching = tasks.create_task(health.until_hung(ask))
+        await until(lambda: bool(asked))
+        await until(lambda: time.monotonic() > asked[0] + PATIENCE.hung_s)
+        assert len(asked) == 1
+        assert not reports
+        assert not health.hung
+        child.signal(signal.SIGSTOP)
+        await until(lambda: bool(health.hung))
+        assert len(asked) == 2
+        assert time.monotonic() >= asked[1] + PATIENCE.hung_s - 2 * LOOK_INTERVAL_S
+        watching.cancel()
+    assert reports == ["has not answered for 2 s; it is replaced after 3 s"]
+    assert health.hung.startswith("was stopped by a signal, and did not answer for 3 s")
+
+
 async def test_what_a_process_starts_does_not_beat_for_it() -> None:
     code = "import os, subprocess; subprocess.Popen(['sleep', '600']); os.kill(os.getpid(), 19)"
     async with watched(code) as (child, health, _):
@@ -97,9 +125,9 @@ async def test_what_a_process_starts_does_not_beat_for_it() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.guarantee("I1", "I9")
 async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path) -> None:
-    files, records = PipelineFiles(tmp_path), 2000
+    files = PipelineFiles(tmp_path)
     files.write(
-        files.generator(records, rpu=100) + files.function("identity") + files.file_sink("out"),
+        files.generator(None, rpu=RATE) + files.function("identity") + files.file_sink("out"),
         ["in -> map", "map -> out"],
     )
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
@@ -109,8 +137,8 @@ async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path
             os.kill(pid, signal.SIGSTOP)
         # Whatever is stopped takes no other signal: that it is gone means it was killed.
         await run.until(lambda: all(run.pids().get(name, 0) not in (0, before[name]) for name in ("map-0", "broker")))
-        done = run.records("out")
-        await run.until(lambda: run.records("out") > done)
+        await run.until_more("out")
+        run.interrupt()
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
     # The runner, too, may have waited for a processor when it looked.
@@ -120,15 +148,15 @@ async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path
     assert "warning: runner: the broker was stopped by a signal, and did not answer for 12 s: it was" in ended.err
     # The source waited for the broker, and was well.
     assert "in-0: has not" not in ended.err
-    assert sorted(files.numbers("out")) == list(range(records))
+    assert sorted(files.numbers("out")) == list(range(run.records("in")))
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_run_that_was_stopped_as_a_whole_takes_its_own_sleep_for_nobodys_silence(tmp_path: Path) -> None:
-    files, records = PipelineFiles(tmp_path), 750
+    files = PipelineFiles(tmp_path)
     files.write(
-        files.generator(records, rpu=100) + files.function("identity") + files.file_sink("out"),
+        files.generator(None, rpu=RATE) + files.function("identity") + files.file_sink("out"),
         ["in -> map", "map -> out"],
     )
     async with start(tmp_path, "run", "pipeline.yaml") as run:
@@ -136,24 +164,28 @@ async def test_a_run_that_was_stopped_as_a_whole_takes_its_own_sleep_for_nobodys
         before = await run.all_pids("broker", "in-0", "map-0", "out-0")
         # The runner sleeps longest, as one would whose terminal was stopped with Ctrl-Z.
         family = [*before.values(), run.process.pid]
+        seen = run.records("out")
         for pid in family:
             os.kill(pid, signal.SIGSTOP)
         begun_s = time.monotonic()
         await until(lambda: time.monotonic() - begun_s > HUNG_AFTER_S + 1)
         for pid in family:
             os.kill(pid, signal.SIGCONT)
+        # It makes up for its sleep, and goes on for some seconds: what it took for silence it would have told by then.
+        await run.until_more("out", than=seen + RATE * int(HUNG_AFTER_S + 3))
+        run.interrupt()
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
     assert "it is replaced" not in ended.err
     assert "it was killed" not in ended.err
-    assert sorted(files.numbers("out")) == list(range(records))
+    assert sorted(files.numbers("out")) == list(range(run.records("in")))
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_stopped_sink_that_wakes_behind_its_successor_ends_as_fenced(tmp_path: Path) -> None:
-    files, records = PipelineFiles(tmp_path), 1500
-    files.write(files.generator(records, rpu=100) + files.file_sink("out"), ["in -> out"])
+    files = PipelineFiles(tmp_path)
+    files.write(files.generator(None, rpu=RATE) + files.file_sink("out"), ["in -> out"])
 
     def has_written(epoch: int) -> bool:
         return any((tmp_path / "out").glob(f"*-e{epoch}.jsonl"))
@@ -185,10 +217,11 @@ async def test_a_stopped_sink_that_wakes_behind_its_successor_ends_as_fenced(tmp
                 # The one that the runner starts in its place fences the successor in turn.
                 async with asyncio.timeout(LIMIT_S):
                     ended_with = await successor.wait()
-                # Or it has come to the end of the input before.
-                assert ended_with in (FencedError.exit_code, 0), successor_log.read_text()
+                assert ended_with == FencedError.exit_code, successor_log.read_text()
+        await run.until(lambda: has_written(3))
+        run.interrupt()
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
     assert f"out-0: ended with exit code {FencedError.exit_code}" in ended.err
     assert "damaged" not in ended.err
-    assert sorted(files.numbers("out")) == list(range(records))
+    assert sorted(files.numbers("out")) == list(range(run.records("in")))

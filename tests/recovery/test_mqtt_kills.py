@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.mesh.running import start
+from tests.recovery.kills import OUTSIDE, kill_in_turn
 from tests.support.mqtt_broker import PASSWORD, MqttServer, carried
 
 PIPELINE = """\
@@ -46,21 +44,20 @@ async def test_each_message_counts_once_though_everything_is_killed(mqtt: MqttSe
     settings = {**mqtt.settings, "password": {"file": "password"}}
     text = PIPELINE.replace("FROM", json.dumps({**settings, "topic": source, "session": f"s-{source}"}))
     (tmp_path / "pipeline.yaml").write_text(text.replace("TO", json.dumps({**settings, "topic": target})))
-    victims = ("in-0", "mqtt", "in-0", "broker", "in-0")
+    victims = ("in-0", OUTSIDE, "in-0", "broker", "in-0")
     mqtt.keep(target)
+
+    async def feed(part: int) -> None:
+        values = [b"%d" % n for n in range(_EACH * part, _EACH * part + _EACH)]
+        await asyncio.to_thread(mqtt.send, source, values, ids=f"{part}-")
+
+    async def restart() -> None:
+        mqtt.stop()
+        mqtt.start()
+
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await asyncio.to_thread(mqtt.until_subscribed, source)
-        for kill, victim in enumerate(victims):
-            values = [b"%d" % n for n in range(_EACH * kill, _EACH * kill + _EACH)]
-            await asyncio.to_thread(mqtt.send, source, values, ids=f"{kill}-")
-            seen = run.records("out")
-            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
-            if victim == "mqtt":
-                mqtt.stop()
-                mqtt.start()
-            else:
-                with suppress(ProcessLookupError, KeyError):
-                    os.kill(run.pids()[victim], signal.SIGKILL)
+        await kill_in_turn(run, victims, restart, feed=feed)
         await run.until(lambda: run.records("out") >= _EACH * len(victims))
         run.interrupt()
         ended = await run.ended()

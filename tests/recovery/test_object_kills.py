@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.contract.sinks.sink_targets import finished_objects, object_numbers
-from tests.mesh.running import start
 from tests.recovery.killed_sinks import EXPECTED, kill_at
+from tests.recovery.kills import killed_in_turn
 from tests.support.children import together
 from tests.support.object_server import ObjectServer
 
-RECORDS = 6_000
-KILLS = 4
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -25,7 +20,7 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {generator: {records: RECORDS, rpu: 750, keyCount: 20}}
+    source: {generator: {rpu: 750, keyCount: 20}}
   - name: same
     udf: {builtin: {name: cat}}
     partitions: 2
@@ -53,21 +48,10 @@ async def test_each_record_is_there_once_though_sink_and_broker_are_killed(
 ) -> None:
     bucket = objects.bucket()
     settings = {"path": bucket.url("out"), "store": objects.settings, "rolling": {"maxAge": "200ms"}}
-    (tmp_path / "pipeline.yaml").write_text(
-        PIPELINE.replace("RECORDS", str(RECORDS)).replace("SETTINGS", json.dumps(settings))
-    )
-    async with start(tmp_path, "run", "pipeline.yaml") as run:
-        for kill in range(KILLS):
-            seen = run.records("out")
-            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
-            victim = ("out-0", "broker")[kill % 2]
-            with suppress(ProcessLookupError, KeyError):
-                os.kill(run.pids()[victim], signal.SIGKILL)
-        ended = await run.ended()
-    assert ended.exit_code == 0, ended.err
-    assert "account: BALANCED" in ended.out
+    text = PIPELINE.replace("SETTINGS", json.dumps(settings))
+    made = await killed_in_turn(tmp_path, text, ("out-0", "broker") * 2)
     found = [json.loads(line)["number"] for key in finished_objects(bucket) for line in bucket.get(key).splitlines()]
-    assert sorted(found) == [*range(RECORDS)]
+    assert sorted(found) == [*range(made)]
 
 
 @pytest.mark.guarantee("I1")

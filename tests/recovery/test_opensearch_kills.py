@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract.sinks.sink_targets import opensearch_spec
-from tests.mesh.running import start
 from tests.recovery.killed_sinks import EXPECTED, kill_at
+from tests.recovery.kills import OUTSIDE, killed_in_turn
 from tests.support.opensearch_server import OpenSearchServer
 
-RECORDS = 9_000
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -24,7 +20,7 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {generator: {records: RECORDS, rpu: 250, keyCount: 20}}
+    source: {generator: {rpu: 25, keyCount: 20}}
   - name: out
     partitions: 2
     sink:
@@ -42,35 +38,27 @@ POINTS = [
 
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("mode", ["insert", "upsert"])
+@pytest.mark.parametrize("mode", [pytest.param("insert", marks=pytest.mark.sweep), "upsert"])
 async def test_each_record_counts_once_though_everything_is_killed(
     opensearch: OpenSearchServer, tmp_path: Path, mode: str
 ) -> None:
     index = opensearch.index()
     settings = {**opensearch.settings, "index": index, "lanesIndex": f"{index}-lanes", "mode": mode}
-    text = PIPELINE.replace("RECORDS", str(RECORDS)).replace("SETTINGS", json.dumps(settings))
-    (tmp_path / "pipeline.yaml").write_text(text)
-    async with start(tmp_path, "run", "pipeline.yaml") as run:
-        for victim in ("out-0", "opensearch", "broker"):
-            seen = run.records("out")
-            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
-            if victim == "opensearch":
-                opensearch.kill()
-                # Not in a thread: the server ends with the thread that starts it, and other tests use it, too.
-                opensearch.start()
-            else:
-                with suppress(ProcessLookupError, KeyError):
-                    os.kill(run.pids()[victim], signal.SIGKILL)
-        ended = await run.ended()
-    assert ended.exit_code == 0, ended.err
-    assert "account: BALANCED" in ended.out
+
+    async def restart() -> None:
+        opensearch.kill()
+        # Not in a thread: the server ends with the thread that starts it, and other tests use it, too.
+        opensearch.start()
+
+    text = PIPELINE.replace("SETTINGS", json.dumps(settings))
+    made = await killed_in_turn(tmp_path, text, ("out-0", OUTSIDE, "broker"), restart)
     documents: list[dict[str, Any]] = [*opensearch.documents(index).values()]
     numbers = sorted(document["number"] for document in documents)
     if mode == "insert":
-        assert numbers == [*range(RECORDS)]
+        assert numbers == [*range(made)]
     else:
         # The newest record of each key.
-        assert numbers == [*range(RECORDS - 20, RECORDS)]
+        assert numbers == [*range(made - 20, made)]
 
 
 @pytest.mark.guarantee("I1")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,12 @@ from millstream.postgres.connecting import FAILURES
 from tests.mesh.running import start
 from tests.recovery import killed_cdc
 from tests.recovery.killed_sinks import EXPECTED, kill_at
+from tests.recovery.kills import OUTSIDE, kill, kill_in_turn, killed_in_turn
 from tests.support.children import together
 from tests.support.postgres_server import Database, PostgresServer, open_postgres, why_missing
 
 pytestmark = pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "it is there")
 
-RECORDS = 9_000
-KILLS = 3
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -30,7 +28,7 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {generator: {records: RECORDS, rpu: 750, keyCount: 20}}
+    source: {generator: {rpu: 750, keyCount: 20}}
   - name: same
     udf: {builtin: {name: cat}}
     partitions: 2
@@ -74,23 +72,12 @@ async def test_each_record_is_there_once_though_everything_is_killed(server: Pos
     await database.execute("CREATE TABLE numbers (lane int, number int, place bigserial)")
     columns = [{"name": "lane"}, {"name": "number"}]
     settings = {**database.settings, "table": "numbers", "columns": columns}
-    text = PIPELINE.replace("RECORDS", str(RECORDS)).replace("SETTINGS", json.dumps(settings))
-    (tmp_path / "pipeline.yaml").write_text(text)
-    async with start(tmp_path, "run", "pipeline.yaml") as run:
-        for kill in range(KILLS):
-            seen = run.records("out")
-            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
-            victim = ("out-0", "postgres", "broker")[kill % 3]
-            if victim == "postgres":
-                server.kill()
-                await asyncio.to_thread(server.start)
-            else:
-                with suppress(ProcessLookupError, KeyError):
-                    os.kill(run.pids()[victim], signal.SIGKILL)
-        ended = await run.ended()
-    assert ended.exit_code == 0, ended.err
-    assert "account: BALANCED" in ended.out
-    assert sorted(await database.column("SELECT number FROM numbers")) == [*range(RECORDS)]
+
+    text = PIPELINE.replace("SETTINGS", json.dumps(settings))
+    made = await killed_in_turn(
+        tmp_path, text, ("out-0", OUTSIDE, "broker"), partial(asyncio.to_thread, server.restart)
+    )
+    assert sorted(await database.column("SELECT number FROM numbers")) == [*range(made)]
 
 
 @pytest.mark.guarantee("I1", "I2", "I9")
@@ -107,15 +94,7 @@ async def test_each_row_of_a_query_is_read_once_though_everything_is_killed(
     done = asyncio.Event()
     async with start(tmp_path, "run", "pipeline.yaml") as run, asyncio.TaskGroup() as tasks:
         writing = tasks.create_task(_write_out_of_order(database, done))
-        for victim in ("in-0", "postgres", "broker"):
-            seen = run.records("in")
-            await run.until(lambda seen=seen: run.records("in") > seen + 100)  # type: ignore[misc]
-            if victim == "postgres":
-                server.kill()
-                await asyncio.to_thread(server.start)
-            else:
-                with suppress(ProcessLookupError, KeyError):
-                    os.kill(run.pids()[victim], signal.SIGKILL)
+        await kill_in_turn(run, ("in-0", OUTSIDE, "broker"), partial(asyncio.to_thread, server.restart))
         done.set()
         await writing
         (rows,) = await database.column("SELECT count(*) FROM rows")
@@ -150,19 +129,10 @@ async def test_each_change_is_read_once_though_everything_is_killed(tmp_path: Pa
         done = asyncio.Event()
         async with start(tmp_path, "run", "pipeline.yaml") as run, asyncio.TaskGroup() as tasks:
             writing = tasks.create_task(_write_out_of_order(database, done))
-            for victim in ("in-0", "postgres", "broker"):
-                seen = run.records("in")
-                await run.until(lambda seen=seen: run.records("in") > seen + 100)  # type: ignore[misc]
-                if victim == "postgres":
-                    server.kill()
-                    await asyncio.to_thread(server.start)
-                else:
-                    with suppress(ProcessLookupError, KeyError):
-                        os.kill(run.pids()[victim], signal.SIGKILL)
+            await kill_in_turn(run, ("in-0", OUTSIDE, "broker"), partial(asyncio.to_thread, server.restart))
             # An interrupted snapshot goes on with a later view of the table: only a change shows that it is over.
             await _until_copied(database, "c")
-            with suppress(ProcessLookupError, KeyError):
-                os.kill(run.pids()["in-0"], signal.SIGKILL)
+            await kill(run, "in-0", None)
             done.set()
             await writing
             (rows,) = await database.column("SELECT count(*) FROM rows")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.contract.sinks.file_target import finished_files
 from tests.mesh.running import start
+from tests.recovery.kills import kill_in_turn
 from tests.support.pubsub_server import PubsubServer
 
 PIPELINE = """\
@@ -47,14 +45,12 @@ async def test_each_message_counts_once_though_everything_is_killed(pubsub: Pubs
     text = PIPELINE.replace("FROM", json.dumps(read)).replace("TO", json.dumps(pubsub.sink(target)))
     (tmp_path / "pipeline.yaml").write_text(text)
     victims = ("in-0", "broker", "topic-0", "in-0")
+
+    async def feed(part: int) -> None:
+        pubsub.send(source, [b"%d" % n for n in range(_EACH * part, _EACH * part + _EACH)])
+
     async with start(tmp_path, "run", "pipeline.yaml") as run:
-        for kill, victim in enumerate(victims):
-            values = [b"%d" % n for n in range(_EACH * kill, _EACH * kill + _EACH)]
-            pubsub.send(source, values)
-            seen = run.records("out")
-            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
-            with suppress(ProcessLookupError, KeyError):
-                os.kill(run.pids()[victim], signal.SIGKILL)
+        await kill_in_turn(run, victims, feed=feed)
         await run.until(lambda: min(run.records("out"), run.records("topic")) >= _EACH * len(victims))
         run.interrupt()
         ended = await run.ended()

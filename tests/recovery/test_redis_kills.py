@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from tests.contract.sinks.sink_targets import redis_numbers
-from tests.mesh.running import start
 from tests.recovery.killed_sinks import EXPECTED, kill_at
+from tests.recovery.kills import OUTSIDE, killed_in_turn
 from tests.support.children import together
 from tests.support.redis_server import RedisServer, open_redis
 
-RECORDS = 6_000
-KILLS = 3
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -27,7 +22,7 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {generator: {records: RECORDS, rpu: 750, keyCount: 20}}
+    source: {generator: {rpu: 750, keyCount: 20}}
   - name: same
     udf: {builtin: {name: cat}}
     partitions: 2
@@ -52,24 +47,15 @@ POINTS = [
 async def test_each_record_is_there_once_though_everything_is_killed(tmp_path: Path) -> None:
     with open_redis() as server:
         settings = {**server.settings, "stream": "numbers"}
-        text = PIPELINE.replace("RECORDS", str(RECORDS)).replace("SETTINGS", json.dumps(settings))
-        (tmp_path / "pipeline.yaml").write_text(text)
-        async with start(tmp_path, "run", "pipeline.yaml") as run:
-            for kill in range(KILLS):
-                seen = run.records("out")
-                await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
-                victim = ("out-0", "redis", "broker")[kill % 3]
-                if victim == "redis":
-                    server.kill()
-                    await asyncio.to_thread(server.start)
-                else:
-                    with suppress(ProcessLookupError, KeyError):
-                        os.kill(run.pids()[victim], signal.SIGKILL)
-            ended = await run.ended()
-        assert ended.exit_code == 0, ended.err
-        assert "account: BALANCED" in ended.out
+
+        async def restart() -> None:
+            server.kill()
+            await asyncio.to_thread(server.start)
+
+        text = PIPELINE.replace("SETTINGS", json.dumps(settings))
+        made = await killed_in_turn(tmp_path, text, ("out-0", OUTSIDE, "broker"), restart)
         numbers = [json.loads(entry["value"])["number"] for entry in server.entries("numbers")]
-    assert sorted(numbers) == [*range(RECORDS)]
+    assert sorted(numbers) == [*range(made)]
 
 
 @pytest.mark.guarantee("I1")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.mesh.running import start
+from tests.recovery.kills import kill_in_turn
 from tests.support.sqs_server import SqsServer
 
 PIPELINE = """\
@@ -43,14 +41,12 @@ async def test_each_message_counts_once_though_everything_is_killed(sqs: SqsServ
     text = PIPELINE.replace("FROM", json.dumps(read)).replace("TO", json.dumps(sqs.settings(target)))
     (tmp_path / "pipeline.yaml").write_text(text)
     victims = ("in-0", "broker", "in-0")
+
+    async def feed(part: int) -> None:
+        await asyncio.to_thread(sqs.send, source, [b"%d" % n for n in range(_EACH * part, _EACH * part + _EACH)])
+
     async with start(tmp_path, "run", "pipeline.yaml") as run:
-        for kill, victim in enumerate(victims):
-            values = [b"%d" % n for n in range(_EACH * kill, _EACH * kill + _EACH)]
-            await asyncio.to_thread(sqs.send, source, values)
-            seen = run.records("out")
-            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
-            with suppress(ProcessLookupError, KeyError):
-                os.kill(run.pids()[victim], signal.SIGKILL)
+        await kill_in_turn(run, victims, feed=feed)
         await run.until(lambda: run.records("out") >= _EACH * len(victims))
         run.interrupt()
         ended = await run.ended()

@@ -6,15 +6,17 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
+from pyiceberg.catalog.rest import RestCatalog
 
 from tests.support import mariadb_server, mqtt_broker, object_server, postgres_server, rabbit_server
 from tests.support.nats_outside import open_outside_nats
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
     from tests.support.kafka_server import KafkaServer
     from tests.support.mariadb_server import MariaServer
     from tests.support.mqtt_broker import MqttServer
-    from tests.support.object_server import ObjectServer
+    from tests.support.object_server import Bucket, ObjectServer
+    from tests.support.opensearch_server import OpenSearchServer
     from tests.support.postgres_server import PostgresServer
+    from tests.support.pubsub_server import PubsubServer
+    from tests.support.pulsar_server import PulsarServer
     from tests.support.rabbit_server import RabbitServer
     from tests.support.redis_server import RedisServer
     from tests.support.sqs_server import SqsServer
@@ -162,6 +167,23 @@ async def _rabbit(request: pytest.FixtureRequest, directory: Path, life: Life) -
     )
 
 
+async def _pulsar(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    from tests.support import pulsar_server
+
+    server: PulsarServer = request.getfixturevalue("pulsar")
+    topic = await asyncio.to_thread(server.topic, namespace=pulsar_server.EXACT)
+    permissions = f"{topic.replace('://', '/')}/permissions/{pulsar_server.USER}"
+    await asyncio.to_thread(server.ask, "POST", permissions, ["produce", "consume"])
+    auth = {"basic": {"user": pulsar_server.USER, "password": SECRET}}
+    settings = {**server.settings, "auth": auth, "topic": topic, "timeout": "5s"}
+    return Outside(
+        pulsar_server.PASSWORD,
+        {"out": {"pulsar": settings}},
+        {"back": {"pulsar": {**settings, "subscriptionName": "back"}}},
+        users=(pulsar_server.USER,),
+    )
+
+
 async def _mqtt(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
     server: MqttServer = request.getfixturevalue("mqtt")
     settings = {**server.settings, "password": SECRET, "topic": server.topic(), "timeout": "5s"}
@@ -216,6 +238,81 @@ async def _jetstream(request: pytest.FixtureRequest, directory: Path, life: Life
     )
 
 
+async def _iceberg(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    """In a bucket, with a catalog server; the secret is that of the catalog."""
+    server: ObjectServer = request.getfixturevalue("objects")
+    bucket = await asyncio.to_thread(server.table_bucket)
+    store = {**server.settings, "secretKey": {"secret": {"name": "outside", "key": "store"}}, "timeout": "5s"}
+    catalog = {"rest": server.iceberg, "warehouse": bucket.url().rstrip("/"), "credential": SECRET}
+    settings = {"catalog": catalog, "table": "shop.numbers", "store": store}
+    columns = [{"name": "number", "type": "int"}]
+    await asyncio.to_thread(_iceberg_table, server, bucket)
+    return Outside(
+        server.credential,
+        {"out": {"iceberg": {**settings, "columns": columns, "commitEvery": "200ms"}}},
+        {"back": {"iceberg": {**settings, "follow": True, "pollEvery": "100ms"}}},
+        more={"store": object_server.SECRET},
+        parts=(object_server.SECRET,),
+    )
+
+
+def _iceberg_table(server: ObjectServer, bucket: Bucket) -> None:
+    named = {"endpoint": "s3.endpoint", "region": "s3.region", "accessKey": "s3.access-key-id"}
+    files = {name: server.settings[ours] for ours, name in named.items()}
+    files |= {"s3.secret-access-key": object_server.SECRET, "oauth2-server-uri": f"{server.iceberg}/v1/oauth/tokens"}
+    warehouse = bucket.url().rstrip("/")
+    with closing(
+        RestCatalog("default", uri=server.iceberg, warehouse=warehouse, credential=server.credential, **files)
+    ) as catalog:
+        catalog.create_namespace("shop")
+        catalog.create_table("shop.numbers", pa.schema({"number": pa.int64()}))
+
+
+async def _pubsub(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    """The secret is the key of a service account, with which the emulator is reached by TLS."""
+    server: PubsubServer = request.getfixturevalue("pubsub")
+    if not server.certificate.exists():
+        pytest.skip("openssl, which makes certificates, is not installed")
+    request.getfixturevalue("monkeypatch").setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(server.certificate))
+    queue = await asyncio.to_thread(server.queue)
+    key = server.account()
+    private = json.loads(key)["private_key"].splitlines()
+    reached = {"endpoint": server.tls_endpoint, "credentials": SECRET, "timeout": "5s"}
+    return Outside(
+        key,
+        {"out": {"pubsub": {**server.sink(queue), **reached}}},
+        {"back": {"pubsub": {**server.source(queue), **reached}}},
+        parts=(private[1], private[len(private) // 2]),
+    )
+
+
+async def _opensearch(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    """Behind a proxy that asks who it is, because the server of the tests does not."""
+    server: OpenSearchServer = request.getfixturevalue("opensearch")
+    password = "s3cret of an index/+?"
+    known = "Basic " + base64.b64encode(f"searcher:{password}".encode()).decode()
+
+    async def passed(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != known:
+            return web.Response(status=401, text=f"not {request.headers.get('Authorization')}")
+        headers = {name: text for name, text in request.headers.items() if name in ("Content-Type", "Content-Encoding")}
+        url = server.settings["url"] + request.path_qs
+        async with session.request(request.method, url, data=await request.read(), headers=headers) as answer:
+            return web.json_response(body=await answer.read(), status=answer.status)
+
+    session = await life.enter_async_context(ClientSession())
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", passed)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    life.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    auth = {"basic": {"user": "searcher", "password": SECRET}}
+    settings = {"url": url, "auth": auth, "timeout": "5s", "index": server.index()}
+    return Outside(password, {"out": {"opensearch": settings}}, users=("searcher",))
+
+
 async def _web(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
     """The URL of the sink is a secret, too."""
 
@@ -252,9 +349,13 @@ KINDS: Mapping[str, Maker] = {
     "mariadb": _mariadb,
     "redis": _redis,
     "rabbitmq": _rabbit,
+    "pulsar": _pulsar,
     "mqtt": _mqtt,
     "sqs": _sqs,
     "objects": _objects,
+    "iceberg": _iceberg,
+    "pubsub": _pubsub,
+    "opensearch": _opensearch,
     "jetstream": _jetstream,
     "web": _web,
 }

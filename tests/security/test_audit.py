@@ -36,15 +36,19 @@ async def test_every_command_that_looks_in_or_changes_something_is_written_down(
 ) -> None:
     files = PipelineFiles(open_folder)
     files.write(
-        files.generator(60_000, rpu=20_000) + files.function("identity") + files.file_sink("out"),
+        files.generator(None, rpu=8000) + files.function("identity") + files.file_sink("out"),
         ["in -> map", "map -> out"],
         more="limits: {bufferMaxLength: 4000}",
     )
     data = open_folder / ".millstream" / "p"
-    async with start(open_folder, "run", "pipeline.yaml") as run:
-        await run.until(lambda: run.records("out") > 0)
-        run.interrupt()
-        assert (await run.ended()).exit_code == 0
+
+    async def drained(*options: str) -> None:
+        async with start(open_folder, "run", "pipeline.yaml", *options) as run:
+            await run.until_more("out")
+            run.interrupt()
+            assert (await run.ended()).exit_code == 0
+
+    await drained()
     (open_folder / "none.jsonl").write_text("")
     for arguments in (
         ("peek", "in-map"),
@@ -52,14 +56,14 @@ async def test_every_command_that_looks_in_or_changes_something_is_written_down(
         ("deadletters", "replay", "none.jsonl"),
         ("repair", "pipeline.yaml"),
         ("repair", "pipeline.yaml", "--accept-loss"),
-        ("run", "pipeline.yaml", "--fresh", "--move-outputs", "--quiet"),
     ):
         await command(open_folder, *arguments)
+    await drained("--fresh", "--move-outputs", "--quiet")
 
     found = noted(data)
 
     actions = [entry["action"] for entry in found]
-    assert actions == ["start", "drain", "end", "peek", "replay", "repair", "repair", "start", "end"]
+    assert actions == ["start", "drain", "end", "peek", "replay", "repair", "repair", "start", "drain", "end"]
     first = found[0]
     user = pwd.getpwuid(os.getuid())
     assert (first["user"]["id"], first["user"]["name"]) == (user.pw_uid, user.pw_name)
@@ -69,7 +73,7 @@ async def test_every_command_that_looks_in_or_changes_something_is_written_down(
     # One pipeline file, one digest, independent of the user.
     assert {(entry["pipeline"], entry["spec"]) for entry in found} == {("p", first["spec"])}
     assert (found[2]["exit_code"], found[3]["edge"], found[6]["accept_loss"]) == (0, "in-map", True)
-    assert (first["fresh"], found[-2]["fresh"]) == (False, True)
+    assert (first["fresh"], found[-3]["fresh"]) == (False, True)
     assert stat.S_IMODE((data / "audit.jsonl").stat().st_mode) == 0o600
     assert stranger.reads(data / "audit.jsonl") is None
     shown = await command(open_folder, "audit")

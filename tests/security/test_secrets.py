@@ -20,6 +20,8 @@ from tests.support.children import started
 from tests.unit.telemetry.collector import Collector, open_collector
 
 WRONG = "wr0ng s3cret/+?"
+SOME = [pytest.param(kind, marks=pytest.mark.sweep) if kind == "opensearch" else kind for kind in KINDS]
+"""All of them, with the slowest server in `make test-all` alone."""
 RUNNING = (
     *("validate pipeline.yaml", "validate --online pipeline.yaml", "validate -o json pipeline.yaml", "connectors"),
     *("graph pipeline.yaml", "graph --format html pipeline.yaml", "compile pipeline.yaml", "status", "status -o json"),
@@ -119,7 +121,7 @@ async def fed(running: Running, outside: Outside, directory: Path) -> None:
 
 
 @pytest.mark.timeout(300)  # it may start the server of its kind
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 async def test_a_run_that_uses_a_secret_shows_it_nowhere(
     kind: str,
     request: pytest.FixtureRequest,
@@ -151,7 +153,7 @@ async def test_a_run_that_uses_a_secret_shows_it_nowhere(
 
 
 @pytest.mark.timeout(300)  # it may start the server of its kind
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 async def test_a_secret_that_is_refused_is_shown_nowhere(
     kind: str,
     request: pytest.FixtureRequest,

@@ -16,6 +16,8 @@
     broken      an fsync of the log fails
     no-room     the disk of the log is full for a while
     lost        its machine is lost with the disk of the log, where the input is kept
+    target-away targets that keep positions cannot be reached for a while: only in pipelines with such targets
+    source-away sources cannot be read for a while: only in pipelines with such targets, or with an idle policy
     set-back    a ledger is again what it was some time ago, and its writers go on from there: only where it is asked
                 for, as a run ends where it is noticed
 
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.simulation.network import Weather
 from tests.simulation.outside import Temper
@@ -36,6 +38,10 @@ BROKER_FAULTS = ("full", "fence", "away", "held", "slow")
 LOG_FAULTS = ("disk", "disk", "power", "broken", "no-room")
 ALL_LOG_FAULTS = (*LOG_FAULTS, "lost", "lost")
 """Where a log may be lost."""
+
+
+OUTSIDE_FAULTS = ("target-away", "source-away")
+"""Where targets keep positions; where only sources fall silent, the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +94,12 @@ def draw(rng: random.Random, span_s: float, log_faults: Sequence[str]) -> Plan:
         faults.append(Fault(rng.random() * span_s * 1.3, kind, rng.random(), length_s))
     faults.sort(key=lambda fault: fault.at_s)
     return Plan(weather, temper, rng.choice((0.0002, 0.005, 0.05)), tuple(faults))
+
+
+def with_outside(rng: random.Random, plan: Plan, span_s: float, kinds: Sequence[str] = OUTSIDE_FAULTS) -> Plan:
+    """The same, with faults of what is outside."""
+    more = [
+        Fault(rng.random() * span_s, rng.choice(kinds), 0.0, rng.choice((0.1, 0.5, 3.0)))
+        for _ in range(rng.choice((0, 1, 2)))
+    ]
+    return replace(plan, faults=tuple(sorted([*plan.faults, *more], key=lambda fault: fault.at_s)))

@@ -18,6 +18,7 @@ from millstream.ledger.sharing import Sharing
 from millstream.record import WINDOW_INPUT, BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+from tests.simulation.silence import SourceJudge
 
 
 class Violation(AssertionError):
@@ -64,6 +65,7 @@ class History:
     def __init__(self, now_s: Callable[[], float], now_us: Callable[[], int], *, tracing: bool) -> None:
         self._now_s = now_s
         self._now_us = now_us
+        self._base_us = now_us()
         self._tracing = tracing
         self.trace: list[str] = []
         self.buffers: dict[BufferId, list[Written]] = defaultdict(list)
@@ -74,6 +76,8 @@ class History:
         watermark."""
         self.readers: dict[BufferId, tuple[str, str]] = {}
         """Who reads a buffer."""
+        self.sources: dict[tuple[str, str], SourceJudge] = {}
+        """By vertex and key of the lane."""
         self.commits = 0
         self.removed = 0
         """Commits that ledgers lost when they were set back."""
@@ -154,10 +158,19 @@ class History:
                 if written and written[-1].sequence >= sequence:
                     raise Violation(f"I6: {reader}: sequence {sequence} behind {written[-1].sequence}")
                 written.append(Written(sequence, commit.lane, data, lane.promised_us, self._now_us()))
+        self._judge_source(commit.lane, lane, mark)
         self._note_consumed(link, commit.lane, mark)
         lane.epoch = mark.epoch
         lane.marks[receipt.mark_sequence] = lane.mark = mark
         lane.promised_us = max(lane.promised_us, mark.watermark_us)
+
+    def _judge_source(self, name: LaneId, lane: LaneHistory, mark: mark_pb2.Mark) -> None:
+        judge = self.sources.get((name.vertex, name.key))
+        # A ledger that was set back has its records committed again.
+        if judge is not None and not self.removed:
+            wrong = judge.committed(mark, max(lane.promised_us, lane.published_us))
+            if wrong:
+                raise Violation(wrong)
 
     def _check_forward(self, lane: LaneId, before: mark_pb2.Mark, mark: mark_pb2.Mark) -> None:
         if (mark.sequence, mark.record_index) < (before.sequence, before.record_index):
@@ -178,6 +191,11 @@ class History:
             raise Violation(
                 f"I5: {vertex}/{key}: its watermark goes back from {lane.published_us} to {entry.watermark_us}"
             )
+        judge = self.sources.get((vertex, key))
+        if judge is not None and not self.removed:
+            wrong = judge.published(entry, max(lane.published_us, lane.promised_us), self._base_us)
+            if wrong:
+                raise Violation(wrong)
         for state in entry.outputs:
             # It may arrive after a commit that was made after it.
             steps = self.promises[vertex, key, BufferId(state.edge, state.partition)]

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from millstream.account import Account
-from millstream.frame import Frame
+from millstream.account import Account, account_of
+from millstream.frame import join_frames
+from millstream.ledger.packs import frames_in
 from millstream.record import SOURCE_INPUT, BufferId, LaneId
 from millstream.spec.lanes import inputs_of, lanes_of
 from millstream.spec.models import Edge
 from tests.simulation import windows
 from tests.simulation.history import Violation
-from tests.simulation.outside import answers_of
+from tests.simulation.outside import KEEP, answers_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -52,7 +53,7 @@ def rows_of(world: World, buffer: BufferId) -> list[Row]:
     """All that was ever in a buffer, in order."""
     rows = []
     for written in world.history.buffers.get(buffer, ()):
-        frame = Frame.decode(written.data)
+        frame = join_frames(frames_in(written.data))
         promised_us = world.history.promised_us(buffer, written)
         ids = frame.ids() or [""] * frame.records
         columns = zip(frame.values(), frame.keys(), frame.event_times_us(), ids, frame.headers(), strict=True)
@@ -91,8 +92,11 @@ class Judgement:
         for lane in self._all_lanes():
             kind = self.graph.vertex(lane.vertex).kind
             inputs = self._inputs(lane)
-            if chain := self._maps_of_chain(lane.vertex):
-                self._check_maps(lane, chain, self._given(lane))
+            maps = self._maps_of_chain(lane.vertex)
+            if sink := self._sink_of_chain(lane.vertex):
+                self._check_end_of_chain(lane, maps, sink)
+            if maps:
+                self._check_maps(lane, maps, self._given(lane))
             elif kind == "source":
                 self._check_source(lane, inputs)
             elif kind == "map":
@@ -136,7 +140,12 @@ class Judgement:
         chain = self.whole.chain(vertex)
         if len(chain) == 1:
             return ()
-        return chain[1:] if self.whole.vertex(vertex).kind == "source" else chain
+        return tuple(member for member in chain if self.whole.vertex(member).kind == "map")
+
+    def _sink_of_chain(self, vertex: str) -> str:
+        """The sink at the end of the chain that runs in the lanes of a vertex; empty without one."""
+        last = self.whole.chain(vertex)[-1]
+        return last if last != vertex and self.whole.vertex(last).kind == "sink" else ""
 
     def _given(self, lane: LaneId) -> list[tuple[bytes, tuple[bytes, ...]]]:
         """What the first map of a lane takes: values with their keys."""
@@ -150,7 +159,8 @@ class Judgement:
         wanted: dict[BufferId, list[tuple[bytes, bytes]]] = defaultdict(list)
         first, others = maps[0], maps[1:]
         behaviour = self.world.shape.behaviours[first]
-        behind = b"".join(b"/" + name.encode() + b":0" for name in others)
+        behind = _behind(others)
+        edges = [edge for edge in self.whole.data_edges(maps[-1]) if not edge.chain]
         for value, keys in inputs:
             answer = answers_of(behaviour, value)
             if answer == "dead":
@@ -160,7 +170,7 @@ class Judgement:
                         wanted[target].append((value, b""))
             elif not isinstance(answer, str):
                 for k, tags in answer:
-                    for edge in self.whole.data_edges(maps[-1]):
+                    for edge in edges:
                         target = self._targets(edge, keys, () if others else tags)
                         if target is not None:
                             wanted[target].append((value, first.encode() + b":%d" % k + behind))
@@ -172,6 +182,40 @@ class Judgement:
                 if found != wanted[buffer]:
                     fault = "I4: out of order" if Counter(found) == Counter(wanted[buffer]) else "I1"
                     raise Violation(f"{fault}: {lane} to {buffer}: {_difference(found, wanted[buffer])}")
+
+    def _check_end_of_chain(self, lane: LaneId, maps: Sequence[str], sink: str) -> None:
+        """A sink without a buffer before it."""
+        edge = self.whole.chained_into(sink)
+        assert edge is not None, "it follows in the chain"
+        wanted: list[tuple[bytes, bytes]] = []
+        for value, _ in self._given(lane):
+            answer = answers_of(self.world.shape.behaviours[maps[0]], value) if maps else [(0, ())]
+            if not isinstance(answer, str):
+                way = [maps[0].encode() + b":%d" % k + _behind(maps[1:]) if maps else b"" for k, _ in answer]
+                wanted += [(value, one) for one in way]
+        if self.world.shape.behaviours.get(sink, "") in KEEP:
+            joins = len(self.graph.edges_in[lane.vertex]) > 1
+            own = LaneId(sink, lane.input if joins else edge.name, lane.partition)
+            calls: dict[bytes, bytes] = {}
+            values = self.world.outside.tables[sink].values_of(f"{self.world.shape.name}/{sink}.{own.key}")
+            found = [self._parsed(value, len(maps), calls) for value in values]
+            mark = self.world.history.lanes[lane.vertex, lane.key].mark
+            self._check_kept(str(own), found, wanted, account_of(sink, lane, mark))
+            return
+        # Every attempt is a call of its own, and its outputs may all be there.
+        there = {self._parsed(value, len(maps), {}) for value in self.world.outside.targets[sink].values.values()}
+        if missing := [one for one in wanted if one not in there]:
+            raise Violation(f"I1: sink {sink}: missing: {missing[:5]}")
+
+    def _check_kept(self, where: str, found: Sequence[object], wanted: Sequence[object], account: Account) -> None:
+        """A target that keeps the position of its lane: each row once, in order; what is not there was refused."""
+        left = iter(wanted)
+        if not all(row in left for row in found):
+            fault = "I4: out of order" if not Counter(found) - Counter(wanted) else "I1"
+            raise Violation(f"{fault}: {where}: {_difference(found, wanted)}")
+        refused = sum(account.dropped.values())
+        if (account.inputs, account.processed, refused) != (len(wanted), len(found), len(wanted) - len(found)):
+            raise Violation(f"I2: {where}: {len(found)} of {len(wanted)} records are in its target; it has: {account}")
 
     def _parsed(self, value: bytes, maps: int, calls: dict[bytes, bytes]) -> tuple[bytes, bytes]:
         """What an output is of; all outputs that one map makes of one record have to come from one call."""
@@ -206,6 +250,14 @@ class Judgement:
             handed_on = member.account.outputs
 
     def _check_sink(self, vertex: str) -> None:
+        if self.world.shape.behaviours.get(vertex, "") in KEEP:
+            table = self.world.outside.tables[vertex]
+            for lane in lanes_of(self.graph, vertex):
+                (buffer,) = inputs_of(self.graph, lane)
+                account = account_of(vertex, lane, self.world.history.lanes[vertex, lane.key].mark)
+                values = table.values_of(f"{self.world.shape.name}/{vertex}.{lane.key}")
+                self._check_kept(str(lane), values, [row.value for row in self.rows[buffer]], account)
+            return
         wanted: dict[str, bytes] = {}
         for lane in lanes_of(self.graph, vertex):
             (buffer,) = inputs_of(self.graph, lane)
@@ -267,6 +319,11 @@ class Judgement:
                 left_bytes = sum((directory / name).stat().st_size for name in segments[:-1])
                 if left_bytes > LEFT_BYTES_MAX or others:
                     raise Violation(f"I8: {lane} leaves {names} behind")
+
+
+def _behind(maps: Sequence[str]) -> bytes:
+    """What maps that look at nothing add to a value."""
+    return b"".join(b"/" + name.encode() + b":0" for name in maps)
 
 
 def _difference(found: Sequence[object], wanted: Sequence[object]) -> str:

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from millstream import codes
 from millstream.errors import DamageError, FencedError, RetryLaterError
-from millstream.ledger.marks import taken_over
+from millstream.ledger.marks import taken_over, takeover
 from millstream.ledger.memory import MemoryBroker
 from millstream.ledger.protocol import (
     Commit,
@@ -35,7 +35,7 @@ from millstream.ledger.protocol import (
     Witness,
 )
 from millstream.ledger.sharing import Sharing
-from millstream.limits import COMMIT_TIMEOUT_S, OT_PUT_TIMEOUT_S, OT_REREAD_INTERVAL_S
+from millstream.limits import COMMIT_TIMEOUT_S, OT_PUT_TIMEOUT_S
 from millstream.record import BufferId, LaneId
 from millstream.watermark.memory import MemoryOtStore, OtMemory
 from millstream.watermark.publish import CoalescingPublisher
@@ -198,6 +198,10 @@ class SimLedger:
     def sharing(self) -> Sharing:
         return self._inner.sharing
 
+    @property
+    def packs(self) -> bool:
+        return self._inner.packs
+
     def statistics(self) -> LedgerStatistics:
         return self._inner.statistics()
 
@@ -209,7 +213,7 @@ class SimLedger:
             stored = await self.mark(lane)
             mark = taken_over(stored, owner, self._link.new_id())
             try:
-                receipt = await self.commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
+                receipt = await self.commit(takeover(lane, mark, stored))
             except FencedError:
                 continue
             return StoredMark(mark, receipt.mark_sequence)
@@ -332,7 +336,7 @@ class SimOtStore(MemoryOtStore):
 
         async def reread_always() -> None:
             while True:
-                await asyncio.sleep(OT_REREAD_INTERVAL_S)
+                await queue.rereads.next()
                 await self._link.ask(reread)
 
         reread()

@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
+from millstream import codes
+from millstream.errors import RetryLaterError
 from millstream.frame import Frame, build_frame
 from millstream.spec.protocols import FunctionKind
 from millstream.statistics import SidecarStatistics
@@ -23,11 +25,14 @@ from millstream.udf.answers import Description, MapAnswer, Outcome, ReadBatch, R
 from millstream.udf.protocol import MapStream, PositionSinkStream, SinkStream, SourceStream, StreamName
 from millstream_udf import columns
 from tests.simulation.history import Violation
+from tests.simulation.kept import SimPositionSink, Table, Way
 
 BASE_US = 1_700_000_000_000_000
 """Event times and the wall clock begin here."""
 KEYS = ("ada", "bob", "eve")
 CALLS_MAX = 3
+KEEP = ("keeps", "refuses")
+"""Behaviours of sinks that keep positions; the second refuses records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Split:
 
     records: list[Given]
     gives_ids: bool
+    ends_s: float = 0.0
+    """When it ends, if it has given everything by then."""
     acknowledged: int = 0
 
 
@@ -81,6 +88,12 @@ class Outside:
         self.splits: dict[tuple[str, int], Split] = {}
         self.targets: dict[str, Target] = defaultdict(Target)
         """By sink vertex."""
+        self.tables: dict[str, Table] = defaultdict(Table)
+        """The targets that keep positions, by sink vertex."""
+        self.way: Way | None = None
+        """To these; None where there are none."""
+        self.away_since_s: float | None = None
+        """Since when sources cannot be read; None: they can."""
         self.calls = 0
 
     def pause_s(self) -> float:
@@ -108,7 +121,7 @@ class SimPrograms:
         self._behaviour = behaviour
 
     def client(self, role: str) -> SimClient | None:
-        return SimClient(self._outside, self._vertex) if role in ("source", "sink") else None
+        return SimClient(self._outside, self._vertex, self._behaviour) if role in ("source", "sink") else None
 
     def reduce_address(self, name: StreamName) -> str | None:
         return None
@@ -186,13 +199,14 @@ def _outcome(index: int, result: Result, reason: str) -> Outcome:
 class SimClient:
     """`UdfClient` of a source or a sink."""
 
-    def __init__(self, outside: Outside, vertex: str) -> None:
+    def __init__(self, outside: Outside, vertex: str, behaviour: str) -> None:
         self._outside = outside
         self._vertex = vertex
+        self._behaviour = behaviour
 
     @property
     def description(self) -> Description:
-        return Description()
+        return Description(keeps_positions=self._behaviour in KEEP)
 
     def open_map(
         self, kind: FunctionKind, name: StreamName, *, outputs_max: int = 0
@@ -203,8 +217,11 @@ class SimClient:
     async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:
         yield SimSink(self._outside, self._outside.targets[self._vertex])
 
-    def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
-        raise AssertionError("its description does not say that it keeps positions")
+    @asynccontextmanager
+    async def open_position_sink(self, name: StreamName) -> AsyncIterator[PositionSinkStream]:
+        way = self._outside.way
+        assert way is not None, "the shape says that its sinks keep positions"
+        yield SimPositionSink(way, self._outside.tables[self._vertex], checks=self._behaviour == "refuses")
 
     @asynccontextmanager
     async def open_source(
@@ -223,14 +240,21 @@ class SimSource:
         if split.gives_ids:
             self._next = max(0, self._next - outside.rng.randrange(6))
 
+    @property
+    def is_away(self) -> bool:
+        """Never: a source that cannot be reached raises, and no read waits for its process."""
+        return False
+
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> ReadBatch:
         outside, records = self._outside, self._split.records
-        if self._next < len(records):
-            wait_s = records[self._next].arrives_s - outside.now_s()
-            if wait_s > 0:
-                await asyncio.sleep(min(wait_s, timeout_s))
-                if wait_s > timeout_s:
-                    return ReadBatch(position=b"%d" % self._next)
+        if outside.away_since_s is not None:
+            raise RetryLaterError(codes.TARGET_AWAY, "the source cannot be reached")
+        is_over = self._next == len(records)
+        wait_s = (self._split.ends_s if is_over else records[self._next].arrives_s) - outside.now_s()
+        if wait_s > 0:
+            await asyncio.sleep(min(wait_s, timeout_s))
+            if wait_s > timeout_s:
+                return ReadBatch(position=b"%d" % self._next)
         begin = self._next
         while self._next < len(records) and records[self._next].arrives_s <= outside.now_s():
             self._next += 1
@@ -239,7 +263,8 @@ class SimSource:
         taken = records[begin : self._next]
         if self._split.gives_ids and taken and outside.rng.random() < 0.2:
             taken = [*taken, outside.rng.choice(records[: self._next])]
-        return ReadBatch(_frame_of(taken) if taken else None, b"%d" % self._next, ended=self._next == len(records))
+        ended = self._next == len(records) and outside.now_s() >= self._split.ends_s
+        return ReadBatch(_frame_of(taken) if taken else None, b"%d" % self._next, ended=ended)
 
     async def committed(self, position: bytes) -> None:
         self._split.acknowledged = max(self._split.acknowledged, int(position or b"0"))

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 def with_set_backs(world: World) -> None:
     """Have ledgers set back beside whatever was drawn."""
     rng = random.Random(world.seed)
+    if world.outside.way is not None:
+        # What a function refused is kept from the mark on, and a mark that went back knows of less.
+        world.outside.way.refuses = False
     more = [
         Fault(0.7 * rng.random() * world.span_s, "set-back", 0.0, (0.05 + 0.6 * rng.random()) * world.span_s)
         for _ in range(rng.choice((1, 1, 2)))

@@ -13,6 +13,7 @@ from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream.spec.resolved import Resolved
 from tests.simulation.outside import BASE_US, KEYS, Given, Split
+from tests.simulation.silence import arrivals
 
 Spec = Mapping[str, Any]
 
@@ -31,6 +32,10 @@ class Shape:
     """Share of records that are later than `maxDelay` says."""
     loses_logs: bool = False
     """The logs of its windows may be lost with their disks."""
+    keeps: bool = False
+    """Some of its sinks keep positions in their targets."""
+    silent: bool = False
+    """Its sources fall silent and wake up, and an idle policy is drawn."""
 
 
 def _source(name: str, partitions: int = 1) -> Spec:
@@ -348,12 +353,132 @@ def _chained_copies() -> Shape:
     return Shape("chained-copies", spec, {"fan": "fan", "plain": "plain"})
 
 
+def _kept() -> Shape:
+    """Sinks that keep positions behind buffers: of a map, and of windows."""
+    vertices = [
+        _source("a", 2),
+        _map("fan", 2, 2, on_failure="deadLetter"),
+        _reduce("sum", {"fixed": {"length": "500ms"}}, 2),
+        _sink("out", 2),
+        _sink("sums"),
+        _sink("dead"),
+    ]
+    edges = [_edge("a", "fan"), _edge("fan", "out"), _edge("fan", "sum"), _edge("sum", "sums")]
+    edges += [_edge("fan", "dead", "deadLetter")]
+    behaviours = {"fan": "fan", "out": "refuses", "sums": "keeps"}
+    return Shape("kept", _pipeline("kept", vertices, edges, 0.4), behaviours, max_delay_s=0.4, keeps=True)
+
+
+def _to_the_end(name: str, behaviour: str, max_delay_s: float = 1.0, **more: Any) -> Shape:
+    """From the source to the target without a buffer."""
+    vertices = [_source("a", 2), _map("fan", 2, on_failure="deadLetter"), _map("plain", 2), _sink("out", 2)]
+    edges = [_edge(begin, end, chain=True) for begin, end in (("a", "fan"), ("fan", "plain"), ("plain", "out"))]
+    vertices, edges = [*vertices, _sink("dead")], [*edges, _edge("fan", "dead", "deadLetter")]
+    behaviours = {"fan": "fan", "plain": "plain", "out": behaviour}
+    spec = _pipeline(name, vertices, edges, max_delay_s)
+    return Shape(name, spec, behaviours, max_delay_s=max_delay_s, **more)
+
+
+def _straight(name: str, behaviour: str, **more: Any) -> Shape:
+    """A source and a sink, and nothing between them."""
+    vertices = [_source("a", 2), _sink("out", 2)]
+    return Shape(name, _pipeline(name, vertices, [_edge("a", "out", chain=True)], 1.0), {"out": behaviour}, **more)
+
+
+def _buffer_to_the_end() -> Shape:
+    """Maps and a sink behind a buffer that two sources fill."""
+    vertices = [
+        _source("a", 2),
+        _source("b"),
+        _map("fan", 2, 2, on_failure="deadLetter"),
+        _map("plain", 2, 2),
+        {**_sink("out", 2), "replicas": 2},
+        _sink("dead"),
+    ]
+    edges = [_edge("a", "fan"), _edge("b", "fan"), _edge("fan", "plain", chain=True), _edge("plain", "out", chain=True)]
+    edges += [_edge("fan", "dead", "deadLetter")]
+    name, behaviours = "buffer-to-the-end", {"fan": "fan", "plain": "plain", "out": "refuses"}
+    return Shape(name, _pipeline(name, vertices, edges, 1.0), behaviours, keeps=True)
+
+
+def _silent(name: str, behind: list[Spec], edges: list[Spec], behaviours: Mapping[str, str], **more: Any) -> Shape:
+    """Two sources that fall silent, and what is behind them. Some records are older than a step of the watermark."""
+    vertices = [_source("a", 2), _source("b"), *behind]
+    spec = _pipeline(name, vertices, edges, 0.1)
+    return Shape(name, spec, behaviours, max_delay_s=0.1, late=0.2, silent=True, **more)
+
+
+def _silent_windows() -> Shape:
+    """Windows that only silence closes, behind maps and a copy of their input; late records have an edge."""
+    group_by = {"allowedLateness": "100ms", "onLate": "edge"}
+    behind = [
+        _map("fan", 2, 2, on_failure="deadLetter"),
+        _reduce("sum", {"fixed": {"length": "400ms"}}, 2, **group_by),
+        _sink("all"),
+        _sink("out"),
+        _sink("late"),
+        _sink("dead"),
+    ]
+    edges = [_edge("a", "fan"), _edge("b", "fan"), _edge("fan", "sum"), _edge("fan", "all")]
+    edges += [_edge("fan", "dead", "deadLetter"), _edge("sum", "out"), _edge("sum", "late", "late")]
+    return _silent("silent-windows", behind, edges, {"fan": "fan"})
+
+
+def _silent_sessions() -> Shape:
+    """Sessions straight behind sources that give ids and repeat themselves."""
+    behind = [_reduce("sum", {"session": {"timeout": "150ms"}}, 2), _sink("out")]
+    edges = [_edge("a", "sum"), _edge("b", "sum"), _edge("sum", "out")]
+    return _silent("silent-sessions", behind, edges, {}, gives_ids=True)
+
+
+def _silent_chain() -> Shape:
+    """A chain of a source and two maps, which promises for all of them, and windows behind it."""
+    vertices = [
+        _source("a", 2),
+        _map("fan", 2, on_failure="deadLetter"),
+        _map("plain", 2),
+        _reduce("sum", {"sliding": {"length": "600ms", "slide": "200ms"}}),
+        _sink("out"),
+        _sink("dead"),
+    ]
+    edges = [_edge("a", "fan", chain=True), _edge("fan", "plain", chain=True), _edge("plain", "sum")]
+    edges += [_edge("fan", "dead", "deadLetter"), _edge("sum", "out")]
+    behaviours = {"fan": "fan", "plain": "plain"}
+    spec = _pipeline("silent-chain", vertices, edges, 0.1)
+    return Shape("silent-chain", spec, behaviours, max_delay_s=0.1, late=0.2, silent=True)
+
+
 COPIED: Mapping[str, Shape] = {shape.name: shape for shape in (_copies(), _narrow_copies(), _chained_copies())}
 """Several edges read one stored copy."""
 
 CHAINED: Mapping[str, Shape] = {shape.name: shape for shape in (_source_chain(), _map_chain())}
 
-BESIDE: Mapping[str, Shape] = {**CHAINED, **COPIED}
+KEPT: Mapping[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        _kept(),
+        _to_the_end("to-the-end", "refuses", keeps=True),
+        _to_the_end("to-any-end", ""),
+        _straight("straight", "keeps", keeps=True),
+        _straight("straight-ids", "refuses", gives_ids=True, keeps=True),
+        _buffer_to_the_end(),
+    )
+}
+"""Chains that end in a sink, and sinks that keep positions: `to-any-end` has one that keeps none."""
+
+SILENT: Mapping[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        _silent_windows(),
+        _silent_sessions(),
+        _silent_chain(),
+        _to_the_end("silent-to-the-end", "refuses", 0.1, keeps=True, late=0.2, silent=True),
+        _to_the_end("silent-to-any-end", "", 0.1, late=0.2, silent=True),
+    )
+}
+"""Sources fall silent, and a timer moves their watermarks."""
+
+BESIDE: Mapping[str, Shape] = {**CHAINED, **COPIED, **KEPT, **SILENT}
 """Beside `SHAPES`, so that the seeds of those stay what they are."""
 
 SHAPES: Mapping[str, Shape] = {
@@ -379,9 +504,13 @@ SHAPES: Mapping[str, Shape] = {
 
 
 @cache
-def resolved_of(name: str) -> Resolved:
-    """The pipeline as its processes get it."""
-    return resolved.load(json.dumps({"format": 1, "baseDir": "/", "pipeline": {**SHAPES, **BESIDE}[name].spec}))
+def resolved_of(name: str, idle_source: str = "") -> Resolved:
+    """The pipeline as its processes get it. `idle_source`: an idle policy, as JSON."""
+    pipeline = dict({**SHAPES, **BESIDE}[name].spec)
+    if idle_source:
+        spec = pipeline["spec"]
+        pipeline["spec"] = {**spec, "watermark": {**spec["watermark"], "idleSource": json.loads(idle_source)}}
+    return resolved.load(json.dumps({"format": 1, "baseDir": "/", "pipeline": pipeline}))
 
 
 def given(rng: random.Random, graph: Graph, shape: Shape, span_s: float) -> dict[tuple[str, int], Split]:
@@ -389,8 +518,11 @@ def given(rng: random.Random, graph: Graph, shape: Shape, span_s: float) -> dict
     splits = {}
     for vertex in graph.sources:
         for split in range(vertex.partitions):
-            count = rng.choice((0, 3, 20, 40))
-            times = sorted(rng.random() * span_s for _ in range(count))
+            if shape.silent:
+                times, ends_s = arrivals(rng, span_s)
+            else:
+                count = rng.choice((0, 3, 20, 40))
+                times, ends_s = sorted(rng.random() * span_s for _ in range(count)), 0.0
             records = []
             for number, arrives_s in enumerate(times):
                 back_s = rng.random() * 0.999 * shape.max_delay_s
@@ -406,5 +538,5 @@ def given(rng: random.Random, graph: Graph, shape: Shape, span_s: float) -> dict
                         arrives_s,
                     )
                 )
-            splits[vertex.name, split] = Split(records, shape.gives_ids)
+            splits[vertex.name, split] = Split(records, shape.gives_ids, ends_s)
     return splits

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millstream_reduce.lane import units
+from millstream_writer import committer
 from tests.simulation.history import Violation
 from tests.simulation.shapes import SHAPES, Shape
 from tests.simulation.world import World
@@ -52,6 +53,7 @@ def simulate(
         adjust(world)
     violation = ""
     unit_rows, units.UNIT_ROWS = units.UNIT_ROWS, world.unit_rows
+    frame_records, committer.JOINED_RECORDS_MAX = committer.JOINED_RECORDS_MAX, world.frame_records
     try:
         world.run()
     except Violation as error:
@@ -60,6 +62,7 @@ def simulate(
     finally:
         logging.disable(logging.NOTSET)
         units.UNIT_ROWS = unit_rows
+        committer.JOINED_RECORDS_MAX = frame_records
         world.close()
         shutil.rmtree(directory)
     return Outcome(

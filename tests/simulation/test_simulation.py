@@ -9,9 +9,10 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,17 @@ from millstream.ledger import memory
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import lane_filter
 from millstream.ledger.witness import ReadCheck
+from millstream.record import SOURCE_INPUT
+from millstream.spec.lanes import lanes_of
 from millstream_vertex import trimming
-from millstream_writer.committer import Committer
+from millstream_vertex.to_sink import ChainDeliverer
+from millstream_writer.committer import Committer, Unit
 from tests.simulation.faults import Fault
+from tests.simulation.kept import Table
 from tests.simulation.network import Weather
 from tests.simulation.outside import BASE_US, Given, Split, Temper
 from tests.simulation.set_back import with_set_backs
-from tests.simulation.shapes import CHAINED, COPIED, SHAPES, Shape
+from tests.simulation.shapes import CHAINED, COPIED, KEPT, SHAPES, SILENT, Shape
 from tests.simulation.simulate import Outcome, simulate
 from tests.simulation.world import World
 from tests.support.sizes import sized
@@ -78,6 +83,54 @@ def test_a_copy_that_is_trimmed_behind_the_fastest_of_its_readers_is_found(monke
     assert any("is trimmed through" in violation for violation in violations)
 
 
+@pytest.mark.guarantee("I1", "I2", "I4", "I5", "I9")
+@pytest.mark.parametrize("shape", sorted(KEPT))
+def test_chains_to_a_target_and_targets_that_keep_positions_hold_every_invariant(shape: str) -> None:
+    worlds: list[World] = []
+    outcomes = [simulate(seed, shape=KEPT[shape], adjust=worlds.append) for seed in range(2 * SEEDS)]
+    assert not [found_in(outcome, f"--shape {shape}") for outcome in outcomes if outcome.violation]
+    assert sum(outcome.faults for outcome in outcomes) > 2 * SEEDS
+    fenced = sum(table.fenced for world in worlds for table in world.outside.tables.values())
+    assert fenced > 0 or not KEPT[shape].keeps, "no older owner wrote to a target"
+
+
+@pytest.mark.guarantee("I1", "I2", "I4", "I5", "I9")
+@pytest.mark.parametrize("shape", sorted(SILENT))
+def test_sources_that_fall_silent_hold_every_invariant(shape: str) -> None:
+    worlds: list[World] = []
+    outcomes = [simulate(seed, shape=SILENT[shape], adjust=worlds.append) for seed in range(2 * SEEDS)]
+    assert not [found_in(outcome, f"--shape {shape}") for outcome in outcomes if outcome.violation]
+    judges = [judge for world in worlds for judge in world.history.sources.values()]
+    # Watermarks moved without records, and records came that were older than that.
+    assert sum(judge.steps for judge in judges) > 2 * SEEDS
+    assert sum(judge.passed for judge in judges) > SEEDS
+
+
+@pytest.mark.guarantee("I1", "I15")
+def test_a_target_that_is_ahead_of_a_ledger_that_was_set_back_stops_the_lane() -> None:
+    said: list[str] = []
+    for shape in ("to-the-end", "straight"):
+        outcomes = [simulate(seed, shape=KEPT[shape], adjust=with_set_backs) for seed in range(SEEDS)]
+        assert not [found_in(outcome, f"--shape {shape}", "--set-back") for outcome in outcomes if outcome.violation]
+        said += [outcome.noticed for outcome in outcomes if outcome.noticed]
+    assert any("older than" in text for text in said)
+
+
+@pytest.mark.guarantee("I1")
+def test_a_target_that_takes_what_an_older_owner_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Table, "may_commit", lambda *_: True)
+    violations = (simulate(seed, shape=KEPT["straight"]).violation for seed in range(100))
+    assert any(violation.startswith(("I1", "I2")) for violation in violations)
+
+
+@pytest.mark.guarantee("I5")
+def test_a_chain_that_promises_what_it_has_not_committed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A lane is taken for quiet while its last delivery is on its way to the ledger.
+    monkeypatch.setattr(ChainDeliverer, "is_empty", True)
+    violations = (simulate(seed, shape=SILENT["silent-to-any-end"]).violation for seed in range(100))
+    assert any("late records" in violation or "as if silent" in violation for violation in violations)
+
+
 @pytest.mark.guarantee("I1", "I3", "I9")
 @pytest.mark.parametrize("shape", sorted(shape.name for shape in SHAPES.values() if shape.loses_logs))
 def test_logs_that_are_lost_are_made_anew_from_the_input(shape: str) -> None:
@@ -115,28 +168,58 @@ def test_a_ledger_that_is_set_back_and_refilled_is_noticed_before_a_record_is_us
 def test_a_ledger_that_is_set_back_behind_the_end_of_its_last_writer_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def set_back_at_the_end(world: World) -> None:
-        rng = random.Random(world.seed)
-        end_s = world.span_s * (0.95 + 0.3 * rng.random())
-        length_s = (0.02 + 0.3 * rng.random()) * world.span_s
-        fault = Fault(max(0.0, end_s - length_s), "set-back", 0.0, length_s)
-        world.follow(replace(world.plan, faults=tuple(sorted([*world.plan.faults, fault], key=lambda one: one.at_s))))
+    commit, confirm = Committer.commit, Committer.confirm
+    worlds: list[World] = []
+    set_backs: list[Callable[[], None]] = []
+    """One that puts a ledger back behind the commit with which its last lane ended."""
 
-    async def looks_at_nothing(self: Committer) -> None:
-        """In place of the look at the last commit."""
+    async def commits(self: Committer, units: Sequence[Unit], *, ended: bool = False, **options: Any) -> None:
+        world, lane = worlds[-1], self._lane
+        if ended and lane.input == SOURCE_INPUT and not set_backs:
+            others = [one for one in lanes_of(world.graph, lane.vertex) if one != lane]
+            marks = [await self._ledger.mark(one) for one in others]
+            if all(mark is not None and mark.mark.ended for mark in marks):
+                restore, note = world.broker.save(lane.vertex), world.history.save(lane.vertex)
 
-    # A source commits its end, its ledger is set back, and it publishes the end: it would be gone, and readers wait.
-    outcome = simulate(531, adjust=set_back_at_the_end)
-    assert outcome.removed
-    assert not outcome.violation
-    monkeypatch.setattr(Committer, "confirm", looks_at_nothing)
-    assert "has not ended" in simulate(531, adjust=set_back_at_the_end).violation
+                def set_back() -> None:
+                    restore()
+                    world.network.set_backs += 1
+                    note(published_too=False)
+
+                set_backs.append(set_back)
+        await commit(self, units, ended=ended, **options)
+
+    def simulated(*, looks: bool) -> Outcome:
+        async def confirms(self: Committer) -> None:
+            # The end is published by now.
+            while set_backs and self._lane.input == SOURCE_INPUT:
+                set_backs.pop()()
+                made.append(True)
+            if looks:
+                await confirm(self)
+
+        made: list[bool] = []
+        monkeypatch.setattr(Committer, "commit", commits)
+        monkeypatch.setattr(Committer, "confirm", confirms)
+        outcome = simulate(531, adjust=worlds.append)
+        assert made
+        return outcome
+
+    assert not simulated(looks=True).violation
+    # The end would be gone, and readers would wait for it.
+    assert "has not ended" in simulated(looks=False).violation
 
 
 @pytest.mark.guarantee("I5")
 def test_owners_of_one_epoch_take_no_promise_back() -> None:
     # A ledger is set back below an owner that sleeps, and the next one gets the epoch of that.
     assert not simulate(196, adjust=with_set_backs).violation
+
+
+@pytest.mark.guarantee("I9")
+def test_a_chain_that_is_asked_to_stop_commits_what_its_sink_has_taken_when_it_is_due() -> None:
+    # It waited for no time, again and again, until its source had been read.
+    assert not simulate(51031, shape=KEPT["to-any-end"]).violation
 
 
 @pytest.mark.guarantee("I9")
@@ -234,7 +317,7 @@ def test_an_owner_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -
         stored = self._stream.last_of(subject)
         landed = bool(stored) and self._stream.mark(subject).commit_id
         if landed != commit.mark.commit_id:
-            commit = Commit(commit.lane, commit.frames, commit.mark, stored, commit.ids, commit.ids_ttl_s)
+            commit = replace(commit, after=stored, replaces=b"")
         return fenced(self, commit, *rest)  # type: ignore[arg-type]  # passed on as it came
 
     def haunted(world: World) -> None:

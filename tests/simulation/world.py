@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import random
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from millstream.errors import DamageError, FencedError, InfrastructureError, Ret
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.nats.access import BrokerAccess
+from millstream.record import SOURCE_INPUT
 from millstream.spec.lanes import all_lanes, inputs_of
 from millstream.watermark.memory import OtMemory
 from millstream_reduce.lane import units
@@ -31,16 +33,28 @@ from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.environment import VertexConfig
 from millstream_worker.trimmers import Trimmers, open_trimmers
 from millstream_worker.watches import Watches, open_watches
+from millstream_writer import committer
 from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
-from tests.simulation.faults import ALL_LOG_FAULTS, LOG_FAULTS, PROCESS_FAULTS, Fault, Plan, draw
+from tests.simulation.faults import (
+    ALL_LOG_FAULTS,
+    LOG_FAULTS,
+    OUTSIDE_FAULTS,
+    PROCESS_FAULTS,
+    Fault,
+    Plan,
+    draw,
+    with_outside,
+)
 from tests.simulation.history import History, Noticed, Violation
 from tests.simulation.jobs import SimEngine
+from tests.simulation.kept import Losses, Way
 from tests.simulation.loop import CURRENT, Process, SimLoop, StuckError
 from tests.simulation.network import Link, Network, SimBroker, SimOtStores
 from tests.simulation.outside import BASE_US, Outside, SimPrograms
 from tests.simulation.set_back import set_back
 from tests.simulation.shapes import Shape, given, resolved_of
+from tests.simulation.silence import SourceJudge, policy
 
 STEPS_MAX = 400_000
 DRAIN_S = 90.0
@@ -127,11 +141,17 @@ class World:
         self.seed = seed
         self.shape = shape
         self.directory = directory
-        self.resolved = resolved_of(shape.name)
+        # Drawn apart, so that other seeds stay what they are.
+        silences = random.Random(seed)
+        self.resolved = resolved_of(shape.name, json.dumps(policy(silences)) if shape.silent else "")
         self.whole = self.resolved.graph
         self.graph = self.whole.stages
         """In which a chain is one vertex."""
+        self.frame_records = random.Random(seed).choice((1, 3, committer.JOINED_RECORDS_MAX))
+        """Records up to which a commit joins frames. Those that it does not join are packs."""
         self.span_s = self.rng.choice((0.5, 2.0, 6.0))
+        if shape.silent:
+            self.span_s = max(2.0, self.span_s)
         reduces = {vertex.name for vertex in self.graph.vertices if vertex.kind == "reduce"}
         self.plan = draw(self.rng, self.span_s, ALL_LOG_FAULTS if shape.loses_logs else LOG_FAULTS if reduces else ())
         self.reduces = reduces
@@ -173,6 +193,28 @@ class World:
             for buffer in inputs_of(self.graph, lane):
                 self.history.readers[buffer] = (lane.vertex, lane.key)
         self.outside.splits.update(given(self.rng, self.graph, shape, self.span_s))
+        for chain in self.whole.chains:
+            # A function gives other outputs at each attempt, and a target without positions may get those of several.
+            self.outside.targets[chain[-1]].delivered_again = True
+        if shape.silent and not shape.keeps:
+            self.plan = with_outside(silences, self.plan, self.span_s, OUTSIDE_FAULTS[1:])
+        if shape.keeps:
+            rng = random.Random(seed)
+            self.outside.way = Way(rng, Losses.drawn(rng), self.outside.pause_s, context)
+            self.plan = with_outside(rng, self.plan, self.span_s)
+
+    def _judge_sources(self) -> None:
+        """Have what the lanes of sources promise judged by what their splits give."""
+        watermark = self.resolved.pipeline.spec.watermark
+        for lane in all_lanes(self.graph):
+            if lane.input == SOURCE_INPUT:
+                self.history.sources[lane.vertex, lane.key] = SourceJudge(
+                    str(lane),
+                    self.outside.splits[lane.vertex, lane.partition].records,
+                    round(watermark.max_delay_s * 1e6),
+                    watermark.idle_source is not None,
+                    lambda: self.outside.away_since_s,
+                )
 
     def follow(self, plan: Plan) -> None:
         """Have something else go wrong than what was drawn."""
@@ -401,6 +443,18 @@ class World:
     async def _set_back(self, fault: Fault) -> None:
         await set_back(self, fault.length_s)
 
+    async def _target_away(self, fault: Fault) -> None:
+        way = self.outside.way
+        assert way is not None, "the fault is drawn only where targets keep positions"
+        way.is_away = True
+        await asyncio.sleep(fault.length_s)
+        way.is_away = False
+
+    async def _source_away(self, fault: Fault) -> None:
+        self.outside.away_since_s = self.loop.time()
+        await asyncio.sleep(fault.length_s)
+        self.outside.away_since_s = None
+
     async def _held(self, fault: Fault) -> None:
         self.ot.hold_updates()
         await asyncio.sleep(fault.length_s)
@@ -464,6 +518,8 @@ class World:
 
     def run(self) -> None:
         """Raises `Violation`."""
+        # Only now: a test may have given the sources other records.
+        self._judge_sources()
         try:
             self.loop.run(self._main(), self.world, steps_max=STEPS_MAX)
         except StuckError as error:

@@ -99,6 +99,12 @@ class BigQueryServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="bigquery")
         self._server: Any = None
         self._sessions: dict[str, list[dict[str, Any]]] = {}
+        self._idle: set[asyncio.Future[None]] = set()
+        """One for each call that waits for a request. With a result, it ends."""
+        self._calls = 0
+        """Number of calls that append rows."""
+        self._calls_changed = asyncio.Event()
+        """Set when a call has ended or begins to wait."""
 
     # What tests use
 
@@ -169,6 +175,20 @@ class BigQueryServer:
         if self._server is not None:
             self._run(self._server.stop(None))
             self._server = None
+
+    def end_idle(self) -> None:
+        """Ends every connection whose requests have been answered, as the service does after 10 minutes without one."""
+
+        async def end() -> None:
+            # A client may have an answer before its call waits for the next request.
+            while len(self._idle) < self._calls:
+                self._calls_changed.clear()
+                await self._calls_changed.wait()
+            for waiting in self._idle:
+                waiting.set_result(None)
+            self._idle.clear()
+
+        self._run(end())
 
     def close(self) -> None:
         self.stop()
@@ -266,9 +286,18 @@ class BigQueryServer:
         return types.FinalizeWriteStreamResponse.pb()(row_count=stream.rows)
 
     async def _append(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self._calls += 1
+        try:
+            async for answer in self._answers(requests, context):
+                yield answer
+        finally:
+            self._calls -= 1
+            self._calls_changed.set()
+
+    async def _answers(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         row: Any = None
         name = ""
-        async for request in requests:
+        while (request := await self._next_of(requests, context)) is not None:
             if request.HasField("proto_rows") and request.proto_rows.HasField("writer_schema"):
                 row = _message(request.proto_rows.writer_schema.proto_descriptor)
             name = request.write_stream or name
@@ -285,6 +314,21 @@ class BigQueryServer:
             if self.cut_after("AppendRows", request):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was cut")
             yield answer
+
+    async def _next_of(self, requests: AsyncIterator[Any], context: Any) -> Any:
+        """The next request of a call; None at its end."""
+        arriving = asyncio.ensure_future(anext(requests, None))
+        ended = asyncio.get_running_loop().create_future()
+        self._idle.add(ended)
+        self._calls_changed.set()
+        try:
+            await asyncio.wait((arriving, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                await context.abort(grpc.StatusCode.ABORTED, "Closing the stream because it was idle for 600 seconds")
+            return await arriving
+        finally:
+            arriving.cancel()
+            self._idle.discard(ended)
 
     def _appended(self, name: str, stream: Stream, row: Any, request: Any) -> Any:
         answer = types.AppendRowsResponse.pb()(write_stream=name)

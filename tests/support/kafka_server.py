@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # some are do
 )
 from confluent_kafka.cimpl import NewTopic
 
-from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
 from millstream.wire.certificates import make_certificate
+from tests.support.server_process import ServerProcess, started_server
 
 LIBRARIES = Path(__file__).parents[2] / ".cache" / "servers" / "kafka"
-START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 60.0
 _CLUSTER = "4L6g3nShT-eMCtK--X86sw"
 _JAVA = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
@@ -77,14 +76,16 @@ def why_missing() -> str:
     return "" if LIBRARIES.is_dir() else "`make servers` fetches Kafka, and has not"
 
 
-class KafkaServer:
-    """One broker. After `kill` and `start` it has the same port and the same data."""
+class KafkaServer(ServerProcess):
+    """One broker."""
+
+    name = "Kafka"
+    start_timeout_s = 120.0
 
     def __init__(self, directory: Path, *, properties: str = "") -> None:
-        self._directory = directory
+        super().__init__(directory)
         self._more = properties
         self._port = free_ports(4)
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def brokers(self) -> str:
@@ -103,49 +104,23 @@ class KafkaServer:
     @property
     def certificate(self) -> Path:
         """Of that place, and of its authority."""
-        return self._directory / "server.pem"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        return self.directory / "server.pem"
 
     def start(self) -> None:
         """Returns when it answers."""
-        config = self._directory / "server.properties"
+        config = self.directory / "server.properties"
         if not config.exists():
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(parents=True, exist_ok=True)
             ports = {"port": self._port, "sasl": self._port + 1, "controller": self._port + 2}
             secrets = {"user": USER, "password": PASSWORD}
-            data = self._directory / "data"
+            data = self.directory / "data"
             config.write_text(_PROPERTIES.format(**ports, **secrets, **self._safe(), data=data) + self._more)
             scram = [f"{name}=[name={USER},password={PASSWORD}]" for name in SCRAM]
             users = [option for one in scram for option in ("--add-scram", one)]
-            with self._log() as log:
-                formatting = self._command(
-                    "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(config), *users
-                )
-                subprocess.run(formatting, stdout=log, stderr=log, check=True)
-        with self._log() as log:
-            self._process = subprocess.Popen(
-                dying_with_parent(self._command("kafka.Kafka", str(config))),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self._wait_until_it_answers()
-
-    def kill(self) -> None:
-        """As `kill -9` does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
+            formatting = self._command("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(config), *users)
+            formatted = subprocess.run(formatting, capture_output=True, text=True, check=False)
+            assert formatted.returncode == 0, formatted.stderr
+        self._run(self._command("kafka.Kafka", str(config)))
 
     def create(self, topic: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         """A topic that was not there; returns its name. Records of any age stay, where `config` does not say else."""
@@ -169,9 +144,18 @@ class KafkaServer:
     def admin(self) -> AdminClient:
         return AdminClient(self._client())
 
+    def producer(self) -> Producer:
+        """One that keeps the order of each partition.
+
+        A partition just created may refuse a batch while it has no leader, and take the next one. Without idempotence
+        librdkafka sends the refused batch again behind it.
+        """
+        settings = {"acks": "all", "enable.idempotence": True, "queue.buffering.max.messages": 1_000_000}
+        return Producer({**self._client(), **settings})
+
     def produce(self, topic: str, values: Sequence[bytes], partition: int = 0, **of_each: Any) -> None:
-        """Append records, and wait until they are stored. `of_each`: what `Producer.produce` takes besides."""
-        producer = Producer({**self._client(), "acks": "all", "queue.buffering.max.messages": 1_000_000})
+        """Append records in order, until they are stored. `of_each`: what `Producer.produce` takes besides."""
+        producer = self.producer()
         for value in values:
             producer.produce(topic, value, partition=partition, **of_each)
         assert producer.flush(ANSWER_TIMEOUT_S) == 0
@@ -229,10 +213,10 @@ class KafkaServer:
 
     def _safe(self) -> dict[str, object]:
         """What is in the settings for encrypted connections."""
-        keystore = self._directory / "keystore.pem"
+        keystore = self.directory / "keystore.pem"
         if shutil.which("openssl") is None:
             return {"safe": "", "keystore": keystore}
-        made = make_certificate(self._directory)
+        made = make_certificate(self.directory)
         keystore.write_text(made.key.read_text() + made.certificate.read_text())
         return {"safe": f",SAFE://{self.safe_brokers}", "keystore": keystore}
 
@@ -240,39 +224,17 @@ class KafkaServer:
         # What goes wrong is in the answers; librdkafka would print it as well.
         return {"bootstrap.servers": self.brokers, "log_level": 0}
 
-    def _wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        admin = self.admin()
-        while True:
-            assert self._process is not None
-            assert self._process.poll() is None, self._tail()
-            try:
-                if admin.list_topics(timeout=1.0).brokers:
-                    return
-            except KafkaException:
-                assert time.monotonic() < deadline, f"Kafka did not answer: {self._tail()}"
+    def _answers(self) -> bool:
+        with suppress(KafkaException):
+            return bool(self.admin().list_topics(timeout=1.0).brokers)
+        return False
 
     def _command(self, *arguments: str) -> list[str]:
         return ["java", *_JAVA, "-cp", f"{LIBRARIES}{os.sep}*", *arguments]
-
-    @contextmanager
-    def _log(self) -> Iterator[int]:
-        descriptor = os.open(self._directory / "kafka.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def _tail(self) -> str:
-        return (self._directory / "kafka.out").read_text(errors="replace")[-3000:]
 
 
 @contextmanager
 def open_kafka(directory: Path, *, properties: str = "") -> Iterator[KafkaServer]:
     """A broker of one's own, killed at the end."""
-    server = KafkaServer(directory, properties=properties)
-    try:
-        server.start()
+    with started_server(KafkaServer(directory, properties=properties)) as server:
         yield server
-    finally:
-        server.kill()

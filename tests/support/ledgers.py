@@ -59,7 +59,9 @@ class LaneOwner:
             totals[buffer].bytes += len(data)
         writes = [FrameWrite(buffer, data) for buffer, data in frames]
         digests = b"".join(id_digest(record_id.encode()) for record_id in ids)
-        return Commit(self.lane, writes, mark, self.stored.sequence, digests, ids_ttl_s)
+        return Commit(
+            *(self.lane, writes, mark, self.stored.sequence, digests, ids_ttl_s), replaces=self.stored.mark.commit_id
+        )
 
     async def send(self, commit: Commit) -> Receipt:
         receipt = await self.ledger.commit(commit)

@@ -9,22 +9,17 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
 from millstream.wire.certificates import make_certificate
+from tests.support.server_process import ServerProcess, started_server
 
-START_TIMEOUT_S = 60.0
 USER, LOCKED, PASSWORD = "ms", "locked", "a long secret"
 """A user who needs no password, and one who needs it, and may do nothing."""
 _FETCHED = Path(__file__).parents[2] / ".cache" / "servers" / "mariadb"
@@ -62,13 +57,14 @@ def why_missing() -> str:
     return ""
 
 
-class MariaServer:
-    """One server. After `kill` and `start` it has the same port and the same data."""
+class MariaServer(ServerProcess):
+    """One server."""
+
+    name = "MariaDB"
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.port = free_ports(1)
-        self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
 
     def make(self) -> None:
@@ -99,40 +95,7 @@ class MariaServer:
         options = [f"--{name}={value}" for name, value in _SETTINGS.items()]
         options += [f"--port={self.port}", f"--ssl-cert={self.directory}/server.pem"]
         options += [f"--ssl-key={self.directory}/server.key"]
-        with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                dying_with_parent(self._command(*options)),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                cwd=self.directory,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._answers():
-            assert self._process.poll() is None, self._tail()
-            assert time.monotonic() < deadline, f"MariaDB did not answer: {self._tail()}"
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.02)
-
-    def kill(self) -> None:
-        """As `kill -9` does."""
-        if self._process is None:
-            return
-        with suppress(psutil.NoSuchProcess):
-            family = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
-            for process in family:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(family, timeout=START_TIMEOUT_S)
-        self._process.wait()
-        self._process = None
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        for process in [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+        self._run(self._command(*options))
 
     def database(self) -> MariaDatabase:
         """A new database."""
@@ -164,9 +127,6 @@ class MariaServer:
         ]
         program = str(found / "usr/sbin/mariadbd")
         return [*environment, *(as_nobody if os.geteuid() == 0 else []), program, *options, *arguments]
-
-    def _tail(self) -> str:
-        return (self.directory / "log").read_text(errors="replace")[-3000:]
 
 
 class MariaDatabase:
@@ -210,10 +170,7 @@ def open_mariadb() -> Iterator[MariaServer]:
             os.chown(directory, nobody.pw_uid, nobody.pw_gid)
         server = MariaServer(directory)
         server.make()
-        try:
-            server.start()
+        with started_server(server):
             yield server
-        finally:
-            server.kill()
     finally:
         shutil.rmtree(directory)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
@@ -25,12 +23,11 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
+from tests.support.server_process import ServerProcess, listens, started_server
 
 FETCHED = Path(__file__).parents[2] / ".cache" / "servers" / "mosquitto"
 PROGRAM = FETCHED / "usr" / "sbin" / "mosquitto"
-START_TIMEOUT_S = 20.0
 PACKET_BYTES_MAX = 2_000_000
 USER, PASSWORD = "shop", "a long secret"
 _WAIT_S = 20.0
@@ -42,12 +39,15 @@ def why_missing() -> str:
     return "" if PROGRAM.exists() else "`make servers` fetches Mosquitto, and has not"
 
 
-class MqttServer:
-    """After `stop` and `start` it has the same port and the same sessions; it stores them only when it ends."""
+class MqttServer(ServerProcess):
+    """After `stop` and `start` it has the same port and the same sessions; it stores them only when it ends, unless
+    it `saves` each change."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
+    name = "Mosquitto"
+
+    def __init__(self, directory: Path, *, saves: bool = False) -> None:
+        super().__init__(directory)
+        self._saves = saves
         self.port = free_ports()
         self.tls_port = free_ports()
         self.certificate = directory / "server.crt"
@@ -59,8 +59,8 @@ class MqttServer:
         return {"url": f"mqtt://127.0.0.1:{self.port}", "user": USER, "password": PASSWORD}
 
     def start(self) -> None:
-        """Returns when it takes connections. It ends with the thread that calls this."""
-        here = self._directory
+        """Returns when it takes connections."""
+        here = self.directory
         libraries = [str(FETCHED / part / "x86_64-linux-gnu") for part in ("usr/lib", "lib")]
         environment = {"LD_LIBRARY_PATH": ":".join(libraries), "PATH": os.environ["PATH"]}
         users = here / "users"
@@ -71,47 +71,15 @@ class MqttServer:
         config.write_text(
             f"listener {self.port} 127.0.0.1\nallow_anonymous false\npassword_file {users}\nuser root\n"
             f"acl_file {here}/rights\nmax_packet_size {PACKET_BYTES_MAX}\n"
-            f"persistence true\npersistence_location {here}/\nautosave_interval 0\n"
+            f"persistence true\npersistence_location {here}/\n"
+            f"autosave_interval {int(self._saves)}\nautosave_on_changes {str(self._saves).lower()}\n"
             f"max_queued_messages 0\nmax_inflight_messages 0\n{self._tls()}"
         )
         (here / "rights").write_text(f"user {USER}\ntopic readwrite t/#\n")
-        log = (here / "log").open("ab")
-        with log:
-            self._process = subprocess.Popen(
-                dying_with_parent([str(PROGRAM), "-c", str(config)]), env=environment, stdout=log, stderr=log, cwd=here
-            )
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
-                return
-            assert time.monotonic() < deadline_s, self._tail()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.02)
-                raise AssertionError(f"Mosquitto ended at once: {self._tail()}")
+        self._run([str(PROGRAM), "-c", str(config)], environment)
 
-    def stop(self) -> None:
-        """It stores what it has, and ends. Mosquitto loses messages when it is killed."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(20)
-            self._process = None
-
-    def kill(self) -> None:
-        """As `kill -9`."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def pause(self) -> None:
-        """It keeps its connections, and does nothing."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """It continues."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+    def _answers(self) -> bool:
+        return listens(self.port)
 
     def _tls(self) -> str:
         """The settings for encrypted connections."""
@@ -119,12 +87,10 @@ class MqttServer:
             return ""
         if not self.certificate.exists():
             subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-            files = ["-keyout", str(self._directory / "server.key"), "-out", str(self.certificate)]
+            files = ["-keyout", str(self.directory / "server.key"), "-out", str(self.certificate)]
             command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
             subprocess.run(command, check=True, capture_output=True, timeout=60)
-        return (
-            f"listener {self.tls_port} 127.0.0.1\ncertfile {self.certificate}\nkeyfile {self._directory}/server.key\n"
-        )
+        return f"listener {self.tls_port} 127.0.0.1\ncertfile {self.certificate}\nkeyfile {self.directory}/server.key\n"
 
     # What tests do there
 
@@ -205,8 +171,9 @@ class MqttServer:
         client.username_pw_set(USER, PASSWORD)
         return client
 
-    def _tail(self) -> str:
-        return (self._directory / "log").read_text(errors="replace")[-2000:]
+    def log(self) -> str:
+        """What it has said."""
+        return (self.directory / "log").read_text(errors="replace")
 
 
 def carried(message: MQTTMessage) -> dict[str, str]:
@@ -225,10 +192,5 @@ def _properties(pairs: Mapping[str, str]) -> Any:
 @contextmanager
 def open_mqtt() -> Iterator[MqttServer]:
     """A broker of its own; ended when the context ends."""
-    with TemporaryDirectory() as directory:
-        server = MqttServer(Path(directory))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.kill()
+    with TemporaryDirectory() as directory, started_server(MqttServer(Path(directory))) as server:
+        yield server

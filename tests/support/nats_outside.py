@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from base64 import b64decode
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.nats.connection import ApiError, BrokerConnection, open_connection
+
+T = TypeVar("T")
 
 
 class OutsideNats:
@@ -74,3 +77,43 @@ async def open_outside_nats(directory: Path, *, tls: bool = False) -> AsyncItera
     """A server of its own; ended when the context ends."""
     async with open_nats_server(directory, tls=tls) as server, open_connection(server.access) as connection:
         yield OutsideNats(server, connection)
+
+
+class NatsAtOnce:
+    """The same for callers that have no loop, or cannot wait in it: the server's own loop runs in a thread."""
+
+    def __init__(self, nats: OutsideNats, loop: asyncio.AbstractEventLoop) -> None:
+        self.outside = nats
+        self.loop = loop
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine in that loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+
+@contextmanager
+def open_nats_at_once(directory: Path) -> Iterator[NatsAtOnce]:
+    """A server of its own; ended when the context ends."""
+    opened: Future[NatsAtOnce] = Future()
+
+    async def serve() -> None:
+        try:
+            async with open_outside_nats(directory) as nats:
+                opened.set_result(NatsAtOnce(nats, asyncio.get_running_loop()))
+                await over.wait()
+        except BaseException as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)
+
+    over = asyncio.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="nats")
+    thread.start()
+    try:
+        nats = opened.result(60)
+        try:
+            yield nats
+        finally:
+            nats.loop.call_soon_threadsafe(over.set)
+    finally:
+        thread.join()

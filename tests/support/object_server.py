@@ -6,24 +6,23 @@ Above it: tests and benchmarks. Below it: the program that `make servers` fetche
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import obstore
 from pyarrow import fs
 
-from millstream.die_with_parent import dying_with_parent
 from millstream.errors import MillstreamError, UserError
 from millstream.objects.settings import ObjectStore, parse_url
 from millstream.objects.stores import FAILURES, error_of, make_store
 from millstream.ports import free_ports
+from tests.support.server_process import START_TIMEOUT_S, ServerProcess, started_server
 
 _VOLUMES = 100_000
 """Files that it may keep data in: far more than the tests have buckets. Its default follows from the free disk space,
@@ -31,7 +30,6 @@ so on a small or full disk it would refuse writes after a number of buckets."""
 PROGRAM = Path(__file__).parents[2] / ".cache" / "servers" / "seaweedfs" / "bin" / "weed"
 _ENVIRONMENT = {"HOME": "/nowhere", "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
 """One file for each bucket; it would make seven."""
-START_TIMEOUT_S = 60.0
 KEY, SECRET = "writer", "a long secret"
 READER = "reader"
 """May read and list, and not write; has the same secret."""
@@ -48,12 +46,35 @@ def why_missing() -> str:
     return "" if PROGRAM.exists() else "`make servers` fetches SeaweedFS, and has not"
 
 
-class ObjectServer:
-    """After `start` it has the same port and the same data."""
+class BucketServer(Protocol):
+    """What a bucket needs of its server."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
+    scheme: str
+    """Of its URLs."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    @property
+    def settings(self) -> dict[str, str]: ...
+
+    def store(self, bucket: str) -> Any: ...
+
+    def pause(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
+
+class ObjectServer(ServerProcess):
+    """An object store."""
+
+    name = "SeaweedFS"
+    scheme = "s3"
+
+    def __init__(self, directory: Path, contents: Path | None = None) -> None:
+        """`contents`: a directory for the contents of objects alone; by default all is in one."""
+        super().__init__(directory)
+        self._contents = contents or directory
         self._ports = [free_ports() for _ in range(9)]
         self.port = self._ports[0]
 
@@ -78,11 +99,12 @@ class ObjectServer:
 
     def start(self) -> None:
         """Returns when it answers."""
-        identities = self._directory / "s3.json"
+        identities = self.directory / "s3.json"
         identities.write_text(json.dumps(_IDENTITIES))
         s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc, iceberg = self._ports
         command = [
-            *(str(PROGRAM), "server", f"-dir={self._directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *(str(PROGRAM), "server", f"-dir={self._contents}", f"-master.dir={self.directory}"),
+            *("-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *(f"-master.port={master}", f"-master.port.grpc={master_grpc}", "-master.volumeSizeLimitMB=64"),
             *(
                 "-master.telemetry=false",
@@ -95,23 +117,7 @@ class ObjectServer:
             *("-s3", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}", f"-s3.config={identities}"),
             *(f"-s3.port.iceberg={iceberg}", "-s3.port.lance=0"),
         ]
-        with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                dying_with_parent(command), stdout=log, stderr=log, cwd=self._directory, env=_ENVIRONMENT
-            )
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not self._answers():
-            assert time.monotonic() < deadline_s, f"SeaweedFS did not start: {self._directory / 'log'}"
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
-                raise AssertionError((self._directory / "log").read_text(errors="replace")[-2000:])
-
-    def kill(self) -> None:
-        """As `kill -9`."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        self._run(command, _ENVIRONMENT)
 
     def until_complete(self, bucket: Bucket) -> None:
         """Returns when a bucket takes an object and gives all it has: a killed server answers before that."""
@@ -123,16 +129,6 @@ class ObjectServer:
                 bucket.get(waiting[-1])
                 waiting.pop()
             assert not waiting or time.monotonic() < deadline_s, f"{waiting[-1]} has not come back"
-
-    def pause(self) -> None:
-        """It answers nothing until `go_on`."""
-        assert self._process is not None, "it runs"
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """After `pause`."""
-        assert self._process is not None, "it runs"
-        self._process.send_signal(signal.SIGCONT)
 
     def bucket(self) -> Bucket:
         """A new one."""
@@ -163,7 +159,7 @@ class ObjectServer:
     def store(self, bucket: str) -> Any:
         """The client that connectors use, for one bucket."""
         settings = ObjectStore.model_validate(self.settings)
-        return make_store(parse_url(f"s3://{bucket}"), settings, self._directory, "test")
+        return make_store(parse_url(f"s3://{bucket}"), settings, self.directory, "test")
 
     def _answers(self) -> bool:
         """With a name that is not there, as soon as all of it works."""
@@ -179,13 +175,13 @@ class ObjectServer:
 class Bucket:
     """One bucket, and what is in it."""
 
-    def __init__(self, server: ObjectServer, name: str) -> None:
+    def __init__(self, server: BucketServer, name: str) -> None:
         self.server = server
         self.name = name
         self._store = server.store(name)
 
     def url(self, key: str = "") -> str:
-        return f"s3://{self.name}/{key}"
+        return f"{self.server.scheme}://{self.name}/{key}"
 
     def put(self, key: str, data: bytes) -> None:
         obstore.put(self._store, key, data, use_multipart=False)
@@ -210,12 +206,7 @@ class Bucket:
 
 
 @contextmanager
-def open_objects_server() -> Iterator[ObjectServer]:
+def open_objects_server(contents: Path | None = None) -> Iterator[ObjectServer]:
     """A server of its own; ended when the context ends."""
-    with TemporaryDirectory() as directory:
-        server = ObjectServer(Path(directory))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.kill()
+    with TemporaryDirectory() as directory, started_server(ObjectServer(Path(directory), contents)) as server:
+        yield server

@@ -1,4 +1,4 @@
-"""A real OpenSearch for tests: one node on the loopback, with kills as its API.
+"""A real OpenSearch or Elasticsearch for tests: one node on the loopback, with kills as its API.
 
 Above it: tests. Below it: Java, and the jars that `make servers` fetches. It runs as the user of the tests; root runs
 it as `nobody`. How much of the disk is in use does not matter to it.
@@ -10,34 +10,30 @@ import json
 import os
 import pwd
 import shutil
-import signal
-import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
-from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
+from tests.support.server_process import ServerProcess, started_server
 
-LIBRARIES = Path(__file__).parents[2] / ".cache" / "servers" / "opensearch"
-START_TIMEOUT_S = 120.0
+_FETCHED = Path(__file__).parents[2] / ".cache" / "servers"
 ANSWER_TIMEOUT_S = 60.0
 _NOBODY = "nobody"
 _MODULE = "transport-netty4"
-_JAVA = ["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC", "-Djava.security.manager=allow"]
+_JAVA = ["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC", "-Djava.security.manager=allow", "-Dlog4j2.disable.jmx=true"]
 _DESCRIPTION = f"""\
 name={_MODULE}
 description=HTTP
 version={{version}}
-opensearch.version={{version}}
+{{name}}.version={{version}}
 java.version=11
-classname=org.opensearch.transport.Netty4Plugin
+classname=org.{{name}}.transport.Netty4Plugin
 """
 _POLICY = """\
 grant {
@@ -53,6 +49,7 @@ transport.port: {transport}
 path.data: {home}/data
 path.logs: {home}/logs
 cluster.routing.allocation.disk.threshold_enabled: false
+cluster.info.update.interval: 10s
 node.store.allow_mmap: false
 action.auto_create_index: "-absent*,+*"
 """
@@ -67,22 +64,42 @@ rootLogger.appenderRef.console.ref = console
 """
 
 
-def why_missing() -> str:
+class Product(NamedTuple):
+    """One of two programs that grew from the same code."""
+
+    name: str
+    main: str
+    """Class in its package for the start."""
+    options: str
+    """Beginning of the names of its options."""
+
+    @property
+    def libraries(self) -> Path:
+        return _FETCHED / self.name
+
+
+OPENSEARCH = Product("opensearch", "OpenSearch", "opensearch")
+ELASTICSEARCH = Product("elasticsearch", "Elasticsearch", "es")
+
+
+def why_missing(product: Product = OPENSEARCH) -> str:
     """Why no server can be started here; empty when one can."""
     if shutil.which("java") is None:
-        return "OpenSearch needs Java, which is not installed"
+        return f"{product.main} needs Java, which is not installed"
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
-        return "OpenSearch refuses root, and setpriv is not installed"
-    return "" if LIBRARIES.is_dir() else "`make servers` fetches OpenSearch, and has not"
+        return f"{product.main} refuses root, and setpriv is not installed"
+    return "" if product.libraries.is_dir() else f"`make servers` fetches {product.main}, and has not"
 
 
-class OpenSearchServer:
-    """After `kill` and `start` it has the same port and the same data."""
+class OpenSearchServer(ServerProcess):
+    """One node."""
 
-    def __init__(self, directory: Path) -> None:
-        self._home = directory
+    start_timeout_s = 120.0
+
+    def __init__(self, directory: Path, product: Product = OPENSEARCH) -> None:
+        super().__init__(directory)
+        self._product, self.name = product, product.main
         self.port, self._transport = free_ports(), free_ports()
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -91,56 +108,37 @@ class OpenSearchServer:
 
     def make(self) -> None:
         """The files of a server that has nothing."""
-        module = self._home / "modules" / _MODULE
+        module = self.directory / "modules" / _MODULE
         module.mkdir(parents=True)
-        for name in ("config", "data", "logs", "tmp"):
-            (self._home / name).mkdir()
-        (core,) = LIBRARIES.glob("opensearch-[0-9]*.jar")
-        version = core.stem.removeprefix("opensearch-")
-        for jar in LIBRARIES.iterdir():
+        for part in ("config", "data", "logs", "tmp", "plugins"):
+            (self.directory / part).mkdir()
+        name = self._product.name
+        (core,) = self._product.libraries.glob(f"{name}-[0-9]*.jar")
+        version = core.stem.removeprefix(f"{name}-")
+        for jar in self._product.libraries.iterdir():
             if _is_of_module(jar):
                 shutil.copy(jar, module)
-        (module / "plugin-descriptor.properties").write_text(_DESCRIPTION.format(version=version))
+        (module / "plugin-descriptor.properties").write_text(_DESCRIPTION.format(name=name, version=version))
         (module / "plugin-security.policy").write_text(_POLICY)
-        (self._home / "config" / "log4j2.properties").write_text(_LOGGING)
-        text = _SETTINGS.format(port=self.port, transport=self._transport, home=self._home)
-        (self._home / "config" / "opensearch.yml").write_text(text)
+        (self.directory / "config" / "log4j2.properties").write_text(_LOGGING)
+        text = _SETTINGS.format(port=self.port, transport=self._transport, home=self.directory)
+        (self.directory / "config" / f"{name}.yml").write_text(text)
         if os.geteuid() == 0:
             nobody = pwd.getpwnam(_NOBODY)
-            for path in (self._home, *self._home.rglob("*")):
+            for path in (self.directory, *self.directory.rglob("*")):
                 os.chown(path, nobody.pw_uid, nobody.pw_gid)
 
     def start(self) -> None:
         """Returns when it answers."""
-        jars = ":".join(str(jar) for jar in sorted(LIBRARIES.iterdir()) if not _is_of_module(jar))
-        places = [f"-Dopensearch.path.home={self._home}", f"-Dopensearch.path.conf={self._home}/config"]
-        command = ["java", *_JAVA, *places, f"-Djava.io.tmpdir={self._home}/tmp", "-cp", jars]
+        name, main, options = self._product
+        libraries = sorted(self._product.libraries.iterdir())
+        jars = ":".join(str(jar) for jar in libraries if not _is_of_module(jar))
+        places = [f"-D{options}.path.home={self.directory}", f"-D{options}.path.conf={self.directory}/config"]
+        command = ["java", *_JAVA, *places, f"-Djava.io.tmpdir={self.directory}/tmp", "-cp", jars]
         if os.geteuid() == 0:
             as_nobody = ["setpriv", f"--reuid={_NOBODY}", "--regid=nogroup", "--clear-groups", "--pdeathsig=KILL"]
             command = [*as_nobody, *command]
-        with (self._home / "output").open("ab") as output:
-            self._process = subprocess.Popen(
-                dying_with_parent([*command, "org.opensearch.bootstrap.OpenSearch"]),
-                stdout=output,
-                stderr=output,
-                stdin=subprocess.DEVNULL,
-                cwd=self._home,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._answers():
-            assert self._process.poll() is None, self._tail()
-            assert time.monotonic() < deadline, f"OpenSearch did not answer: {self._tail()}"
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
-
-    def kill(self) -> None:
-        """As `kill -9` does."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        self._run([*command, f"org.{name}.bootstrap.{main}"], {**os.environ, "LIBFFI_TMPDIR": f"{self.directory}/tmp"})
 
     def index(self) -> str:
         """The name of a new one."""
@@ -154,6 +152,13 @@ class OpenSearchServer:
         """A bulk request, as it is."""
         return self._ask("POST", f"{index}/_bulk", body)
 
+    def want_free(self, size: str | None) -> None:
+        """Make indexes read-only while less than this of the disk is free; with None, it does not matter."""
+        disk = {"threshold_enabled": None} if size is None else {"threshold_enabled": True}
+        marks = dict.fromkeys(("low", "high", "flood_stage"), size)
+        settings = {"cluster.routing.allocation.disk": {**disk, "watermark": marks}}
+        self.ask("PUT", "_cluster/settings", {"transient": settings})
+
     def documents(self, index: str) -> dict[str, dict[str, Any]]:
         """By their ids."""
         try:
@@ -162,8 +167,12 @@ class OpenSearchServer:
             if error.code == 404:
                 return {}
             raise
-        found = self.ask("POST", f"{index}/_search", {"size": 10_000, "query": {"match_all": {}}})
-        return {hit["_id"]: hit["_source"] for hit in found["hits"]["hits"]}
+        documents: dict[str, dict[str, Any]] = {}
+        found = self.ask("POST", f"{index}/_search?scroll=1m", {"size": 10_000, "query": {"match_all": {}}})
+        while hits := found["hits"]["hits"]:
+            documents.update((hit["_id"], hit["_source"]) for hit in hits)
+            found = self.ask("POST", "_search/scroll", {"scroll": "1m", "scroll_id": found["_scroll_id"]})
+        return documents
 
     def numbers(self, index: str) -> list[int]:
         """Member `n` of each document; an index has no order."""
@@ -182,25 +191,19 @@ class OpenSearchServer:
             return not health["timed_out"]
         return False
 
-    def _tail(self) -> str:
-        return (self._home / "output").read_text(errors="replace")[-3000:]
-
 
 def _is_of_module(jar: Path) -> bool:
     return jar.name.startswith(("netty-", _MODULE))
 
 
 @contextmanager
-def open_opensearch() -> Iterator[OpenSearchServer]:
+def open_opensearch(product: Product = OPENSEARCH) -> Iterator[OpenSearchServer]:
     """A server of one's own, killed at the end, with its files."""
-    directory = Path(tempfile.mkdtemp(prefix="millstream-opensearch-"))
+    directory = Path(tempfile.mkdtemp(prefix=f"millstream-{product.name}-"))
     try:
-        server = OpenSearchServer(directory)
+        server = OpenSearchServer(directory, product)
         server.make()
-        try:
-            server.start()
+        with started_server(server):
             yield server
-        finally:
-            server.kill()
     finally:
         shutil.rmtree(directory)

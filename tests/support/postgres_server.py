@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -22,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
+from tests.support.server_process import ServerProcess, started_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-START_TIMEOUT_S = 60.0
 USER, LOCKED, PASSWORD = "ms", "locked", "a long secret"
 """A role that everybody may be, and one with a password."""
 ROLE = (
@@ -68,20 +66,25 @@ def why_missing() -> str:
     return ""
 
 
-class PostgresServer:
-    """One server. After `kill` and `start` it has the same port and the same data."""
+class PostgresServer(ServerProcess):
+    """One server."""
+
+    name = "PostgreSQL"
 
     def __init__(self, directory: Path, settings: dict[str, str]) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.port = free_ports(1)
         self._settings = _SETTINGS | settings
-        self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+    def processor_s(self) -> float:
+        """Processor seconds of all its processes that are there, and of those that have ended."""
+        total = 0.0
+        for process in self._family():
+            # One that ends meanwhile is among the ended ones of the next call.
+            with suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:4])
+        return total
 
     def make(self) -> None:
         """The files of a server that has nothing."""
@@ -93,50 +96,34 @@ class PostgresServer:
         """Returns when it answers."""
         options = [option for name, value in self._settings.items() for option in ("-c", f"{name}={value}")]
         command = self._command("postgres", "-D", str(self._data), "-p", str(self.port), "-k", str(self.directory))
-        with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                dying_with_parent([*command, *options]),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                cwd=self.directory,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        # Its file says `ready` as soon as it takes connections.
-        while not self._is_ready():
-            assert self._process.poll() is None, self._tail()
-            assert time.monotonic() < deadline, f"PostgreSQL did not answer: {self._tail()}"
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.01)
+        self._run([*command, *options])
 
-    def _is_ready(self) -> bool:
-        with suppress(FileNotFoundError):
+    def _answers(self) -> bool:
+        # Its file says `ready` as soon as it takes connections.
+        with suppress(FileNotFoundError, psutil.NoSuchProcess):
             lines = (self._data / "postmaster.pid").read_text().split("\n")
             return len(lines) > 7 and lines[7].strip() == "ready" and lines[0] == str(self._server_pid())
         return False
 
     def _server_pid(self) -> int:
         """Of the server itself: a process that watches the parent may precede it."""
-        family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
-        return next((process.pid for process in family if process.name() == "postgres"), 0)
+        return next((process.pid for process in self._family() if process.name() == "postgres"), 0)
+
+    def _family(self) -> list[psutil.Process]:
+        """Its processes; none if it has ended."""
+        with suppress(psutil.NoSuchProcess):
+            return [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+        return []
 
     def kill(self) -> None:
-        """As `kill -9` does, all of its processes."""
-        if self._process is None:
-            return
-        with suppress(psutil.NoSuchProcess):
-            family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
-            for process in family:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(family, timeout=START_TIMEOUT_S)
-        self._process.wait()
-        self._process = None
+        if self._process is not None:
+            family = self._family()[1:]
+            super().kill()
+            psutil.wait_procs(family, timeout=self.start_timeout_s)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Of all of its processes."""
-        for process in [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]:
+    def _signal(self, number: signal.Signals) -> None:
+        """Each of them has a group of its own."""
+        for process in self._family():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
@@ -158,10 +145,6 @@ class PostgresServer:
         )
         return certificate
 
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
     async def database(self) -> Database:
         """A new database."""
         self._databases += 1
@@ -178,9 +161,6 @@ class PostgresServer:
         assert found is not None
         as_nobody = ["setpriv", f"--reuid={_NOBODY}", "--regid=nogroup", "--clear-groups", "--pdeathsig=KILL"]
         return [*(as_nobody if os.geteuid() == 0 else []), str(found / program), *arguments]
-
-    def _tail(self) -> str:
-        return (self.directory / "log").read_text(errors="replace")[-3000:]
 
 
 class Database:
@@ -241,10 +221,7 @@ def open_postgres(**settings: str) -> Iterator[PostgresServer]:
             os.chown(directory, nobody.pw_uid, nobody.pw_gid)
         server = PostgresServer(directory, settings)
         server.make()
-        try:
-            server.start()
+        with started_server(server):
             yield server
-        finally:
-            server.kill()
     finally:
         shutil.rmtree(directory)

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -27,11 +25,10 @@ from google.pubsub_v1.services.publisher.transports import PublisherGrpcTranspor
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 from google.pubsub_v1.types import PullRequest
 
-from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
+from tests.support.server_process import START_TIMEOUT_S, ServerProcess, listens, started_server
 
 PROGRAM = Path(__file__).parents[2] / ".cache" / "servers" / "pubsub" / "pubsub"
-START_TIMEOUT_S = 60.0
 PROJECT = "test-project"
 ACCOUNT = f"shop@{PROJECT}.iam.gserviceaccount.com"
 DATA_ONLY = f"data-only-{ACCOUNT}"
@@ -52,12 +49,13 @@ class Queue(NamedTuple):
     subscription: str
 
 
-class PubsubServer:
-    """Made by `open_pubsub`."""
+class PubsubServer(ServerProcess):
+    """Made by `open_pubsub`. It forgets its topics when it is killed."""
+
+    name = "the emulator"
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(directory)
         self.port, self.tls_port = free_ports(), free_ports()
         self.certificate = directory / "server.crt"
         """Of the server, and of its authority; there where openssl is."""
@@ -82,7 +80,7 @@ class PubsubServer:
                 "type": "service_account",
                 "project_id": PROJECT,
                 "private_key_id": "1",
-                "private_key": key or (self._directory / "server.key").read_text(),
+                "private_key": key or (self.directory / "server.key").read_text(),
                 "client_email": email,
                 "client_id": "1",
                 "token_uri": "https://127.0.0.1:1/token",
@@ -92,45 +90,27 @@ class PubsubServer:
     def start(self) -> None:
         """Returns when it takes requests."""
         command = [str(PROGRAM), f"127.0.0.1:{self.port}"]
-        ports = [self.port]
+        self._ports = [self.port]
         if shutil.which("openssl") is not None:
-            key = self._directory / "server.key"
+            key = self.directory / "server.key"
             subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
             files = ["-keyout", str(key), "-out", str(self.certificate)]
             make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
             subprocess.run(make, check=True, capture_output=True, timeout=60)
             command += [f"127.0.0.1:{self.tls_port}", str(self.certificate), str(key), ACCOUNT]
-            ports.append(self.tls_port)
-        with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(dying_with_parent(command), stdout=log, stderr=log)
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while ports:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", ports[0]), timeout=1.0):
-                ports.pop(0)
-                continue
-            assert time.monotonic() < deadline_s, f"the emulator did not start: {self._tail()}"
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
-                raise AssertionError(f"the emulator ended at once: {self._tail()}")
+            self._ports.append(self.tls_port)
+        self._run(command)
         self._channel = channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
         self._publisher = PublisherClient(transport=PublisherGrpcTransport(channel=channel))
         self._subscriber = SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
 
-    def close(self) -> None:
+    def kill(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            super().kill()
             self._channel.close()
 
-    def pause(self) -> None:
-        """It answers nothing until `go_on`."""
-        assert self._process is not None, "it runs"
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """After `pause`."""
-        assert self._process is not None, "it runs"
-        self._process.send_signal(signal.SIGCONT)
+    def _answers(self) -> bool:
+        return all(map(listens, self._ports))
 
     # What tests do there
 
@@ -200,17 +180,9 @@ class PubsubServer:
         answer: Any = self._subscriber.transport.pull(request)
         return list(answer.received_messages)
 
-    def _tail(self) -> str:
-        return (self._directory / "log").read_text(errors="replace")[-2000:]
-
 
 @contextmanager
 def open_pubsub() -> Iterator[PubsubServer]:
     """A server of its own; ended when the context ends."""
-    with TemporaryDirectory() as directory:
-        server = PubsubServer(Path(directory))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.close()
+    with TemporaryDirectory() as directory, started_server(PubsubServer(Path(directory))) as server:
+        yield server

@@ -9,8 +9,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -28,18 +26,19 @@ from pamqp.header import ContentHeader
 from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
 from tests.support.children import together
+from tests.support.server_process import ServerProcess, listens
 
 T = TypeVar("T")
 
 FETCHED = Path(__file__).parents[2] / ".cache" / "servers" / "rabbitmq"
-START_TIMEOUT_S = 90.0
 _SETTLED_S = 10.0
 USER, PASSWORD = "shop", "a long secret"
 """May do everything in the virtual host `shop`, and nothing in `/`."""
 WRITER = "writer"
 """Has the same password, and may do everything in the virtual host `/`."""
 VIRTUAL_HOST = "shop"
-_LIMITS = "disk_free_limit.absolute = 1MB\nvm_memory_high_watermark.absolute = 1GB\n"
+_FREE_BYTES = 1_000_000
+_LIMITS = f"disk_free_limit.absolute = {_FREE_BYTES}\nvm_memory_high_watermark.absolute = 1GB\n"
 """By default it accepts no message where the disk or the memory of the machine is small."""
 _RIGHTS = {"configure": ".*", "write": ".*", "read": ".*"}
 _DEFINITIONS = {
@@ -66,12 +65,14 @@ def why_missing() -> str:
     return "" if _erts() is not None else "`make servers` fetches RabbitMQ and Erlang, and has not"
 
 
-class RabbitServer:
-    """After `start` it has the same ports and the same data."""
+class RabbitServer(ServerProcess):
+    """A node, with its directory of names."""
+
+    name = "RabbitMQ"
+    start_timeout_s = 90.0
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(directory)
         self._names: subprocess.Popen[bytes] | None = None
         self._streams_kept = False
         """Whether the server has written down where its coordinator of streams is."""
@@ -90,7 +91,7 @@ class RabbitServer:
         assert erts is not None, why_missing()
         root = FETCHED / "usr" / "lib" / "erlang"
         home = next(iter(FETCHED.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*")))
-        here = self._directory
+        here = self.directory
         (here / "definitions.json").write_text(json.dumps(_DEFINITIONS))
         (here / "enabled_plugins").write_text("[].")
         definitions = f"load_definitions = {here / 'definitions.json'}\n"
@@ -109,7 +110,7 @@ class RabbitServer:
             "RABBITMQ_HOME": str(home),
             "RABBITMQ_NODENAME": f"test{self.port}@localhost",
             "RABBITMQ_MNESIA_BASE": str(here / "mnesia"),
-            "RABBITMQ_LOG_BASE": str(here / "log"),
+            "RABBITMQ_LOG_BASE": str(here / "logs"),
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._nodes_port),
@@ -140,21 +141,18 @@ class RabbitServer:
             *kernel,
             *("-s", "rabbit", "boot", "-boot", str(root / "bin" / "start_sasl")),
         ]
-        log = (here / "server.log").open("ab")
-        with log:
-            common: dict[str, Any] = {"env": environment, "cwd": here, "stdout": log, "stderr": log}
-            if self._names is None:
-                names = dying_with_parent([str(erts / "epmd"), "-port", str(self._names_port)])
-                self._names = subprocess.Popen(names, **common)
-                self._until(self._names_port)
-            self._process = subprocess.Popen(dying_with_parent(command), **common)
-        self._until(self.port)
+        if self._names is None:
+            names = dying_with_parent([str(erts / "epmd"), "-port", str(self._names_port)])
+            with (here / "log").open("ab") as log:
+                self._names = subprocess.Popen(names, env=environment, cwd=here, stdout=log, stderr=log)
+            self._until(self._names, lambda: listens(self._names_port))
+        self._run(command, environment)
 
     def _tls(self) -> str:
         """The settings for encrypted connections."""
         if shutil.which("openssl") is None:
             return ""
-        key = self._directory / "server.key"
+        key = self.directory / "server.key"
         if not self.certificate.exists():
             subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
             files = ["-keyout", str(key), "-out", str(self.certificate)]
@@ -165,31 +163,6 @@ class RabbitServer:
             f"ssl_options.certfile = {self.certificate}\nssl_options.keyfile = {key}\n"
         )
 
-    def kill(self) -> None:
-        """As `kill -9`."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def stop(self) -> None:
-        """As an operator does it. A server of version 3.10 forgets all streams if it is killed before it was stopped
-        once: it writes down where its coordinator of streams is when it stops, or after minutes."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(START_TIMEOUT_S)
-            self._process = None
-
-    def pause(self) -> None:
-        """It answers nothing until `go_on`."""
-        assert self._process is not None, "it runs"
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """After `pause`."""
-        assert self._process is not None, "it runs"
-        self._process.send_signal(signal.SIGCONT)
-
     def close(self) -> None:
         """It and its directory of names."""
         self.kill()
@@ -198,6 +171,16 @@ class RabbitServer:
             self._names.wait()
 
     # What tests do there
+
+    def limit_disk(self, free_bytes: int = _FREE_BYTES) -> None:
+        """As `rabbitmqctl set_disk_free_limit`: with less free space, it takes no messages."""
+        erl_call = next(iter(FETCHED.glob("usr/lib/erlang/lib/erl_interface-*/bin/erl_call")))
+        cookie = (self.directory / ".erlang.cookie").read_text()
+        command = [str(erl_call), "-sname", f"test{self.port}@localhost", "-c", cookie]
+        command += ["-a", f"rabbit_disk_monitor set_disk_free_limit [{free_bytes}]"]
+        environment = {**os.environ, "ERL_EPMD_PORT": str(self._names_port)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
+        assert done.stdout == "ok", done
 
     def queue(self, kind: str = "classic", name: str = "", **arguments: int) -> str:
         """A new one. `arguments`: with underscores for dashes."""
@@ -214,6 +197,8 @@ class RabbitServer:
         """A new stream that outlives kills of the server."""
         name = self.queue("stream")
         if not self._streams_kept:
+            # A server of version 3.10 forgets all streams if it is killed before it was stopped once: it writes down
+            # where its coordinator of streams is when it stops, or after minutes.
             self.stop()
             self.start()
             self._streams_kept = True
@@ -222,7 +207,7 @@ class RabbitServer:
 
     def until_there(self, queue: str) -> None:
         """A stream is there a moment after its server."""
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + self.start_timeout_s
         while time.monotonic() < deadline_s:
             with suppress(aiormq.exceptions.ChannelNotFoundEntity):
                 self.left(queue)
@@ -305,20 +290,8 @@ class RabbitServer:
 
         return in_a_loop(run())
 
-    def _until(self, port: int) -> None:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
-                return
-            assert time.monotonic() < deadline_s, f"RabbitMQ did not start: {self._tail()}"
-            process = self._process if self._process is not None and port == self.port else self._names
-            if process is not None:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(0.05)
-                    raise AssertionError(f"RabbitMQ ended at once: {self._tail()}")
-
-    def _tail(self) -> str:
-        return (self._directory / "server.log").read_text(errors="replace")[-2000:]
+    def _answers(self) -> bool:
+        return listens(self.port)
 
 
 def in_a_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -5,10 +5,8 @@ Above it: tests. Below it: the program of Valkey or Redis, and a client that blo
 
 from __future__ import annotations
 
-import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,19 +14,18 @@ from typing import Any
 from redis import Redis, RedisError
 
 from millstream.buffers.redis.server_config import find_redis_server, new_password, server_config
-from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
+from tests.support.server_process import ServerProcess, started_server
 
-_START_TIMEOUT_S = 20.0
 
+class RedisServer(ServerProcess):
+    """Made by `open_redis`."""
 
-class RedisServer:
-    """After `start` it has the same port and the same data."""
+    name = "the Redis server"
 
     def __init__(self, directory: Path, *, cluster: bool) -> None:
-        self._directory = directory
+        super().__init__(directory)
         self._cluster = cluster
-        self._process: subprocess.Popen[bytes] | None = None
         self.port = free_ports()
         self._cluster_port = free_ports()
         self.password = new_password()
@@ -41,29 +38,12 @@ class RedisServer:
 
     def start(self) -> None:
         """Returns when it answers."""
-        text = server_config(directory=self._directory, port=self.port, password=self.password)
+        text = server_config(directory=self.directory, port=self.port, password=self.password)
         if self._cluster:
             text += f"cluster-enabled yes\ncluster-port {self._cluster_port}\n"
-        config = self._directory / "redis.conf"
+        config = self.directory / "redis.conf"
         config.write_text(text)
-        self._process = subprocess.Popen(
-            dying_with_parent([find_redis_server(), str(config)]),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self._answers():
-            assert time.monotonic() < deadline_s, "the Redis server did not start"
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.01)
-                raise AssertionError("the Redis server ended at once")
-
-    def kill(self) -> None:
-        """As `kill -9`."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        self._run([find_redis_server(), str(config)])
 
     def command(self, *words: str | int | bytes) -> Any:
         """What the server answers to a command."""
@@ -90,11 +70,9 @@ class RedisServer:
 @contextmanager
 def open_redis(*, cluster: bool = False) -> Iterator[RedisServer]:
     """A server of its own; ended when the context ends."""
-    with TemporaryDirectory() as directory:
-        server = RedisServer(Path(directory), cluster=cluster)
-        try:
-            server.start()
-            yield server
-        finally:
-            server.client.close()
-            server.kill()
+    with (
+        TemporaryDirectory() as directory,
+        started_server(RedisServer(Path(directory), cluster=cluster)) as server,
+        closing(server.client),
+    ):
+        yield server

@@ -11,7 +11,7 @@ import json
 import ssl
 import subprocess
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,13 @@ _AUTHORIZATION = "Basic " + b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 
 class RegistryServer:
-    """Schemas by id. `away` and `closed` are its faults."""
+    """Schemas by id. `away` and `closed` are its faults. After `stop` and `start` it has the same port and schemas."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.url = ""
+        self._tls = tls
+        self._port = 0
+        self._runner: web.AppRunner | None = None
         self.schemas: dict[int, dict[str, Any]] = {}
         self.versions: dict[tuple[str, int], dict[str, Any]] = {}
         self.away = False
@@ -42,9 +45,27 @@ class RegistryServer:
         """Of Protobuf schemas by their source: this does not compile."""
         self.asked: list[str] = []
         """Paths of the requests that it got."""
+        self.heard: Callable[[str, str], object] = lambda request, moment: None
+        """Called with each request (`GET /schemas/ids/1`) `before` and `after` it is carried out."""
         self.open_max = 0
         """Requests that it had at a time, at most."""
         self._open = 0
+
+    async def start(self) -> None:
+        """Returns when it listens."""
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self.answer)
+        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls).start()
+        self._port = self._runner.addresses[0][1]
+        self.url = f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._port}"
+
+    async def stop(self) -> None:
+        """As a kill does: every connection ends."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
 
     def register(self, subject: str, schema: Any, kind: str = "AVRO", **more: Any) -> int:
         """Add a schema to a subject, as its newest; its id."""
@@ -73,7 +94,10 @@ class RegistryServer:
         try:
             # Requests that come together are seen together.
             await asyncio.sleep(0.0)
-            return await self._answer(request)
+            self.heard(f"{request.method} {request.path}", "before")
+            answer = await self._answer(request)
+            self.heard(f"{request.method} {request.path}", "after")
+            return answer
         finally:
             self._open -= 1
 
@@ -137,15 +161,9 @@ def encryption(directory: Path) -> tuple[ssl.SSLContext, Path]:
 
 @asynccontextmanager
 async def open_registry_server(tls: ssl.SSLContext | None = None) -> AsyncIterator[RegistryServer]:
-    server = RegistryServer()
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", server.answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
+    server = RegistryServer(tls)
+    await server.start()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
-        await site.start()
-        server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{runner.addresses[0][1]}"
         yield server
     finally:
-        await runner.cleanup()
+        await server.stop()

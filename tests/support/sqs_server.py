@@ -10,13 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,12 +20,11 @@ from uuid import uuid4
 
 from aiobotocore.session import get_session
 
-from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
 from tests.support.rabbit_server import in_a_loop
+from tests.support.server_process import ServerProcess, listens, started_server
 
 FETCHED = Path(__file__).parents[2] / ".cache" / "servers" / "moto"
-START_TIMEOUT_S = 60.0
 _ALLOWED = json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]})
 _BEFORE_IT_CHECKS = 3
 """Requests that make the user."""
@@ -40,12 +35,13 @@ def why_missing() -> str:
     return "" if (FETCHED / "moto").is_dir() else "`make servers` fetches moto, which emulates SQS, and has not"
 
 
-class SqsServer:
-    """Made by `open_sqs`."""
+class SqsServer(ServerProcess):
+    """Made by `open_sqs`. It forgets its queues when it is killed."""
+
+    name = "moto"
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(directory)
         self.port = free_ports()
         self.key = ("first", "first")
 
@@ -65,32 +61,11 @@ class SqsServer:
             "INITIAL_NO_AUTH_ACTION_COUNT": str(_BEFORE_IT_CHECKS),
         }
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-        with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(dying_with_parent(command), env=environment, stdout=log, stderr=log)
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
-                break
-            assert time.monotonic() < deadline_s, f"moto did not start: {self._tail()}"
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
-                raise AssertionError(f"moto ended at once: {self._tail()}")
+        self._run(command, environment)
         self.key = self._do(self._make_user, service="iam")
 
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def pause(self) -> None:
-        """It answers nothing until `go_on`."""
-        assert self._process is not None, "it runs"
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """After `pause`."""
-        assert self._process is not None, "it runs"
-        self._process.send_signal(signal.SIGCONT)
+    def _answers(self) -> bool:
+        return listens(self.port)
 
     # What tests do there
 
@@ -175,17 +150,9 @@ class SqsServer:
 
         return in_a_loop(asyncio.wait_for(run(), 60))
 
-    def _tail(self) -> str:
-        return (self._directory / "log").read_text(errors="replace")[-2000:]
-
 
 @contextmanager
 def open_sqs() -> Iterator[SqsServer]:
     """A server of its own; ended when the context ends."""
-    with TemporaryDirectory() as directory:
-        server = SqsServer(Path(directory))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.close()
+    with TemporaryDirectory() as directory, started_server(SqsServer(Path(directory))) as server:
+        yield server

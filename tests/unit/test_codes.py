@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,27 +17,32 @@ from millstream.errors import MillstreamError
 from millstream_runner.cli.main import main
 from tools import errors_reference, style
 
-MODULES = [
-    path
-    for path in style.modules()
-    if path.relative_to(style.REPOSITORY).parts[0] in ("millstream", "services")
-    and "udf_sdk" not in path.parts
-    and path.parent.name != "codes"
-    and path != style.REPOSITORY / "millstream" / "errors.py"
-]
-NODES = [
-    (path.relative_to(style.REPOSITORY), node)
-    for path in MODULES
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    if isinstance(node, ast.ClassDef | ast.Call | ast.Attribute)
-]
-"""What these tests look at of the product, but for the SDK, which is a distribution of its own."""
 EXIT_CODES = {
     name: kind.exit_code
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, MillstreamError)
 }
 """Of our errors, by the name of the class."""
+
+
+@cache
+def nodes() -> tuple[tuple[Path, ast.ClassDef | ast.Call | ast.Attribute], ...]:
+    """What these tests look at of the product, but for the SDK, which is a distribution of its own. To parse it takes
+    seconds, which every process that collects tests would need."""
+    modules = [
+        path
+        for path in style.modules()
+        if path.relative_to(style.REPOSITORY).parts[0] in ("millstream", "services")
+        and "udf_sdk" not in path.parts
+        and path.parent.name != "codes"
+        and path != style.REPOSITORY / "millstream" / "errors.py"
+    ]
+    return tuple(
+        (path.relative_to(style.REPOSITORY), node)
+        for path in modules
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef | ast.Call | ast.Attribute)
+    )
 
 
 class Raised(NamedTuple):
@@ -55,7 +61,7 @@ def name_of(node: ast.expr) -> str:
 
 def classes() -> dict[str, ast.ClassDef]:
     """Classes of ours that are defined elsewhere."""
-    defined = {node.name: node for _, node in NODES if isinstance(node, ast.ClassDef) and node.bases}
+    defined = {node.name: node for _, node in nodes() if isinstance(node, ast.ClassDef) and node.bases}
     found = {name: node for name, node in defined.items() if name_of(node.bases[0]) in EXIT_CODES}
     while more := {
         name: node for name, node in defined.items() if name not in found and name_of(node.bases[0]) in found
@@ -84,7 +90,7 @@ def all_raised() -> list[Raised]:
     """A class that says its code itself is one place, wherever it is made."""
     known = classes()
     found = []
-    for path, node in NODES:
+    for path, node in nodes():
         if isinstance(node, ast.ClassDef) and node.name in known and name_of(node.bases[0]) in EXIT_CODES:
             calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
             calls = [call for call in calls if ast.unparse(call.func) == "super().__init__"]
@@ -103,9 +109,6 @@ def all_raised() -> list[Raised]:
     return found
 
 
-RAISED = all_raised()
-
-
 def named(node: ast.expr | None) -> str | None:
     """The code that an expression names: `codes.NAME`."""
     if isinstance(node, ast.Attribute) and name_of(node.value) == "codes":
@@ -114,9 +117,10 @@ def named(node: ast.expr | None) -> str | None:
 
 
 def test_every_error_has_a_code_of_its_class() -> None:
-    assert len(RAISED) > 300, "the places are not found"
+    raised_anywhere = all_raised()
+    assert len(raised_anywhere) > 300, "the places are not found"
     wrong = []
-    for raised in RAISED:
+    for raised in raised_anywhere:
         name = named(raised.code)
         if name is None:
             # One that is handed on, from where it was chosen.
@@ -130,7 +134,7 @@ def test_every_error_has_a_code_of_its_class() -> None:
 
 
 def test_every_code_is_used() -> None:
-    used = {named(node) for _, node in NODES if isinstance(node, ast.Attribute)}
+    used = {named(node) for _, node in nodes() if isinstance(node, ast.Attribute)}
     assert sorted(set(codes.NAMED) - used) == []
 
 

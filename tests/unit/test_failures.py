@@ -28,6 +28,7 @@ def wanted() -> dict[tuple[str, str], set[str]]:
             rows |= {"registry"} if registry.load(name).encoded else set()
             rows |= {"full"} if end == "sink" else set()
             rows |= {"column"} if end == "sink" and name in TABLES else set()
+            rows |= {"fullBucket"} if (end, name) == ("sink", "file") else set()
             found[end, name] = rows
     return found
 

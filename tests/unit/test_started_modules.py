@@ -19,14 +19,16 @@ def started() -> Iterator[tuple[str, str]]:
     """File and module of each `-m MODULE` in a list, a tuple or a call."""
     for folder in FOLDERS:
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = path.read_text(encoding="utf-8")
+            # Every process that collects tests comes here; to parse all files would take it seconds.
+            for node in ast.walk(ast.parse(text)) if '"-m"' in text else ():
                 items = node.elts if isinstance(node, ast.List | ast.Tuple) else getattr(node, "args", None)
                 if not isinstance(items, list):
                     continue
-                texts = [item.value if isinstance(item, ast.Constant) else None for item in items]
-                for before, text in pairwise(texts):
-                    if before == "-m" and isinstance(text, str) and text.startswith(OURS):
-                        yield str(path.relative_to(REPOSITORY)), text
+                values = [item.value if isinstance(item, ast.Constant) else None for item in items]
+                for before, value in pairwise(values):
+                    if before == "-m" and isinstance(value, str) and value.startswith(OURS):
+                        yield str(path.relative_to(REPOSITORY)), value
 
 
 STARTED = sorted(set(started()))

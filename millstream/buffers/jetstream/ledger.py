@@ -7,7 +7,10 @@ Above it: the vertex process, through `protocol.py`. Below it: `batch.py` (a com
                  ▲          └─ lost, or "wrong last sequence": read the mark from the leader
                  │               1. it has our commit id          ──► receipt
                  └───────────────2. it is the previous mark: send the same again (a batch: under a new batch id)
-                                 3. it is another mark            ──► FencedError
+                                 3. it is another mark            ──► FencedError, or DamageError if it is an older one
+
+The mark is also read before the first commit over a new connection: the server compares only sequences, and may have
+come back with an older stream.
 """
 
 from __future__ import annotations
@@ -45,15 +48,16 @@ from millstream.buffers.jetstream.stored_ids import stored_ids
 from millstream.buffers.jetstream.stream_config import (
     LAYOUT,
     LAYOUT_NOW,
-    LAYOUT_SHARED,
+    LAYOUTS,
     OWNER_PIPELINE,
     OWNER_VERTEX,
     after_leaving,
+    packs_of,
     sharing_of,
     stream_config,
 )
 from millstream.buffers.jetstream.torn import ServerStart, TornEnds, time_of
-from millstream.buffers.jetstream.trims import purges
+from millstream.buffers.jetstream.trims import SeenMarks, purges
 from millstream.durable import step
 from millstream.errors import (
     BufferFullError,
@@ -64,7 +68,7 @@ from millstream.errors import (
     StorageFullError,
 )
 from millstream.ledger import batch
-from millstream.ledger.marks import fenced, lost_mark, taken_over
+from millstream.ledger.marks import fenced, is_replaced, lost_mark, taken_over, takeover
 from millstream.ledger.protocol import (
     Broker,
     Commit,
@@ -108,6 +112,7 @@ class JetStreamLedger:
         durability_found: Durability,
         server_start: ServerStart,
         sharing: Sharing,
+        packs: bool,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -116,6 +121,10 @@ class JetStreamLedger:
         self._durability = durability_found
         self._statistics = LedgerStatistics()
         self._sharing = sharing
+        self._packs = packs
+        self._seen = SeenMarks()
+        self._looked: dict[LaneId, int] = {}
+        """How often the connection had been lost when the mark of a lane was read."""
         self._torn = TornEnds(stream, self._last_stored, self._get, server_start)
 
     @property
@@ -133,6 +142,10 @@ class JetStreamLedger:
     @property
     def sharing(self) -> Sharing:
         return self._sharing
+
+    @property
+    def packs(self) -> bool:
+        return self._packs
 
     def statistics(self) -> LedgerStatistics:
         return self._statistics
@@ -161,11 +174,13 @@ class JetStreamLedger:
         """Write the lane's mark again under the next epoch, which fences earlier owners."""
         while True:
             await self._torn.wait(f"taking over lane {lane}")
+            losses = self._connection.losses
             stored = await self._surely_mark(lane)
+            self._looked[lane] = losses
             mark = taken_over(stored, owner, uuid4().bytes)
             try:
                 with step("ledger.take_over", self._vertex):
-                    receipt = await self._commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
+                    receipt = await self._commit(takeover(lane, mark, stored))
             except FencedError:
                 # Another owner took over, or the previous owner committed, between our read and our write.
                 continue
@@ -210,11 +225,15 @@ class JetStreamLedger:
             yield frames
 
     def _reader(self, subject: str, after: int, check: ReadCheck | Unchecked) -> PullReader:
-        return PullReader(self._connection, self._stream, subject, after, self._created, self._statistics, check)
+        return PullReader(
+            *(self._connection, self._stream, subject, after, self._created, self._statistics, check), self._seen
+        )
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         through = {self._sharing.stored(buffer): sequence for buffer, sequence in through.items()}
-        async for subject, first in purges(self._stream, through, self._info, self._get):
+        connection = self._connection
+        wanted = purges(self._stream, through, self._info, self._get, self._seen, lambda: connection.losses)
+        async for subject, first in wanted:
             await self._purge(subject, first)
         self._statistics.trims += 1
 
@@ -261,9 +280,19 @@ class JetStreamLedger:
         incomplete = 0
         while True:
             await self._connection.connected()
+            if commit.after and self._connection.losses != self._looked.get(commit.lane):
+                # The server cannot compare more than the sequence, and may have come back with an older stream.
+                losses = self._connection.losses
+                if (landed := await self._settle(commit)) is not None:
+                    self._statistics.answers_settled += 1
+                    return landed
+                self._looked[commit.lane] = losses
+                continue
             refusal: ApiError | None = None
             try:
-                return await send_commit(self._connection, messages, new_batch_id(), limits.COMMIT_TIMEOUT_S)
+                # Only a batch needs an id.
+                batch_id = new_batch_id() if len(messages) > 1 else ""
+                return await send_commit(self._connection, messages, batch_id, limits.COMMIT_TIMEOUT_S)
             except AnswerLostError as error:
                 _log.info("the answer to a commit of lane %s was lost (%s); reading its mark", commit.lane, error)
             except ApiError as error:
@@ -293,9 +322,9 @@ class JetStreamLedger:
         stored = await self._surely_mark(commit.lane)
         if stored is not None and stored.mark.commit_id == commit.mark.commit_id:
             return stored.sequence
-        if (stored.sequence if stored is not None else 0) == commit.after:
+        if (stored.sequence if stored is not None else 0) == commit.after and not is_replaced(commit, stored):
             return None
-        if stored is None or stored.sequence < commit.after:
+        if stored is None or stored.sequence <= commit.after:
             raise lost_mark(commit.lane, commit.after, stored)
         raise fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
 
@@ -438,13 +467,12 @@ class JetStreamBroker:
                 f"pipeline {found.get(OWNER_PIPELINE)}, but vertex {vertex} of pipeline {self._pipeline} needs that "
                 "name. Rename one of the two",
             )
-        if found.get(LAYOUT) not in (LAYOUT_NOW, LAYOUT_SHARED):
+        if found.get(LAYOUT) not in LAYOUTS:
             raise InfrastructureError(
                 codes.LEDGER_LAYOUT,
                 f"stream {stream} at {self._connection.place} has the layout of another version of Millstream "
-                f"(layout {found.get(LAYOUT, 'unknown')}; this one reads {LAYOUT_NOW} and "
-                f"{LAYOUT_SHARED}). Continue with that version, "
-                "or start the pipeline over",
+                f"(layout {found.get(LAYOUT, 'unknown')}; this one reads {LAYOUTS[0]} to {LAYOUT_NOW}). Continue with "
+                "that version, or start the pipeline over",
             )
         lost = info["state"].get("lost")
         if lost and not self._tolerate_lost:
@@ -485,8 +513,13 @@ class JetStreamBroker:
             return known
         server, where = await self._server_settings()
         found = durability.judge(server, info["config"], where)
-        sharing = sharing_of(info["config"]["metadata"])
-        ledger = JetStreamLedger(self._connection, stream, vertex, info["created"], found, self._server_start, sharing)
+        metadata = info["config"]["metadata"]
+        ledger = JetStreamLedger(
+            *(self._connection, stream, vertex, info["created"], found, self._server_start),
+            sharing_of(metadata),
+            # A server that accepts only smaller messages still stores each frame.
+            packs_of(metadata) and self._connection.client.max_payload >= limits.MESSAGE_BYTES_MAX,
+        )
         self._ledgers[vertex] = ledger
         return ledger
 

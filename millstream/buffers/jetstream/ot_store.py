@@ -2,7 +2,7 @@
 
     publish ── put, guarded by the revision of the previous put ────► KV_<pipeline>-<vertex>-OT   (file, history 1)
                        │                                                        │
-                       └─ the message itself: a plain subscription              └─ what is new, once a second
+                       └─ the message itself: a plain subscription              └─ what is new, from time to time
                                               └────────► watcher ◄───────────────────┘
 
 A watcher has no consumer on the server. So a restart of the broker loses nothing, and thousands of watchers cost the

@@ -4,7 +4,7 @@ Above it: `ledger.py`. Below it: the connection. It owns one ephemeral consumer 
 the reader's mark is the acknowledgement.
 
     pull 1  ├──frames──┤
-    pull 2        ├──frames──┤        always one more request, so the server never waits for the client,
+    pull 2        ├──frames──┤        one more request, so the server does not wait for the client,
     pull 3              ├──   ...     and never more than the limits, so memory is bounded however slow the reader is
 
 While no frames arrive, there is only one pull, because the server sends heartbeats for each.
@@ -26,21 +26,27 @@ from uuid import uuid4
 
 from millstream import codes, limits
 from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, message_headers
+from millstream.buffers.jetstream.trims import SeenMarks
 from millstream.errors import DamageError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame, Witness
 from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.nats.client import Msg, nats_errors
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.nats.deliveries import origin_of
-from millstream.pauses import Pauses
+from millstream.pauses import Pauses, until_next
 
 _log = logging.getLogger(__name__)
 
 _NANOSECONDS = 1_000_000_000
 _PULL_EXPIRES_S = 30
+"""The longest time that a pull waits for frames."""
 _HEARTBEAT_S = 1
+_PULL_EXPIRES_MIN_S = 3 * _HEARTBEAT_S
+"""The server refuses heartbeats that are longer than half of this."""
 _SILENCE_MAX_S = 3.0
 """Three missed heartbeats."""
+_READING_S = 0.1
+"""What a process gets to read what has come, before it takes the server for silent."""
 _INACTIVE_S = 120
 """The server removes a consumer without requests for this long. A reader that continues after that creates a new
 one."""
@@ -50,18 +56,29 @@ _RETRY_LAST_S = 1.0
 PULLS = 4
 """Pulls in flight, if there is space for that many."""
 PULL_FRAMES = limits.FRAMES_IN_FLIGHT_MAX // PULLS
-PULL_BYTES = limits.BYTES_IN_FLIGHT_MAX // PULLS
-_PULL_REQUEST = json.dumps(
-    {
-        "batch": PULL_FRAMES,
-        "max_bytes": PULL_BYTES,
-        "expires": _PULL_EXPIRES_S * _NANOSECONDS,
-        "idle_heartbeat": _HEARTBEAT_S * _NANOSECONDS,
-    }
-).encode()
+"""Frames in a pull, at most. Large frames are pulled in smaller numbers."""
+PULL_BYTES = limits.MESSAGE_BYTES_MAX + 64 * limits.KIB
+"""The server's limit for a pull, in case its frames are larger than earlier ones: little more than one message."""
 
-# A pull that cannot hold the largest message would never deliver it.
-assert PULL_BYTES >= 2 * limits.MESSAGE_BYTES_MAX
+
+def _pull_request(frames: int) -> bytes:
+    """A pull that expires at the same moment as those of all idle readers. So these begin the next ones together, and
+    the server's heartbeats come together, too: an idle process wakes up once for all of them."""
+    expires_s = until_next(_PULL_EXPIRES_S)
+    if expires_s < _PULL_EXPIRES_MIN_S:
+        expires_s += _PULL_EXPIRES_S
+    return json.dumps(
+        {
+            "batch": frames,
+            "max_bytes": PULL_BYTES,
+            "expires": int(expires_s * _NANOSECONDS),
+            "idle_heartbeat": _HEARTBEAT_S * _NANOSECONDS,
+        }
+    ).encode()
+
+
+# A pull that cannot hold the largest message, with its subject, would never deliver it.
+assert PULL_BYTES >= limits.MESSAGE_BYTES_MAX + 64 * limits.KIB
 
 _STATUS_HEARTBEAT = "100"
 
@@ -85,10 +102,13 @@ class PullReader:
         created: str,
         statistics: LedgerStatistics,
         check: ReadCheck | Unchecked,
+        seen: SeenMarks,
     ) -> None:
-        """`check`: compares the frames with what was read before; see `Ledger.read`."""
+        """`check`: compares the frames with what was read before; see `Ledger.read`. `seen`: notes the marks that
+        arrive with frames."""
         self._connection = connection
         self._check = check
+        self._seen = seen
         self._stream = stream
         self._subject = subject
         self._last = after
@@ -107,7 +127,7 @@ class PullReader:
         self._busy = False
         """Whether a frame has arrived since the last pull that expired."""
         self._frame_bytes = 0.0
-        """Moving average of the size of a frame."""
+        """Size of a frame: that of the largest one, falling to the average of those that follow."""
         self._arrived: deque[_Arrival] = deque()
         """Frames that have arrived and were not yet returned."""
         self._arrived_bytes = 0
@@ -115,6 +135,10 @@ class PullReader:
         self._restart: str | None = "start"
         """Why a new consumer is needed; None if the current one works."""
         self._heard_s = 0.0
+        self._waits = False
+        """Whether a task waits for the next frame."""
+        self._watchdog: asyncio.TimerHandle | None = None
+        """One timer for many frames: it looks at `_heard_s` when it is due."""
 
     @property
     def held_bytes(self) -> int:
@@ -128,6 +152,8 @@ class PullReader:
 
     async def close(self) -> None:
         self._deaf()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         client = self._connection.client
         try:
             if not client.is_closed:
@@ -149,12 +175,37 @@ class PullReader:
                 return await self._hand_out()
             self._something.clear()
             await self._ask()
+            self._waits = True
+            if self._watchdog is None:
+                self._set_watchdog()
             try:
-                async with asyncio.timeout_at(self._heard_s + _SILENCE_MAX_S):
-                    await self._something.wait()
-            except TimeoutError:
-                if not self._arrived and self._now_s() >= self._heard_s + _SILENCE_MAX_S:
-                    self._needs_restart("the server does not answer")
+                await self._something.wait()
+            finally:
+                self._waits = False
+            if self._is_silent() and not self._arrived:
+                self._needs_restart("the server does not answer")
+
+    def _is_silent(self) -> bool:
+        """Whether the server has been silent for too long."""
+        return self._now_s() >= self._heard_s + _SILENCE_MAX_S
+
+    def _set_watchdog(self) -> None:
+        self._watchdog = asyncio.get_running_loop().call_at(self._heard_s + _SILENCE_MAX_S, self._on_watchdog)
+
+    def _on_watchdog(self) -> None:
+        """Ends the wait if the server has been silent for too long; otherwise, looks again when that may be so."""
+        self._watchdog = None
+        if not self._waits:
+            return
+        if self._is_silent():
+            # A process that stood still has yet to read what has come meanwhile.
+            self._watchdog = asyncio.get_running_loop().call_later(_READING_S, self._on_silence)
+        else:
+            self._set_watchdog()
+
+    def _on_silence(self) -> None:
+        self._watchdog = None
+        self._something.set()
 
     async def _hand_out(self) -> StoredFrame:
         # Before a frame is taken out, so that a caller that is cancelled while this waits loses nothing.
@@ -170,25 +221,32 @@ class PullReader:
     async def _ask(self) -> None:
         """Request more frames while there is space for a whole pull."""
         while self._restart is None:
-            frames = len(self._arrived) + self._owed + PULL_FRAMES
-            if frames > (limits.FRAMES_IN_FLIGHT_MAX if self._busy else PULL_FRAMES):
+            pull = self._pull_frames()
+            frames = len(self._arrived) + self._owed + pull
+            if frames > (limits.FRAMES_IN_FLIGHT_MAX if self._busy else pull):
                 return
-            size = self._arrived_bytes + (self._owed + PULL_FRAMES) * self._frame_bytes
+            size = self._arrived_bytes + (self._owed + pull) * self._frame_bytes
             # If no frames are here or requested, one pull is always allowed: the server limits it to PULL_BYTES.
-            if size > limits.BYTES_IN_FLIGHT_MAX and (self._owed or self._arrived):
+            if size > limits.READ_AHEAD_BYTES_MAX and (self._owed or self._arrived):
                 return
             if not self._owed:
                 # The server had no request until now, so its silence meant nothing.
                 self._heard_s = self._now_s()
-            self._owed += PULL_FRAMES
+            self._owed += pull
             try:
                 await self._connection.publish(
                     f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}",
-                    _PULL_REQUEST,
+                    _pull_request(pull),
                     reply=f"{self._inbox}.{self._round}",
                 )
             except AnswerLostError as error:
                 self._needs_restart(str(error))
+
+    def _pull_frames(self) -> int:
+        """Frames of the next pull: as many as PULLS pulls have space for, by the size of earlier frames."""
+        if not self._frame_bytes:
+            return PULL_FRAMES
+        return max(1, min(PULL_FRAMES, int(limits.READ_AHEAD_BYTES_MAX / PULLS / self._frame_bytes)))
 
     def _on_message(self, message: Msg) -> None:
         # A frame has its own subject, and its reply subject names the consumer. A status arrives at our inbox.
@@ -208,8 +266,11 @@ class PullReader:
         self._owed -= 1
         self._busy = True
         size = len(message.data)
-        self._frame_bytes += (size - self._frame_bytes) / PULL_FRAMES
-        witness = witness_of(sequence, message.headers or {})
+        # Larger frames count at once: the next pulls may bring as many of them as they ask for.
+        self._frame_bytes = max(size, self._frame_bytes + (size - self._frame_bytes) / PULL_FRAMES)
+        headers = message.headers or {}
+        self._seen.note(message.subject, sequence, headers, self._losses)
+        witness = witness_of(sequence, headers)
         self._arrived.append(_Arrival(sequence, witness, message.data))
         self._arrived_bytes += size
         self._something.set()

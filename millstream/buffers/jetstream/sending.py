@@ -59,7 +59,8 @@ async def send_commit(
         answer.cancel()
         raise
     message = await connection.answer_of(answer, timeout_s)
-    reply = json.loads(message.data)
+    # From bytes, `json` would first find out their encoding.
+    reply = json.loads(message.data.decode())
     refusal = reply.get("error")
     if refusal is not None:
         raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))

@@ -15,12 +15,13 @@ OWNER_PIPELINE = "millstream.pipeline"
 OWNER_VERTEX = "millstream.vertex"
 """Keys in a stream's metadata. They show the owner, because streams of two pipelines may have the same name."""
 LAYOUT = "millstream.layout"
-LAYOUT_NOW = "3"
-LAYOUT_SHARED = "4"
+LAYOUTS = ("3", "4", "5")
+LAYOUT_NOW = LAYOUTS[-1]
 """Key and values in a stream's metadata: the layout says which subjects the stream has, where marks are, and how frames
 are named. A stream without this key has the first layout, in which marks are always separate messages. In the second
 layout, frames do not name their commit. In the fourth, edges share copies of their frames, which earlier versions would
-neither write nor find."""
+neither write nor find. In the fifth, edges may do that, and a stored frame may be a pack of several, which earlier
+versions cannot read. A stream keeps the layout with which it was created."""
 _SHARED = "millstream.shared"
 """Key in a stream's metadata. The value is from `Sharing.encode`."""
 
@@ -50,10 +51,15 @@ def sharing_of(metadata: Mapping[str, str]) -> Sharing:
     return Sharing.decode(metadata.get(_SHARED))
 
 
+def packs_of(metadata: Mapping[str, str]) -> bool:
+    """Whether the ledger of a stream with this metadata may hold packs."""
+    return metadata[LAYOUT] == LAYOUT_NOW
+
+
 def after_leaving(metadata: Mapping[str, str], edges: Collection[str]) -> dict[str, str]:
     """The metadata of a ledger's stream after these edges have left their shared copies."""
     return {**metadata, _SHARED: sharing_of(metadata).without(edges).encode()}
 
 
 def _layout(sharing: Sharing) -> dict[str, str]:
-    return {LAYOUT: LAYOUT_SHARED, _SHARED: sharing.encode()} if sharing else {LAYOUT: LAYOUT_NOW}
+    return {LAYOUT: LAYOUT_NOW, **({_SHARED: sharing.encode()} if sharing else {})}

@@ -88,11 +88,13 @@ class JetStream:
         ):
             yield buffer
 
-    def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> JetStreamServer:
+    def server(
+        self, directory: Path, *, durability: DurabilityLevel, port: int | None, buffers: int
+    ) -> JetStreamServer:
         # Imported late, because a worker never starts a server.
         from millstream.buffers.jetstream.server import JetStreamServer
 
-        return JetStreamServer(directory, durability=durability, port=port)
+        return JetStreamServer(directory, durability=durability, port=port, buffers=buffers)
 
     async def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> float:
         from millstream.buffers.jetstream.raw_limit import measure_raw_limit

@@ -21,20 +21,49 @@ Get = Callable[[Mapping[str, object]], Awaitable[dict[str, Any] | None]]
 """One message from the stream's leader."""
 
 
-async def purges(stream: str, through: Mapping[BufferId, int], info: Info, get: Get) -> AsyncIterator[tuple[str, int]]:
+class SeenMarks:
+    """Marks that a reader has seen with the frames that it read. They show where the mark of a lane is, at least, and a
+    request to the server would be answered with the whole message that has it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, int]] = {}
+        self._losses = -1
+
+    def note(self, subject: str, sequence: int, headers: Mapping[str, str], losses: int) -> None:
+        """A message has arrived. `losses`: how often the connection had been lost; a stream cannot be set back while
+        its server runs, so nothing that was seen before counts after that."""
+        if losses != self._losses:
+            self._seen.clear()
+            self._losses = losses
+        if batch.holds_mark(subject, headers):
+            self._seen[lane_filter_of(subject)] = subject, sequence
+
+    def after(self, lane: str, sequence: int, losses: int) -> tuple[str, int] | None:
+        """Subject and sequence of a message with a mark of the lane after `sequence`, if one was seen."""
+        seen = self._seen.get(lane)
+        return seen if seen is not None and losses == self._losses and seen[1] > sequence else None
+
+
+async def purges(
+    stream: str, through: Mapping[BufferId, int], info: Info, get: Get, seen: SeenMarks, losses: Callable[[], int]
+) -> AsyncIterator[tuple[str, int]]:
     """Subject filters, each with the sequence before which all matching messages are to be removed.
 
     There is one filter for each buffer, or one for each lane that wrote to it if the mark of a lane has to stay.
+    `seen` and `losses`: see `SeenMarks`; `losses` returns how often the connection has been lost until now.
     """
     # The frames to be removed were stored before this request, so no lane is missing in the answer.
     wanted = frames_filter(stream) if len(through) > 1 else buffer_filter(stream, *through)
     found: dict[str, int] = (await info(wanted))["state"].get("subjects") or {}
+    # Only now: the request is repeated after a loss, and the answer may be about a stream that was set back.
+    lost = losses()
     subjects: dict[BufferId, list[str]] = {}
     for subject in found:
         subjects.setdefault(buffer_of(subject), []).append(subject)
     # A lane continues after what is now its last message, or after a later one. None of these is removed.
     lanes = {lane_filter_of(subject) for buffer in through for subject in subjects.get(buffer, ())}
-    marks = {lane: await _mark_of(lane, get) for lane in sorted(lanes)}
+    newest = max(through.values())
+    marks = {lane: seen.after(lane, newest, lost) or await _mark_of(lane, get) for lane in sorted(lanes)}
     for buffer, last in through.items():
         firsts = {
             subject: _first_that_stays(subject, last, marks[lane_filter_of(subject)])

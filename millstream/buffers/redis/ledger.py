@@ -7,7 +7,7 @@ server), `reading.py`, `durability.py` and the connection.
                  ▲          └─ lost: the same script again. The server has the id of the lane's last commit:
                  │               1. it is ours                         ──► receipt
                  └───────────────2. it belongs to the previous mark    ──► stored now, once
-                                 3. it is another                      ──► FencedError
+                                 3. it is another                      ──► FencedError, or DamageError if it is older
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from millstream.buffers.redis.scripts import COMMIT, LEAVE, MAKE, TRIM
 from millstream.durable import step
 from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
 from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
-from millstream.ledger.marks import fenced, lost_mark, taken_over
+from millstream.ledger.marks import fenced, lost_mark, taken_over, takeover
 from millstream.ledger.protocol import (
     Commit,
     Durability,
@@ -112,6 +112,11 @@ class RedisLedger:
     def sharing(self) -> Sharing:
         return self._sharing
 
+    @property
+    def packs(self) -> bool:
+        # A script stores several frames as fast as one.
+        return False
+
     def statistics(self) -> LedgerStatistics:
         return self._statistics
 
@@ -126,7 +131,7 @@ class RedisLedger:
             mark = taken_over(stored, owner, uuid4().bytes)
             try:
                 with step("redis.take_over", self._vertex):
-                    receipt = await self._commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
+                    receipt = await self._commit(takeover(lane, mark, stored))
             except FencedError:
                 # Another owner took over, or the previous owner committed, between our read and our write.
                 continue
@@ -170,6 +175,7 @@ class RedisLedger:
             self._id,
             commit.lane.key,
             commit.after,
+            commit.replaces,
             commit.mark.commit_id,
             mark,
             ttl_ms,
@@ -225,7 +231,7 @@ class RedisLedger:
             )
         sequence, data = int(details[0]), details[1]
         stored = StoredMark(self._decoded(commit.lane, data), sequence) if data else None
-        if stored is None or sequence < commit.after:
+        if stored is None or sequence <= commit.after:
             raise lost_mark(commit.lane, commit.after, stored)
         raise fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
 

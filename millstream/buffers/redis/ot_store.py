@@ -2,7 +2,7 @@
 
     publish ── put, guarded by the number of earlier puts ───► hash
                        │                                        │
-                       └─ the channel, in the same step         └─ all of it, once a second
+                       └─ the channel, in the same step         └─ all of it, from time to time
                                               └────────► watcher ◄──┘
 
 A watcher receives puts, and reads the hash from time to time for puts that it may have missed. A put is guarded, so an
@@ -120,10 +120,15 @@ class RedisOtStore(RevisionedOtStore):
         """Pass every put to the queue, forever. Missed puts are found by reading."""
         while not queue.closed:
             with suppress(RedisError, OSError):
-                async with self._connection.client.pubsub(ignore_subscribe_messages=True) as channel:
+                async with self._connection.client.pubsub() as channel:
                     await channel.subscribe(self._entries)
                     async for message in channel.listen():
-                        self._take(queue, message["data"])
+                        if message["type"] == "subscribe":
+                            # The server announces puts from now on. Earlier ones may have been missed: the subscription
+                            # has a connection of its own, and its loss is noticed only here.
+                            queue.rereads.on_loss()
+                        else:
+                            self._take(queue, message["data"])
             await asyncio.sleep(limits.OT_RETRY_INTERVAL_S)
 
     def _take(self, queue: UpdateQueue, payload: bytes) -> None:

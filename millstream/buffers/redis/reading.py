@@ -34,7 +34,7 @@ from millstream.record import BufferId
 
 _log = logging.getLogger(__name__)
 
-_READ_BYTES = limits.BYTES_IN_FLIGHT_MAX // 4
+_READ_BYTES = limits.READ_AHEAD_BYTES_MAX // 2
 """Maximum size of the frames in one request; a single frame may be larger."""
 _READ_FRAMES = limits.FRAMES_IN_FLIGHT_MAX // 4
 _WATCHED_FRAMES = limits.BYTES_IN_FLIGHT_MAX // limits.MESSAGE_BYTES_MAX
@@ -138,7 +138,7 @@ class RedisReader:
             # Cleared first: a frame that is taken from here on sets it again.
             self._changed.clear()
             frames, size = len(self._arrived), self._arrived_bytes
-            if frames <= limits.FRAMES_IN_FLIGHT_MAX // 2 and size <= limits.BYTES_IN_FLIGHT_MAX // 2:
+            if frames <= limits.FRAMES_IN_FLIGHT_MAX // 2 and size <= limits.READ_AHEAD_BYTES_MAX // 2:
                 break
             await self._changed.wait()
         after = self._arrived[-1].sequence if self._arrived else self._last

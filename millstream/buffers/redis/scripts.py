@@ -22,8 +22,8 @@ return redis.call('HMGET', KEYS[1], 'id', 'layout', 'shared')
 
 COMMIT = script_of("""
 -- KEYS: ledger, mark, ids, counts, then frames and index of each buffer.
--- ARGV: ledger id, lane, sequence of the mark before, commit id, mark, time to live of ids in ms, pieces of ids,
---       buffers, names of the buffers, frames; then number of the buffer, name and data of each frame; then the ids.
+-- ARGV: ledger id, lane, sequence and commit id of the mark before, commit id, mark, time to live of ids in ms, pieces
+--       of ids, buffers, names of the buffers, frames; then number of the buffer, name and data of each frame; the ids.
 -- Returns what became of it: ok or landed, with the sequence of its mark, or why nothing was stored.
 local function text(number) return string.format('%.0f', number) end
 local ledger = redis.call('HMGET', KEYS[1], 'id', 'sequence', 'bytes', 'frames_max', 'bytes_max')
@@ -32,13 +32,14 @@ local lane, after = ARGV[2], tonumber(ARGV[3])
 local held = redis.call('HMGET', KEYS[2], 'sequence', 'commit', 'mark')
 local at = tonumber(held[1] or '0')
 if at ~= after then
-  if held[2] == ARGV[4] then return {'landed', text(at)} end
+  if held[2] == ARGV[5] then return {'landed', text(at)} end
   return {'other', text(at), held[3] or ''}
 end
+if held[2] and ARGV[4] ~= '' and held[2] ~= ARGV[4] then return {'other', text(at), held[3] or ''} end
 
-local pieces, buffers = tonumber(ARGV[7]), tonumber(ARGV[8])
-local frames = tonumber(ARGV[9 + buffers])
-local first_frame = 10 + buffers
+local pieces, buffers = tonumber(ARGV[8]), tonumber(ARGV[9])
+local frames = tonumber(ARGV[10 + buffers])
+local first_frame = 11 + buffers
 local first_piece = first_frame + 3 * frames
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -62,8 +63,8 @@ for i = 0, frames - 1 do
 end
 for i = 0, pieces - 1 do bytes = bytes + #ARGV[first_piece + i] end
 for buffer, more in pairs(new) do
-  local stored = tonumber(redis.call('HGET', KEYS[4], lane .. ' ' .. ARGV[8 + buffer]) or '0')
-  if stored + more > tonumber(ledger[4]) then return {'full', ARGV[8 + buffer]} end
+  local stored = tonumber(redis.call('HGET', KEYS[4], lane .. ' ' .. ARGV[9 + buffer]) or '0')
+  if stored + more > tonumber(ledger[4]) then return {'full', ARGV[9 + buffer]} end
 end
 if frames + pieces > 0 and bytes > tonumber(ledger[5]) then return {'storage', ledger[5]} end
 
@@ -77,14 +78,14 @@ end
 -- A commit of one frame alone has one sequence; otherwise the mark has the one behind the frames.
 sequence = sequence + frames
 if frames ~= 1 or pieces > 0 then sequence = sequence + 1 end
-for buffer, more in pairs(new) do redis.call('HINCRBY', KEYS[4], lane .. ' ' .. ARGV[8 + buffer], more) end
+for buffer, more in pairs(new) do redis.call('HINCRBY', KEYS[4], lane .. ' ' .. ARGV[9 + buffer], more) end
 for i = 0, pieces - 1 do
   redis.call(
     'XADD', KEYS[3], text(sequence) .. '-' .. i,
-    't', text(now), 'e', text(now + tonumber(ARGV[6])), 'd', ARGV[first_piece + i]
+    't', text(now), 'e', text(now + tonumber(ARGV[7])), 'd', ARGV[first_piece + i]
   )
 end
-redis.call('HSET', KEYS[2], 'sequence', text(sequence), 'commit', ARGV[4], 'mark', ARGV[5])
+redis.call('HSET', KEYS[2], 'sequence', text(sequence), 'commit', ARGV[5], 'mark', ARGV[6])
 redis.call('HSET', KEYS[1], 'sequence', text(sequence), 'bytes', text(bytes))
 return {'ok', text(sequence)}
 """)

@@ -86,7 +86,9 @@ class Redis:
         ):
             yield buffer
 
-    def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> RedisServerOfRun:
+    def server(
+        self, directory: Path, *, durability: DurabilityLevel, port: int | None, buffers: int
+    ) -> RedisServerOfRun:
         return RedisServerOfRun(directory, durability=durability, port=port)
 
     async def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> float:

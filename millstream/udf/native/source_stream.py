@@ -42,6 +42,8 @@ class NativeSourceStream:
         self._name = name
         self._opening = opening
         self._wire: Wire | None = None
+        self.is_away = False
+        """Whether a read is waiting for a new stream, because the last one has ended."""
         self._open = AsyncExitStack()
         """Closes the open stream."""
         # Only one write to a stream may be in progress, and `committed` may be called while `read` waits.
@@ -59,6 +61,7 @@ class NativeSourceStream:
                 await self._send(wire, udf_pb2.SourceRequest(read=request))
                 response = await self._receive(wire)
             except WireEndedError as ended:
+                self.is_away = True
                 await self.drop()
                 _log.log(
                     # As in `calls.py`.
@@ -70,6 +73,7 @@ class NativeSourceStream:
                 )
                 await pauses.wait()
                 continue
+            self.is_away = False
             if response.WhichOneof("message") != "batch":
                 raise self._broken("it answered a read with something other than a batch")
             try:

@@ -100,6 +100,11 @@ class CallsWire:
         except ConnectionError as error:
             raise WireEndedError(str(error)) from error
 
+    def send_at_once(self, message: bytes) -> bool:
+        return (
+            self._socket is not None and len(message) <= GRPC_MESSAGE_BYTES_MAX and self._socket.send_at_once(message)
+        )
+
     async def receive(self) -> bytes:
         if self._socket is not None:
             return await self._receive_from(self._socket)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from millstream.frame import Frame
-from millstream.ledger.frames import decoded
+from millstream.ledger.frames import decoded, decoded_parts
+from millstream.ledger.packs import shares_of
 from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
 from millstream.record import BufferId, Position
 
@@ -37,18 +38,27 @@ class InputWatermark(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadFrame:
-    """One frame, or what is left of it after the mark."""
+    """One stored frame, one of a pack, or what is left of it after the mark."""
 
     sequence: int
     frame: Frame
     first_index: int
-    """Index, in the stored frame, of this frame's first record; above 0 only right after a restart."""
+    """Index, in the stored frame, of this frame's first record; above 0 in a pack, and right after a restart."""
     size: int
-    """Bytes of the stored frame."""
+    """Bytes of the stored frame; of those of a pack, together the bytes of the pack."""
     watermark_us: int
     """The watermark that is valid before this frame."""
     witness: Witness | None
     """The stored frame's name."""
+    last: bool = True
+    """Whether nothing of the stored frame follows: not so for the first frames of a pack."""
+
+    @property
+    def end(self) -> Position:
+        """The lane's position after this frame."""
+        if self.last:
+            return Position(self.sequence, 0)
+        return Position.within(self.sequence, self.first_index + self.frame.records)
 
     @property
     def witnesses(self) -> Sequence[Witness]:
@@ -73,13 +83,18 @@ class BufferReader:
         watermark: InputWatermark,
         witnesses: Sequence[Witness] | None,
         given_up: Sequence[GivenUp] = (),
+        in_parts: bool = False,
     ) -> None:
+        """`in_parts`: the frames of a pack are handed out one by one, and not as the one frame that they are stored
+        as."""
         self.buffer = buffer
+        self._in_parts = in_parts
         self._watermark = watermark
         self._witnesses = witnesses
         self._given_up = given_up
         self._skip = start.record_index
-        self._frames: deque[tuple[StoredFrame, Frame]] = deque()
+        self._frames: deque[ReadFrame] = deque()
+        """Their watermarks are set when they are handed out."""
         self._wake = asyncio.Event()
         watermark.bind(self._wake)
         self._room = asyncio.Event()
@@ -95,7 +110,7 @@ class BufferReader:
             if self._stopped:
                 return None
             if self._frames:
-                return self._hand_out(*self._frames.popleft())
+                return self._hand_out(self._frames.popleft())
             end = self._watermark.end_sequence()
             if end is not None and self.sequence >= end:
                 self.ended = True
@@ -113,15 +128,29 @@ class BufferReader:
         self._stopped = True
         self._wake.set()
 
-    def _hand_out(self, stored: StoredFrame, frame: Frame) -> ReadFrame:
+    def _hand_out(self, read: ReadFrame) -> ReadFrame:
         self._room.set()
         watermark_us = self._watermark.watermark_at(self.sequence)
-        first = 0
-        if self._skip:
-            first, self._skip = self._skip, 0
-            frame = frame.slice(first, frame.records)
-        self.sequence = stored.sequence
-        return ReadFrame(stored.sequence, frame, first, len(stored.data), watermark_us, stored.witness)
+        if read.last:
+            self.sequence = read.sequence
+        return replace(read, watermark_us=watermark_us)
+
+    def _parts(self, writer: str, stored: StoredFrame) -> Iterator[ReadFrame]:
+        """What to hand out of a stored frame. Raises `DamageError` if it cannot be used."""
+        if self._in_parts:
+            frames = decoded_parts(writer, self.buffer, stored)
+        else:
+            frames = [decoded(writer, self.buffer, stored)]
+        skip, self._skip = self._skip, 0
+        first, sizes = 0, shares_of(frames, len(stored.data))
+        for number, frame in enumerate(frames, 1):
+            last, size = number == len(frames), sizes[number - 1]
+            done = max(0, skip - first)
+            # A former owner has counted the bytes of those frames of a pack that it has done.
+            if last or done < frame.records:
+                left = frame.slice(done, frame.records) if done else frame
+                yield ReadFrame(stored.sequence, left, first + done, size, 0, stored.witness, last)
+            first += frame.records
 
     async def pump(self, ledger: Ledger) -> None:
         """Move frames from the ledger into this reader, a few ahead. Runs until cancelled.
@@ -133,7 +162,7 @@ class BufferReader:
                 while len(self._frames) >= AHEAD_FRAMES:
                     self._room.clear()
                     await self._room.wait()
-                self._frames.append((stored, decoded(ledger.vertex, self.buffer, stored)))
+                self._frames.extend(self._parts(ledger.vertex, stored))
                 self._wake.set()
 
 
@@ -146,10 +175,11 @@ async def open_buffer_reader(
     *,
     witnesses: Sequence[Witness] | None = None,
     given_up: Sequence[GivenUp] = (),
+    in_parts: bool = False,
 ) -> AsyncIterator[BufferReader]:
     """Read `buffer` of the upstream vertex's `ledger` after `start`. `witnesses` and `given_up`: see
-    `Ledger.read`."""
-    reader = BufferReader(buffer, start, watermark, witnesses, given_up)
+    `Ledger.read`; `in_parts`: see `BufferReader`."""
+    reader = BufferReader(buffer, start, watermark, witnesses, given_up, in_parts)
     async with asyncio.TaskGroup() as group:
         pump = group.create_task(reader.pump(ledger), name=f"read {buffer}")
         try:

@@ -95,10 +95,12 @@ class SeenIds:
     def admit(self, frame: Frame, made_up: bytes = b"") -> Admitted:
         """The new records of `frame`, whose ids now count as seen. `made_up`: as in `SourceBatch`; those ids are not
         remembered."""
+        self._forget()
+        if made_up and 0 not in made_up:
+            return Admitted(frame)
         ids = frame.id_bytes()
         if ids is None:
             raise MillstreamError(codes.IMPOSSIBLE, "a source that may repeat records returned records without ids")
-        self._forget()
         period = self._period_of(self._clock.monotonic_s() + self.ttl_s)
         indexes: list[int] = []
         digests: list[bytes] = []

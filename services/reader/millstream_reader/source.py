@@ -62,7 +62,8 @@ class SourceLane(Protocol):
         batch.
 
         Raises a `UserError` for input that cannot be used (what, which file and line) and `InfrastructureError` for
-        input that cannot be reached. A single record larger than `bytes_max` is returned alone.
+        input that cannot be reached. After `RetryLaterError`, the call has taken nothing: the lane waits, and reads
+        again from the same position. A single record larger than `bytes_max` is returned alone.
         """
 
     async def committed(self, position: bytes) -> None:
@@ -77,16 +78,43 @@ class SourceLane(Protocol):
 
 
 @runtime_checkable
-class LogLane(Protocol):
-    """One that reads a log whose server says how long it is, in bytes."""
+class MeasuredLane(Protocol):
+    """One whose source has a size in bytes: a log of a server, files, objects."""
 
     def pending_bytes(self) -> int | None:
-        """Bytes of the log that wait at the source; None as long as that is not known."""
+        """Bytes that wait at the source; None as long as that is not known."""
+
+
+@runtime_checkable
+class VersionedLane(Protocol):
+    """One that reads a table version by version."""
+
+    def pending_versions(self) -> int | None:
+        """Versions that are not read to their end; None as long as that is not known."""
+
+
+@runtime_checkable
+class HeldUpLane(Protocol):
+    """One whose reads can be empty although its source has records."""
+
+    def is_held_up(self) -> bool:
+        """Whether the source may have records that cannot be read now, for example because its server is away. Such a
+        source is not silent."""
+
+
+def is_held_up(lane: SourceLane) -> bool:
+    """Whether a source of any kind is known to be held up."""
+    return isinstance(lane, HeldUpLane) and lane.is_held_up()
 
 
 def pending_bytes(lane: SourceLane) -> int | None:
     """Bytes that are known to wait at the source of a lane, of any kind."""
-    return lane.pending_bytes() if isinstance(lane, LogLane) else None
+    return lane.pending_bytes() if isinstance(lane, MeasuredLane) else None
+
+
+def pending_versions(lane: SourceLane) -> int | None:
+    """Versions of a table that are known to wait at the source of a lane, of any kind."""
+    return lane.pending_versions() if isinstance(lane, VersionedLane) else None
 
 
 @runtime_checkable

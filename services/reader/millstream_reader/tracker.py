@@ -17,18 +17,31 @@ class Tracked:
     """Bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnansweredBounds:
+    """How much of the work in flight may be unanswered."""
+
+    pieces: int
+    """Pieces, of any size."""
+    size: int
+    """Bytes, if they are more pieces."""
+
+
 class Tracker:
-    """Work in flight, oldest first. Work is finished in the order in which it was begun."""
+    """Work in flight, oldest first. Work is finished in the order in which it was begun, when it is committed. Until
+    functions have processed a piece, it is unanswered, if the lane bounds that."""
 
     def __init__(self, *, pieces_max: int, bytes_max: int) -> None:
         self._pieces_max = pieces_max
         self._bytes_max = bytes_max
         self._pieces: deque[Tracked] = deque()
         self._room = asyncio.Condition()
-        self.crowded = False
-        """Whether a piece waits for older ones to be finished."""
+        self._unanswered_bounds: UnansweredBounds | None = None
+        self._unanswered_pieces = self._unanswered_bytes = 0
+        self._waiting: tuple[Tracked, int | None] | None = None
+        """The piece that waits to begin, and its `records_max`."""
         self.on_crowd: Callable[[], None] | None = None
-        """Called when a piece begins to wait."""
+        """Called when a piece begins to wait for older ones to be finished."""
         self.records = 0
         """Records in flight."""
         self.size = 0
@@ -37,30 +50,65 @@ class Tracker:
     def __len__(self) -> int:
         return len(self._pieces)
 
+    def bound(self, bytes_max: int, unanswered: UnansweredBounds | None) -> None:
+        """Set the bounds of a lane before its first piece: the bytes in flight, and what may be unanswered."""
+        self._bytes_max = bytes_max
+        self._unanswered_bounds = unanswered
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a piece waits for older ones to be finished."""
+        return self._waiting is not None and not self._fits(*self._waiting)
+
     async def begin(self, piece: Tracked, *, records_max: int | None = None) -> None:
         """Add a piece. Waits while the bounds, including `records_max` if it is set, are reached. A piece larger than
         the bounds is admitted alone."""
-        async with self._room:
-            if not self._fits(piece, records_max):
-                self.crowded = True
-                if self.on_crowd is not None:
-                    self.on_crowd()
-                try:
-                    await self._room.wait_for(lambda: self._fits(piece, records_max))
-                finally:
-                    self.crowded = False
-            self._pieces.append(piece)
-            self.records += piece.records
-            self.size += piece.size
+        # Only one task begins pieces, so nothing changes between the check and the addition.
+        if not self._may_begin(piece, records_max):
+            self._waiting = piece, records_max
+            if self.crowded and self.on_crowd is not None:
+                self.on_crowd()
+            try:
+                async with self._room:
+                    await self._room.wait_for(lambda: self._may_begin(piece, records_max))
+            finally:
+                self._waiting = None
+        self._pieces.append(piece)
+        self.records += piece.records
+        self.size += piece.size
+        if self._unanswered_bounds is not None:
+            self._unanswered_pieces += 1
+            self._unanswered_bytes += piece.size
+
+    async def answered(self, piece: Tracked) -> None:
+        """Record that functions have processed a piece. They may do so in any order."""
+        if self._unanswered_bounds is None:
+            return
+        self._unanswered_pieces -= 1
+        self._unanswered_bytes -= piece.size
+        await self._tell()
 
     async def finish(self, count: int) -> None:
         """Remove the `count` oldest pieces, which are committed."""
-        async with self._room:
-            for _ in range(count):
-                piece = self._pieces.popleft()
-                self.records -= piece.records
-                self.size -= piece.size
-            self._room.notify_all()
+        for _ in range(count):
+            piece = self._pieces.popleft()
+            self.records -= piece.records
+            self.size -= piece.size
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """Wake up the piece that waits to begin."""
+        if self._waiting is not None:
+            async with self._room:
+                self._room.notify_all()
+
+    def _may_begin(self, piece: Tracked, records_max: int | None) -> bool:
+        bounds = self._unanswered_bounds
+        return self._fits(piece, records_max) and (
+            bounds is None
+            or self._unanswered_pieces < bounds.pieces
+            or self._unanswered_bytes + piece.size <= bounds.size
+        )
 
     def _fits(self, piece: Tracked, records_max: int | None) -> bool:
         if not self._pieces:

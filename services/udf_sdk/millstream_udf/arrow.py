@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BESIDE = {"parent", "keys", "tags", "headers", "event_time"}
+_TIME_BYTES = 8
+_NUMBER_BYTES = 4
 
 
 def to_batch(inputs: Inputs) -> pa.RecordBatch:
@@ -40,12 +42,31 @@ def to_batch(inputs: Inputs) -> pa.RecordBatch:
         [
             value_column(inputs),
             time_column(inputs),
-            pa.array(inputs.keys, pa.list_(pa.string())),
-            pa.array([list(headers.items()) for headers in inputs.headers], pa.map_(pa.string(), pa.binary())),
-            pa.array(range(inputs.count), pa.uint32()),
+            _lists(inputs.keys if inputs.sealed.keys else None, inputs.count, pa.list_(pa.string())),
+            _lists(
+                [list(headers.items()) for headers in inputs.headers] if inputs.sealed.headers else None,
+                inputs.count,
+                pa.map_(pa.string(), pa.binary()),
+            ),
+            pa.Array.from_buffers(pa.uint32(), inputs.count, [None, pa.py_buffer(_numbers(inputs.count))]),
         ],
         names=["value", "event_time", "keys", "headers", "parent"],
     )
+
+
+def _lists(lists: Sequence[Any] | None, count: int, kind: Any) -> Any:
+    """Lists or maps as a column; None: all are empty."""
+    import pyarrow as pa
+
+    if lists is not None:
+        return pa.array(lists, kind)
+    empty: Any = pa.array([[]], kind)
+    return empty.take(pa.nulls(count, pa.int64()).fill_null(0))
+
+
+def _numbers(count: int) -> bytes:
+    """The numbers from 0 to `count`, exclusive, as Arrow stores them."""
+    return array("I", range(count)).tobytes()
 
 
 def value_column(inputs: Inputs) -> pa.Array[Any]:
@@ -108,18 +129,21 @@ def to_answer(
     if parents is not None:
         answer.parents = columns.pack_offsets(parents)
     if "keys" in names:
-        answer.keys = columns.pack_lists(texts(batch["keys"], "keys")) or columns.pack_no_lists(count)
+        own_keys = columns.pack_lists(texts(batch["keys"], "keys")) if _has_items(batch["keys"]) else b""
+        answer.keys = own_keys or columns.pack_no_lists(count)
     if "tags" in names:
         answer.tags = columns.pack_lists(texts(batch["tags"], "tags"))
     if "headers" in names:
         cast: Any = batch["headers"].cast(pa.map_(pa.string(), pa.binary()))
-        pairs: list[Any] = cast.to_pylist()
+        pairs: list[Any] = cast.to_pylist() if _has_items(cast) else []
         headers: list[dict[str, bytes]] = [dict(some or ()) for some in pairs]
         answer.headers = columns.pack_headers(headers) or columns.pack_no_headers(count)
     if "event_time" in names:
         column = batch["event_time"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         if column.null_count:
             raise BadOutput("event_time has nulls")
+        if parents is None and _content(column, _TIME_BYTES) == inputs.sealed.event_times_us:
+            return answer
         given: Any = column.to_pylist()
         times = array("q", given)
         inherited = array("q", map(inputs.event_times_us.__getitem__, range(count) if parents is None else parents))
@@ -134,6 +158,8 @@ def to_answer(
 
 def _parents(batch: pa.RecordBatch, inputs: int, rows: Sequence[int] | None) -> list[int] | None:
     """Index of the input record of each row; None if row i came from record i."""
+    import pyarrow as pa
+
     if "parent" not in batch.schema.names:
         given = inputs if rows is None else len(rows)
         if batch.num_rows not in (0, given):
@@ -143,6 +169,8 @@ def _parents(batch: pa.RecordBatch, inputs: int, rows: Sequence[int] | None) -> 
             )
         return list(rows)[: batch.num_rows] if rows is not None else None
     column: Any = batch["parent"]
+    if column.type == pa.uint32() and not column.null_count and _content(column, _NUMBER_BYTES) == _numbers(inputs):
+        return None
     parents: list[int] = column.to_pylist()
     previous = 0
     for parent in parents:
@@ -152,6 +180,24 @@ def _parents(batch: pa.RecordBatch, inputs: int, rows: Sequence[int] | None) -> 
             )
         previous = parent
     return None if parents == list(range(inputs)) else parents
+
+
+def _content(column: Any, width: int) -> bytes:
+    """The numbers of a column without nulls, as Arrow stores them."""
+    data = column.buffers()[1]
+    return (
+        b"" if data is None else bytes(memoryview(data)[width * column.offset : width * (column.offset + len(column))])
+    )
+
+
+def _has_items(column: Any) -> bool:
+    """Whether a column may have items: false only for lists or maps that are all empty or null."""
+    import pyarrow as pa
+
+    if not len(column) or not (pa.types.is_list(column.type) or pa.types.is_map(column.type)):
+        return True
+    offsets = column.offsets
+    return bool(offsets[0] != offsets[-1])
 
 
 def _values(column: Any) -> bytes:

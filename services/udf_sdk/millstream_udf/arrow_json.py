@@ -9,11 +9,12 @@ import base64
 import json
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from io import BytesIO
 from itertools import pairwise
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf.failures import BadOutput
@@ -91,6 +92,8 @@ def _columns(values: Sequence[bytes], schema: pa.Schema) -> list[Any] | None:
 
     if not values:
         return [pa.array([], field.type) for field in schema]
+    if len(values) > 1 and not _are_apart(values):
+        return None
     data = b"\n".join(values)
     options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     parsing = pa_json.ParseOptions(explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore")
@@ -108,6 +111,13 @@ def _columns(values: Sequence[bytes], schema: pa.Schema) -> list[Any] | None:
     return columns if full else None
 
 
+def _are_apart(values: Sequence[bytes]) -> bool:
+    """Whether values that are parsed together cannot run into each other: no object continues with `{` after `}`. So
+    there is at least one object for each value, and if there are as many as values, each is where it belongs."""
+    stripped = list(map(bytes.strip, values))
+    return {value[:1] for value in stripped} == {b"{"} and {value[-1:] for value in stripped} == {b"}"}
+
+
 def items(column: Any) -> list[bytes]:
     """The byte strings of a binary array. Slicing its data is five times as fast as `to_pylist`."""
     if not len(column):
@@ -122,9 +132,36 @@ def items(column: Any) -> list[bytes]:
     return [data[start - first : stop - first] for start, stop in pairwise(offsets)]
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_CONSTANTS = {None: "null", True: "true", False: "false"}
+
+
 def rows_as_json(table: Any) -> list[bytes]:
     """Rows as JSON objects, in the same form as the rows of a query. Raises `BadOutput`."""
-    return [json.dumps(_plain(row), separators=(",", ":"), ensure_ascii=False).encode() for row in table.to_pylist()]
+    names = table.schema.names
+    if not names or len(set(names)) != len(names):
+        return [_encode(_plain(row)).encode() for row in table.to_pylist()]
+    # Column by column: a row by itself takes several times as long.
+    form = "{" + ",".join(_encode(name).replace("%", "%%") + ":%s" for name in names) + "}"
+    rows = zip(*map(_texts, table.columns), strict=True)
+    return [(form % row).encode() for row in rows]
+
+
+def _texts(column: Any) -> Iterable[str]:
+    """The cells of a column as JSON."""
+    import pyarrow as pa
+
+    kind, cells = column.type, column.to_pylist()
+    if pa.types.is_boolean(kind):
+        return map(_CONSTANTS.__getitem__, cells)
+    if not column.null_count:
+        if pa.types.is_integer(kind):
+            return map(str, cells)
+        if (pa.types.is_float64(kind) or pa.types.is_float32(kind)) and all(map(math.isfinite, cells)):
+            return map(float.__repr__, cells)
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return map(encode_basestring, cells)
+    return [_encode(_plain(cell)) for cell in cells]
 
 
 def _plain(value: Any) -> Any:

@@ -8,8 +8,9 @@
                            ◄─────── gRPC ──────────  the status of the stream, at its end
 
 For half a megabyte of columns, gRPC takes more processor time than everything else that is done with them; a socket
-takes two copies. Above it: the server. Below it: `message_socket`. A connection identifies its stream with a token from
-the stream's Welcome. It knows neither gRPC nor the contents of a call.
+takes two copies. Above it: the server. Below it: the event loop. A connection identifies its stream with a token from
+the stream's Welcome. The token is all that is read here, because calls are read in the function's thread. It does not
+know gRPC.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import cast
 
-from millstream_udf.message_socket import MessageSocket
+from millstream_udf.message_socket import HEADER_BYTES
 
 SUFFIX = ".calls"
 """Suffix of its path, after that of the server's socket."""
@@ -37,65 +40,121 @@ _PATH_BYTES_MAX = 107
 class CallsSockets:
     """Connections by stream. Created by `open_calls_sockets`."""
 
-    def __init__(self, bytes_max: int, tasks: asyncio.TaskGroup) -> None:
-        self._bytes_max = bytes_max
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
-        self._expected: dict[bytes, asyncio.Future[MessageSocket]] = {}
-        self._unnamed: set[MessageSocket] = set()
+        self._expected: dict[bytes, asyncio.Future[socket.socket]] = {}
+        self._unnamed: set[_Unnamed] = set()
 
     @contextmanager
-    def expecting(self) -> Iterator[tuple[bytes, asyncio.Future[MessageSocket]]]:
-        """A token for one stream, and the connection that presents it."""
+    def expecting(self) -> Iterator[tuple[bytes, asyncio.Future[socket.socket]]]:
+        """A token for one stream, and the connection that presents it. It is closed at the end, unless the caller has
+        detached its file descriptor."""
         token = secrets.token_bytes(TOKEN_BYTES)
-        arrived: asyncio.Future[MessageSocket] = asyncio.get_running_loop().create_future()
+        arrived: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         self._expected[token] = arrived
         try:
             yield token, arrived
         finally:
             self._expected.pop(token, None)
             if arrived.done() and not arrived.cancelled():
-                arrived.result().abort()
+                arrived.result().close()
 
     def close(self) -> None:
         """Close connections that have not identified their stream."""
-        for socket in self._unnamed:
-            socket.abort()
+        for connection in self._unnamed:
+            connection.abort()
 
-    def accept(self) -> MessageSocket:
+    def accept(self) -> asyncio.BufferedProtocol:
         """A protocol for a new connection."""
-        socket = MessageSocket(self._bytes_max)
-        self._tasks.create_task(self._pair(socket))
-        return socket
+        connection = _Unnamed()
+        self._tasks.create_task(self._pair(connection))
+        return connection
 
-    async def _pair(self, socket: MessageSocket) -> None:
+    async def _pair(self, connection: _Unnamed) -> None:
         if len(self._unnamed) >= _CONNECTIONS_MAX:
-            socket.abort()
+            connection.abort()
             return
-        self._unnamed.add(socket)
+        self._unnamed.add(connection)
         try:
             async with asyncio.timeout(PAIRING_TIMEOUT_S):
-                named = await socket.receive()
+                token = await connection.token
         except TimeoutError:
-            named = None
+            token = None
         finally:
-            self._unnamed.discard(socket)
-        arrived = self._expected.get(named or b"")
-        if arrived is None or arrived.done():
-            socket.abort()
-        else:
-            arrived.set_result(socket)
+            self._unnamed.discard(connection)
+        arrived = self._expected.get(token or b"")
+        if arrived is not None and not arrived.done():
+            try:
+                arrived.set_result(connection.copy())
+            except OSError as error:
+                # Such as too many open files. It must not end the process: the client notices that its connection has
+                # ended, and opens another stream.
+                print(f"millstream_udf: a connection for calls was refused: {error}", file=sys.stderr)
+        connection.abort()
+
+
+class _Unnamed(asyncio.BufferedProtocol):
+    """A connection up to its token. Nothing after that is read here, because the function's thread reads it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._read = bytearray(HEADER_BYTES + TOKEN_BYTES)
+        self._filled = 0
+        self._aborted = False
+        self.token: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        """None if the first message is not a token, or if the connection ends before it."""
+
+    def copy(self) -> socket.socket:
+        """The connection once more, as a socket of its own."""
+        assert self._transport is not None
+        connection: socket.socket = self._transport.get_extra_info("socket")
+        return socket.socket(fileno=os.dup(connection.fileno()))
+
+    def abort(self) -> None:
+        """Close the connection, but not its copy."""
+        self._aborted = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have their own class.
+        self._transport = cast("asyncio.Transport", transport)
+        if self._aborted:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._found(None)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._read)[self._filled :]
+
+    def buffer_updated(self, count: int) -> None:
+        self._filled += count
+        header, token = self._read[:HEADER_BYTES], self._read[HEADER_BYTES:]
+        if self._filled >= HEADER_BYTES and int.from_bytes(header, "little") != TOKEN_BYTES:
+            self._found(None)
+        elif self._filled == len(self._read):
+            self._found(bytes(token))
+
+    def _found(self, token: bytes | None) -> None:
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+        if not self.token.done():
+            self.token.set_result(token)
 
 
 @asynccontextmanager
-async def open_calls_sockets(
-    socket: str, bytes_max: int, tasks: asyncio.TaskGroup
-) -> AsyncIterator[CallsSockets | None]:
-    """Listens beside `socket` until the end of the block. None if the socket cannot be created: then calls use gRPC."""
-    path = socket + SUFFIX
+async def open_calls_sockets(served: str, tasks: asyncio.TaskGroup) -> AsyncIterator[CallsSockets | None]:
+    """Listens beside the socket `served` until the end of the block. None if there can be no such socket: then calls
+    use gRPC."""
+    path = served + SUFFIX
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         yield None
         return
-    sockets = CallsSockets(bytes_max, tasks)
+    sockets = CallsSockets(tasks)
     try:
         server = await asyncio.get_running_loop().create_unix_server(sockets.accept, path)
     except OSError as error:

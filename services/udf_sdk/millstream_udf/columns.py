@@ -141,6 +141,21 @@ def pack_bytes(items: Sequence[bytes]) -> bytes:
     return b"".join([*field(1, _offsets_of(items)), *field(2, b"".join(items))])
 
 
+def pack_numbered(prefix: bytes, start: int, stop: int) -> bytes:
+    """An encoded `BytesColumn` of texts: the prefix, and a number from `start` to `stop`, exclusive."""
+    numbers, offsets = _numbered(len(prefix), start, stop)
+    return b"".join([*field(1, offsets), *field(2, prefix.join(numbers))])
+
+
+@lru_cache(maxsize=8)
+def _numbered(prefix_bytes: int, start: int, stop: int) -> tuple[Sequence[bytes], bytes]:
+    """The numbers, with an empty text before them, and the offsets. Cached, because senders send batches of one
+    size."""
+    numbers = [b"%d" % number for number in range(start, stop)]
+    offsets = accumulate([prefix_bytes + len(number) for number in numbers], initial=0)
+    return (b"", *numbers), pack_offsets(offsets)
+
+
 def unpack_bytes(column: bytes) -> list[bytes]:
     """Items of an encoded `BytesColumn`; an empty column has none."""
     if not column:

@@ -125,6 +125,11 @@ class Definition:
         return self.flavour in (Flavour.ASYNC, Flavour.ASYNC_GENERATOR)
 
     @property
+    def waits(self) -> bool:
+        """Whether a call may wait for something: for an async function, or for its threads."""
+        return self.is_async or bool(self.options.threads)
+
+    @property
     def for_sinks(self) -> bool:
         """Whether it can only be a sink, which need not return an output."""
         return self.kinds == (SINK,)

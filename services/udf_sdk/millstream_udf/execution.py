@@ -26,6 +26,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+from millstream_udf.cancellation import called_once, failure_of, result_in_task
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import SOURCE, Definition, Flavour, Takes
 from millstream_udf.failures import FAILURES, BadOutput
@@ -60,7 +61,7 @@ async def open_function(definition: Definition, context: Context) -> AsyncIterat
     """Instantiate a class, call its `setup`; at the end its `close`."""
     instance, call = instantiate(definition)
     if (setup := getattr(instance, "setup", None)) is not None:
-        await maybe_await(setup(context))
+        await called_once(setup, context, what=f"setup of {definition.name}")
     pool = ThreadPoolExecutor(definition.options.threads, "millstream-udf") if definition.options.threads else None
     try:
         async with asyncio.TaskGroup() as workers:
@@ -69,7 +70,7 @@ async def open_function(definition: Definition, context: Context) -> AsyncIterat
         if pool is not None:
             pool.shutdown()
         if (close := getattr(instance, "close", None)) is not None:
-            await maybe_await(close())
+            await called_once(close, what=f"close of {definition.name}")
 
 
 def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
@@ -126,9 +127,12 @@ class Lane:
         set_current(context)
         arguments = (argument, context) if self.definition.wants_context else (argument,)
         if not self.definition.is_async:
-            return self._function.call(*arguments)
+            try:
+                return self._function.call(*arguments)
+            except asyncio.CancelledError as error:
+                raise failure_of(error) from None
         async with self._batches:
-            return await self._function.call(*arguments)
+            return await result_in_task(self._function.call(*arguments))
 
     async def _batch(self, items: Sequence[Any], context: Context) -> Sequence[Any]:
         results = await self.whole(items, context)
@@ -153,6 +157,8 @@ class Lane:
             for index, item in source:
                 try:
                     results[index] = call(item, *context)
+                except asyncio.CancelledError as error:
+                    results[index] = failure_of(error)
                 except FAILURES as error:
                     results[index] = error
 
@@ -165,8 +171,7 @@ class Lane:
         job = _Job(items, context, wants_context=self.definition.wants_context)
         self._pending.extend(zip(repeat(job), range(len(items))))
         for _ in range(min(len(items), self.definition.concurrency - self._running)):
-            self._running += 1
-            self._function.workers.create_task(self._work())
+            self._start_worker()
         try:
             await job.done.wait()
         except asyncio.CancelledError:
@@ -175,9 +180,29 @@ class Lane:
             raise
         return job.results
 
+    def _start_worker(self) -> None:
+        work = self._work()
+        try:
+            self._function.workers.create_task(work)
+        except RuntimeError:
+            # The workers are being ended.
+            work.close()
+            raise
+        self._running += 1
+
+    def _replace_worker(self) -> None:
+        """Called by a worker whose task was cancelled. Either the function has cancelled the task that it runs in:
+        another worker takes over what is left. Or the workers are being ended: none can be started, and the records
+        have no answers."""
+        try:
+            self._start_worker()
+        except RuntimeError:
+            raise asyncio.CancelledError from None
+
     async def _work(self) -> None:
         # Workers run as long as there are records: starting a worker is cheaper than waking one.
-        call = self._function.call
+        call, task = self._function.call, asyncio.current_task()
+        assert task is not None
         turn_ends = time.monotonic() + _TURN_S
         last: _Job | None = None
         try:
@@ -188,13 +213,25 @@ class Lane:
                         set_current(job.current)
                         last = job
                     job.results[index] = await call(job.items[index], *job.context)
+                except asyncio.CancelledError as error:
+                    job.results[index] = failure_of(error)
                 except FAILURES as error:
                     job.results[index] = error
+                cancelled = task.cancelling()
+                if cancelled:
+                    self._replace_worker()
                 job.left -= 1
                 if not job.left:
                     job.done.set()
+                if cancelled:
+                    return
                 if time.monotonic() > turn_ends:
-                    await asyncio.sleep(0)
+                    try:
+                        await asyncio.sleep(0)
+                    except asyncio.CancelledError:
+                        # A function may also have had the task cancelled as soon as it has returned.
+                        self._replace_worker()
+                        return
                     turn_ends = time.monotonic() + _TURN_S
         finally:
             self._running -= 1
@@ -227,6 +264,9 @@ def apply(
     while True:
         try:
             results.extend(map(call, items, *arguments))
+        except asyncio.CancelledError as error:
+            results.append(failure_of(error))
+            continue
         except FAILURES as error:
             results.append(error)
             continue
@@ -250,12 +290,6 @@ def _collecting(definition: Definition, call: Callable[..., Any]) -> Callable[..
 
 async def _collect_async(call: Callable[..., AsyncIterator[Any]], *arguments: Any) -> list[Any]:
     return [output async for output in call(*arguments)]
-
-
-async def maybe_await(result: Any) -> None:
-    """Calls `setup` or `close`, which may be async."""
-    if inspect.isawaitable(result):
-        await result
 
 
 def _not_a_list(results: Any, count: int) -> Sequence[Any]:

@@ -7,6 +7,8 @@ of the same bytes. The result is the same, except for the order of the fields.
 from __future__ import annotations
 
 _LENGTH_DELIMITED = 2
+_ONE_BYTE = [bytes((number,)) for number in range(0x80)]
+"""A small frame has a dozen of these numbers."""
 
 
 def field(number: int, *parts: bytes) -> list[bytes]:
@@ -18,6 +20,10 @@ def field(number: int, *parts: bytes) -> list[bytes]:
 
 
 def _varint(number: int) -> bytes:
+    if number < 0x80:
+        return _ONE_BYTE[number]
+    if number < 0x4000:
+        return bytes((number & 0x7F | 0x80, number >> 7))
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

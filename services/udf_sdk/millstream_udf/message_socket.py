@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Sequence
 from typing import cast
 
 HEADER_BYTES = 4
@@ -19,9 +20,6 @@ _WAITING_MAX = 16
 _WAITING_BYTES_MAX = 2 * 1024 * 1024
 """Maximum bytes of these messages."""
 _UNSENT_BYTES_MAX = 2 * 1024 * 1024
-"""Bytes that the socket has not accepted, above which `send` waits."""
-
-
 _KERNEL_BYTES = 2 * 1024 * 1024
 """Sent bytes that the kernel may hold (fewer if the system limits it): complete messages, so that two processes need
 not switch several times per message on busy processors."""
@@ -34,8 +32,10 @@ class TooLarge(Exception):
 class MessageSocket(asyncio.BufferedProtocol):
     """One connection. One task calls `receive`, and one task at a time calls `send`."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, unsent_bytes_max: int = _UNSENT_BYTES_MAX) -> None:
+        """`unsent_bytes_max`: bytes that the system has not accepted, above which `send` waits."""
         self._bytes_max = bytes_max
+        self._unsent_bytes_max = unsent_bytes_max
         self._transport: asyncio.Transport | None = None
         self._small = bytearray(_SMALL_BYTES)
         self._message: bytearray | None = None
@@ -47,6 +47,7 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._paused = False
         self._ended = False
         """Whether the other side has ended."""
+        self._stopped = False
         self.failed: TooLarge | None = None
         """Why it stopped reading, if the other side is the cause."""
         self._aborted = False
@@ -55,9 +56,22 @@ class MessageSocket(asyncio.BufferedProtocol):
         self._writable.set()
         self._lost = asyncio.Event()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether `receive` has a message without waiting."""
+        return bool(self._received)
+
+    def stop(self) -> None:
+        """Receive nothing more, not even messages that have arrived."""
+        self._stopped = True
+        self._changed.set()
+
     async def receive(self) -> bytes | None:
-        """The next message; None if the other side has ended, or the connection is lost. Raises `TooLarge`."""
-        while not self._received:
+        """The next message; None if the other side has ended, the connection is lost, or it was stopped. Raises
+        `TooLarge`."""
+        while not self._received or self._stopped:
+            if self._stopped:
+                return None
             if self.failed is not None:
                 raise self.failed
             if self._ended:
@@ -75,12 +89,22 @@ class MessageSocket(asyncio.BufferedProtocol):
     async def send(self, *parts: bytes) -> None:
         """Send a message of these parts. Returns when there is space for another one; raises `ConnectionError` if the
         connection is lost."""
-        size = sum(map(len, parts))
         if not self._is_open():
             raise ConnectionResetError("the socket is closed")
-        assert self._transport is not None
-        self._transport.writelines((size.to_bytes(HEADER_BYTES, "little"), *parts))
+        self._write(parts)
         await self._writable.wait()
+
+    def send_at_once(self, *parts: bytes) -> bool:
+        """Send a message of these parts, unless the connection is lost or there is no space for one."""
+        may = self._writable.is_set() and self._is_open()
+        if may:
+            self._write(parts)
+        return may
+
+    def _write(self, parts: Sequence[bytes]) -> None:
+        assert self._transport is not None
+        size = sum(map(len, parts))
+        self._transport.writelines((size.to_bytes(HEADER_BYTES, "little"), *parts))
 
     def end(self) -> None:
         """End the sending side."""
@@ -105,7 +129,7 @@ class MessageSocket(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have their own class.
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(_UNSENT_BYTES_MAX)
+        self._transport.set_write_buffer_limits(self._unsent_bytes_max)
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)

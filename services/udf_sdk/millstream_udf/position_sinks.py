@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream_udf.answering import context_of, error_text
+from millstream_udf.cancellation import result_in_task, result_of_call
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import Definition, Takes
 from millstream_udf.failures import FAILURES, BadOutput, Outcomes
@@ -64,7 +65,7 @@ class PositionSink:
         context = self._enter()
         try:
             self._sink = self._definition.target()
-            position = await _awaited(self._sink.open(SinkLane(request.lane, request.epoch, context)))
+            position = await result_of_call(self._sink.open, SinkLane(request.lane, request.epoch, context))
             return udf_pb2.SinkOpened(position=b"" if position is None else _checked(position))
         except Fenced as error:
             await self._discard()
@@ -95,7 +96,7 @@ class PositionSink:
             try:
                 if index in misfits:
                     raise misfits[index]
-                if check is not None and (result := await _awaited(check(item))) is not None:
+                if check is not None and (result := await result_of_call(check, item)) is not None:
                     raise BadOutput(f"check returns nothing, not {type(result).__name__}; to refuse a record, raise")
             except FAILURES as error:
                 outcomes.add(index, error)
@@ -113,8 +114,8 @@ class PositionSink:
             items, misfits = self._items(call)
             if misfits:
                 raise next(iter(misfits.values()))
-            for item in (items,) if self._definition.options.batch else items:
-                _check_nothing("write", await _awaited(self._sink.write(item)))
+            # One task for all of them: one for each record would take as long as a short write.
+            await result_in_task(_write_all(self._sink, (items,) if self._definition.options.batch else items))
         except _OF_A_RECORD as error:
             name = type(error).__name__
             answer.error = error_text(
@@ -132,7 +133,7 @@ class PositionSink:
         if self._sink is None:
             return udf_pb2.SinkFlushed(error=_NOT_OPEN)
         try:
-            _check_nothing("flush", await _awaited(self._sink.flush(request.position)))
+            _check_nothing("flush", await result_of_call(self._sink.flush, request.position))
             return udf_pb2.SinkFlushed(position=request.position)
         except Fenced as error:
             await self._discard()
@@ -147,7 +148,7 @@ class PositionSink:
         if (close := getattr(sink, "close", None)) is None:
             return
         try:
-            await _awaited(close())
+            await result_of_call(close)
         except FAILURES as error:
             # Records that it did not flush are discarded anyway, and the next opening fences an open transaction.
             traceback.print_exception(error)
@@ -171,9 +172,10 @@ class PositionSink:
 _NOT_OPEN = "the lane is not open: after a failure the client has to open it again"
 
 
-async def _awaited(result: Any) -> Any:
-    """The result of a method, which may be async."""
-    return await result if inspect.isawaitable(result) else result
+async def _write_all(sink: Any, items: Sequence[Any]) -> None:
+    for item in items:
+        result = sink.write(item)
+        _check_nothing("write", await result if inspect.isawaitable(result) else result)
 
 
 def _check_nothing(method: str, result: Any) -> None:

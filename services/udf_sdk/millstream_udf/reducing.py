@@ -23,9 +23,10 @@ from functools import cache
 from typing import Any
 
 from millstream_udf import output_prefix
+from millstream_udf.cancellation import called_once, failure_in_task, failure_of, outcome_of
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
-from millstream_udf.execution import instantiate, maybe_await
+from millstream_udf.execution import instantiate
 from millstream_udf.failures import FAILURES, BadOutput, describe, summary
 from millstream_udf.groups import Cursor, Feed, Group, Part, Records, items_of
 from millstream_udf.loading import LoadError
@@ -101,8 +102,10 @@ class ReduceFunction:
                 for at in range(0, len(groups), self.definition.concurrency):
                     some = groups[at : at + self.definition.concurrency]
                     reductions = [self._collected(group, Feed(chunk), context) for group, chunk in some]
-                    for (group, _), results in zip(some, await asyncio.gather(*reductions), strict=True):
-                        for full in builder.whole(group, results):
+                    # A function that cancels the task that it runs in, which is one for its group, has failed.
+                    found = await asyncio.gather(*reductions, return_exceptions=True)
+                    for (group, _), results in zip(some, found, strict=True):
+                        for full in builder.whole(group, _outcome(results)):
                             yield full
             else:
                 for group, chunk in groups:
@@ -118,21 +121,52 @@ class ReduceFunction:
     async def _unfinished(
         self, group: Group, feed: Feed, builder: _Builder, context: Context
     ) -> AsyncGenerator[Answer, None]:
-        with output_prefix.labelled(group, self._name):
-            if self.definition.is_async:
-                builder.begin(group)
-                try:
-                    async with aclosing(self._results_async(group, feed, context)) as results:
-                        async for result in results:
-                            if builder.add(result):
-                                yield builder.take(unfinished=True)
-                except FAILURES as error:
-                    builder.fail(error)
-            else:
+        if self.definition.is_async:
+            builder.begin(group)
+            changed, taken = asyncio.Event(), asyncio.Event()
+            # In a task of its own: a function that cancels the task that it runs in has failed.
+            async with asyncio.TaskGroup() as tasks:
+                filling = tasks.create_task(outcome_of(self._fill(group, feed, builder, context, changed, taken)))
+                filling.add_done_callback(lambda _: changed.set())
+                while True:
+                    await changed.wait()
+                    if filling.done():
+                        break
+                    changed.clear()
+                    yield builder.take(unfinished=True)
+                    taken.set()
+            try:
+                _, error = filling.result()
+            except asyncio.CancelledError as cancelled:
+                error = failure_in_task(cancelled)
+            if isinstance(error, FAILURES):
+                builder.fail(error)
+            elif error is not None:
+                raise error
+        else:
+            with output_prefix.labelled(group, self._name):
                 for full in builder.group(group, self._results(group, feed, context)):
                     yield full
         # Continue with the next group, whether or not the function has read to the end of this one.
         await feed.skip()
+
+    async def _fill(
+        self,
+        group: Group,
+        feed: Feed,
+        builder: _Builder,
+        context: Context,
+        full: asyncio.Event,
+        taken: asyncio.Event,
+    ) -> None:
+        """Fills the builder with the results of a group. Sets `full` for each answer, and waits until it is `taken`."""
+        with output_prefix.labelled(group, self._name):
+            async with aclosing(self._results_async(group, feed, context)) as results:
+                async for result in results:
+                    if builder.add(result):
+                        taken.clear()
+                        full.set()
+                        await taken.wait()
 
     def _results(self, group: Group, feed: Feed, context: Context) -> Iterator[bytes | Message]:
         """Results of a function that is not async. A generator, so that its exceptions reach the consumer of the
@@ -189,11 +223,22 @@ class ReduceFunction:
         with output_prefix.labelled(group, self._name):
             try:
                 return [result async for result in self._results_async(group, feed, context)]
+            except asyncio.CancelledError as error:
+                return failure_in_task(error)
             except FAILURES as error:
                 return error
 
     def _table_of(self, table: Any) -> Any:
         return table.to_pandas() if self.definition.takes is Takes.FRAME else table
+
+
+def _outcome(results: list[bytes | Message] | BaseException) -> list[bytes | Message] | Exception | SystemExit:
+    """The results of a group, or its failure."""
+    if isinstance(results, asyncio.CancelledError):
+        return failure_of(results)
+    if isinstance(results, BaseException) and not isinstance(results, FAILURES):
+        raise results
+    return results
 
 
 class _Builder:
@@ -212,6 +257,8 @@ class _Builder:
             for result in results:
                 if self.add(result):
                     yield self.take(unfinished=True)
+        except asyncio.CancelledError as error:
+            self.fail(failure_of(error))
         except FAILURES as error:
             self.fail(error)
         if len(self.answer.groups) >= ANSWER_GROUPS:
@@ -326,16 +373,12 @@ def _process(target: str, directory: str, context: Context) -> _Process:
     runner = asyncio.Runner()
     instance, call = instantiate(definition)
     if (setup := getattr(instance, "setup", None)) is not None:
-        runner.run(_set_up(setup, context))
+        runner.run(called_once(setup, context, what=f"setup of {target}"))
     return _Process(ReduceFunction(definition, call, target), runner)
 
 
 async def _next(answers: AsyncGenerator[Answer, None]) -> Answer | None:
     return await anext(answers, None)
-
-
-async def _set_up(setup: Callable[[Context], Any], context: Context) -> None:
-    await maybe_await(setup(context))
 
 
 def _outputs(result: Any, encode: Encoder) -> Iterator[bytes | Message]:

@@ -3,7 +3,9 @@
 Above it: the command line and `serve`. Below it: gRPC, and the function in its thread. It moves messages and does not
 decode frames.
 
-    stream ──► read ──► [held: at most calls_max calls, HELD_BYTES_MAX bytes] ──► function's thread ──► write
+    stream ──► read ──► [held: at most calls_max calls, HELD_BYTES_MAX bytes] ──► function ──► write
+      gRPC: in the main thread, which passes each call to the function's thread
+      socket: all of it in the function's thread
 
 At SIGTERM it stops reading, answers the calls that it holds, ends its streams and exits with 0. Unread calls are sent
 again to the next process.
@@ -16,10 +18,12 @@ import gc
 import io
 import os
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from contextvars import copy_context
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -29,6 +33,7 @@ from google.protobuf.message import Message
 from millstream_udf import checking, debugging, freed_memory, imported, logs, output_prefix, spans
 from millstream_udf.answering import MESSAGE_BYTES_MAX, answer_map, answer_sink, context_of, encode_map
 from millstream_udf.calls_socket import PAIRING_TIMEOUT_S, CallsSockets, open_calls_sockets
+from millstream_udf.cancellation import result_of
 from millstream_udf.context import Context
 from millstream_udf.definition import (
     CONCURRENCY_VARIABLE,
@@ -50,7 +55,7 @@ from millstream_udf.position_sinks import PositionSink
 from millstream_udf.reduce_stream import PartQueue, reduce_stream
 from millstream_udf.reducing import ReduceFunction
 from millstream_udf.sources import SourceLane
-from millstream_udf.thread import FunctionThread, loop_factory, open_thread
+from millstream_udf.thread import FunctionThread, loop_factory, open_thread, result_at_once
 from millstream_udf.version import PROTOCOL_VERSION, SDK_VERSION
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -71,6 +76,8 @@ wait for its input."""
 _Servicer: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 _Answer: TypeAlias = Callable[[bytes], Coroutine[Any, Any, Sequence[bytes]]]
 """Creates the parts of the answer to a call."""
+_Run: TypeAlias = Callable[[Coroutine[Any, Any, Sequence[bytes]]], Awaitable[Sequence[bytes]]]
+"""Runs such a coroutine in the function's thread."""
 _FOR_EVER_S = 365 * 86400.0
 _SERVICE = "millstream.udf.v1.Udf"
 _OPTIONS = [
@@ -94,6 +101,7 @@ class Server:
         self._tasks = tasks
         self._sockets = sockets
         self._readers: set[_Reader] = set()
+        self._connections: set[MessageSocket] = set()
         self._draining = False
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -115,6 +123,8 @@ class Server:
         self._draining = True
         for reader in self._readers:
             reader.stop()
+        for connection in self._connections:
+            self._thread.call_soon(connection.stop)
 
     @property
     def calls_max(self) -> int:
@@ -267,44 +277,54 @@ class Server:
         """Welcome the client, and answer its calls over a socket if it offers one, or over the stream itself."""
         if self._sockets is None or not hello.calls_socket:
             await self._welcome(context, response)
-            await self._converse(_GrpcStream(context), answer)
+            run = self._thread.run if self._definition.waits else self._thread.run_through
+            with self._reader(_GrpcStream(context)) as reader:
+                await _converse(reader, answer, run, self.calls_max)
             return
         with self._sockets.expecting() as (token, arriving):
             await self._welcome(context, response, token)
             try:
                 async with asyncio.timeout(PAIRING_TIMEOUT_S):
-                    socket = await arriving
+                    connection = await arriving
             except TimeoutError:
                 await context.abort(
                     grpc.StatusCode.UNAVAILABLE, "the client did not connect to the socket for its calls"
                 )
-            await self._converse(_SocketStream(socket), answer)
-            if socket.failed is not None:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(socket.failed))
-            await socket.close()
+            refused = await self._serve_connection(connection, answer)
+        if refused is not None:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(refused))
 
-    async def _converse(self, stream: _Stream, answer: _Answer) -> None:
-        """Read calls, have each answered, and write the answers as they become ready."""
-        held = _Held(self.calls_max)
-        writing = asyncio.Lock()
+    async def _serve_connection(self, connection: socket.socket, answer: _Answer) -> TooLarge | None:
+        """Answer the calls of a connection until its end. Returns why it was ended here, if its client is the cause."""
+        waits = self._definition.waits
+        # While a function computes, its thread sends nothing, so an answer is sent completely before the next call.
+        messages = MessageSocket(MESSAGE_BYTES_MAX) if waits else MessageSocket(MESSAGE_BYTES_MAX, unsent_bytes_max=0)
 
-        async def handle(data: bytes) -> None:
-            size = len(data)
-            try:
-                reply = await self._thread.run(answer(data))
-                async with writing:
-                    await stream.write(reply)
-            except (grpc.aio.BaseError, ConnectionError):
-                # The stream is lost, so its reader ends, too. Unanswered calls are sent again on the next one.
+        async def serve() -> None:
+            descriptor = connection.detach()
+            if descriptor < 0:
+                # The stream has ended meanwhile, and closed it.
                 return
+            accepted = socket.socket(fileno=descriptor)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: messages, accepted)
+            try:
+                if waits:
+                    await _converse(_SocketStream(messages), answer, result_of, self.calls_max)
+                else:
+                    await _answer_in_turn(_SocketStream(messages), answer)
+                if messages.failed is None:
+                    await messages.close()
             finally:
-                held.release(size)
+                messages.abort()
 
-        with self._reader(stream) as reader:
-            async with asyncio.TaskGroup() as calls:
-                while (data := await reader.read()) is not None:
-                    await held.acquire(len(data))
-                    calls.create_task(handle(data))
+        self._connections.add(messages)
+        if self._draining:
+            messages.stop()
+        try:
+            await self._thread.run(serve())
+        finally:
+            self._connections.discard(messages)
+        return messages.failed
 
     @contextmanager
     def _reader(self, stream: _Stream) -> Iterator[_Reader]:
@@ -314,6 +334,44 @@ class Server:
             yield reader
         finally:
             self._readers.discard(reader)
+
+
+async def _converse(stream: _Stream, answer: _Answer, run: _Run, calls_max: int) -> None:
+    """Read calls, have each answered, and write the answers as they become ready."""
+    held = _Held(calls_max)
+    writing = asyncio.Lock()
+
+    async def handle(data: bytes) -> None:
+        size = len(data)
+        try:
+            reply = await run(answer(data))
+            async with writing:
+                await stream.write(reply)
+        except (grpc.aio.BaseError, ConnectionError):
+            # The stream is lost, so its reader ends, too. Unanswered calls are sent again on the next one.
+            return
+        finally:
+            held.release(size)
+
+    async with asyncio.TaskGroup() as calls:
+        while (data := await stream.read()) is not None:
+            await held.acquire(len(data))
+            calls.create_task(handle(data))
+
+
+async def _answer_in_turn(socket: _SocketStream, answer: _Answer) -> None:
+    """Answer calls one after another, with a function that never waits, in its own thread."""
+    while (data := await socket.read()) is not None:
+        # Each call has a context of its own, so that context variables that the function sets do not reach the next.
+        reply = copy_context().run(result_at_once, answer(data))
+        try:
+            await socket.write(reply)
+        except ConnectionError:
+            # Unanswered calls are sent again on the next stream.
+            return
+        if socket.has_more:
+            # Other streams have their turns, and so does a request to stop.
+            await asyncio.sleep(0)
 
 
 async def _read_parts(reader: _Reader, parts: PartQueue) -> str:
@@ -370,9 +428,14 @@ class _SocketStream:
     async def write(self, parts: Sequence[bytes]) -> None:
         await self._socket.send(*parts)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether a message has arrived that was not read."""
+        return self._socket.has_more
+
 
 class _Reader:
-    """Reads a stream until its end, or until it is stopped."""
+    """A stream that is read until its end, or until that is stopped."""
 
     def __init__(self, stream: _Stream, tasks: asyncio.TaskGroup, *, stopped: bool) -> None:
         self._stream = stream
@@ -393,6 +456,9 @@ class _Reader:
             if task is None or task.cancelling():
                 raise
             return None
+
+    async def write(self, parts: Sequence[bytes]) -> None:
+        await self._stream.write(parts)
 
     def stop(self) -> None:
         self._stopped = True
@@ -422,8 +488,8 @@ class _Held:
         self._freed.set()
 
 
-async def serve_until_told(definition: Definition, socket: str) -> int:
-    """Serve on a unix socket until SIGTERM or SIGINT. Returns the exit code."""
+async def serve_until_told(definition: Definition, path: str) -> int:
+    """Serve on a unix socket at `path` until SIGTERM or SIGINT. Returns the exit code."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -437,11 +503,11 @@ async def serve_until_told(definition: Definition, socket: str) -> int:
         # would delay calls by tens of milliseconds and find nothing.
         gc.collect()
         gc.freeze()
-        sockets = await listening.enter_async_context(open_calls_sockets(socket, MESSAGE_BYTES_MAX, tasks))
+        sockets = await listening.enter_async_context(open_calls_sockets(path, tasks))
         server = Server(definition, thread, tasks, sockets)
         transport = grpc.aio.server(options=_OPTIONS)
         transport.add_generic_rpc_handlers((server.handlers(),))
-        transport.add_insecure_port(f"unix:{socket}")
+        transport.add_insecure_port(f"unix:{path}")
         await transport.start()
         waiting = tasks.create_task(stopping.wait())
         ended = asyncio.wrap_future(thread.ended)
@@ -474,8 +540,8 @@ def run(definition: Definition) -> None:
     """Serve `definition` on the socket that the environment names. Ends the process."""
     if checking.asked():
         checking.check(definition)
-    socket = os.environ.get(SOCKET_VARIABLE)
-    if not socket:
+    path = os.environ.get(SOCKET_VARIABLE)
+    if not path:
         print(
             f"millstream_udf: {SOCKET_VARIABLE} is not set. Millstream starts this program and sets it; to try a "
             "function without a pipeline, use millstream_udf.testing.run",
@@ -503,7 +569,7 @@ def run(definition: Definition) -> None:
     context = _context()
     spanning = spans.exported(context.pipeline, context.vertex, context.replica)
     with spanning, asyncio.Runner(loop_factory=loop_factory()) as runner:
-        code = runner.run(serve_until_told(definition, socket))
+        code = runner.run(serve_until_told(definition, path))
     # The user's running threads must not delay the end of a process that has answered everything.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream_udf import columns
+from millstream_udf.cancellation import result_of_call
 from millstream_udf.context import Context, set_current
 from millstream_udf.failures import BadOutput, describe, summary
 from millstream_udf.outputs import fault_of_record
@@ -36,7 +37,8 @@ class SourceLane:
         """Never raises an `Exception`: the result of a failed read has an `error`."""
         set_current(self._context)
         try:
-            batch = await self._source.read(self._context, request.records_max, request.timeout_us / 1_000_000)
+            timeout_s = request.timeout_us / 1_000_000
+            batch = await result_of_call(self._source.read, self._context, request.records_max, timeout_s)
             if not isinstance(batch, Batch):
                 raise BadOutput(f"read must return a Batch, not {type(batch).__name__}")
             if len(batch.records) > request.records_max:
@@ -62,7 +64,7 @@ class SourceLane:
         set_current(self._context)
         method = getattr(self._source, name, None)
         if method is not None:
-            await method(*arguments)
+            await result_of_call(method, *arguments)
 
 
 def frame_of(records: Sequence[Record[Any]], encode: Encoder = JSON) -> bytes:

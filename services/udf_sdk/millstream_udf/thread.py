@@ -1,7 +1,8 @@
 """The thread in which a function runs.
 
 Above it: the server. Below it: `execution` and the user's function. The server's own loop, in the main thread, only
-moves messages and answers health checks, however long a function computes or blocks.
+carries gRPC, and so answers health checks, however long a function computes or blocks. Calls over a socket are read and
+answered in the function's thread, because two threads that wake each other for a small call cost more than the call.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
+from millstream_udf.cancellation import failure_of, result_of
 from millstream_udf.context import Context
 from millstream_udf.definition import Definition
 from millstream_udf.execution import Function, open_function
@@ -35,9 +37,53 @@ class FunctionThread:
         return self._started.result()[0]
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run `work` in the function's thread. Cancelling the wait cancels the work."""
+        """Run `work` in the function's thread. Cancelling the wait cancels the work; a `CancelledError` that the work
+        raises without that is raised here as a `RuntimeError`."""
         _, loop, _ = self._started.result()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(result_of(work), loop))
+
+    async def run_through(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run `work`, which never waits for anything, in the function's thread.
+
+        It needs no task there, which for a few records costs more than they do. Once begun, it is not cancelled.
+        """
+        _, loop, _ = self._started.result()
+        here = asyncio.get_running_loop()
+        done: asyncio.Future[_T] = here.create_future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+
+        def begin() -> None:
+            result, error = None, None
+            if done.cancelled():
+                work.close()
+                return
+            try:
+                result = result_at_once(work)
+            except (SystemExit, KeyboardInterrupt):
+                # They end this loop, and with it the process.
+                raise
+            except BaseException as failure:  # noqa: BLE001 - raised in the waiting task
+                # A panic of a library in Rust is not an `Exception`.
+                error = failure
+            # The other loop may have ended.
+            with suppress(RuntimeError):
+                here.call_soon_threadsafe(settle, result, error)
+
+        loop.call_soon_threadsafe(begin)
+        return await done
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the function's thread, unless that has ended."""
+        _, loop, _ = self._started.result()
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(callback)
 
     async def wait_started(self) -> None:
         """Returns when `setup` has returned; raises what it raises."""
@@ -68,6 +114,20 @@ class FunctionThread:
         async with open_function(self._definition, self._context) as function:
             self._started.set_result((function, asyncio.get_running_loop(), stopping))
             await stopping.wait()
+
+
+def result_at_once(work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of `work`, which never waits for anything, without a task. Raises `RuntimeError` if it waits, or if it
+    raises `CancelledError`, which would look like a cancellation of the caller."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        result: _T = ended.value
+        return result
+    except asyncio.CancelledError as error:
+        raise failure_of(error) from None
+    work.close()
+    raise RuntimeError("work that must not wait has waited")
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -54,7 +54,8 @@ class BufferLane:
         self._consumed(sum(unit.account.input_bytes for unit in units))
         self.input.forget(self.core.committer.mark.sequence)
         # Updates that arrived during the commit were evaluated with the previous mark, and no more may follow.
-        self.input.changed.set()
+        if self._watermark_after([]) > self.core.watermark_us:
+            self.input.changed.set()
 
     def _consumed(self, size: int) -> None:
         # Keep the newest frame that was read: the next reader checks that it is still the same frame.

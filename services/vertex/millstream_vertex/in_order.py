@@ -39,7 +39,8 @@ class InOrder(Generic[T]):
                 return []
             self._added.clear()
             await self._added.wait()
-        await asyncio.wait((self._tasks[0],))
+        if not self._tasks[0].done():
+            await asyncio.wait((self._tasks[0],))
         results = []
         while self._tasks and self._tasks[0].done():
             results.append(self._tasks.popleft().result())

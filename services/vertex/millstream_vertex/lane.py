@@ -14,7 +14,7 @@ from typing import Protocol
 
 from millstream.account import account_of, consumed, progress
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
-from millstream.limits import OT_LITTLE_INTERVAL_S
+from millstream.limits import BARE_COMMIT_INTERVAL_S
 from millstream.record import LaneId
 from millstream.statistics import LaneStatistics
 from millstream.telemetry import Telemetry
@@ -45,6 +45,10 @@ class Deliverer(Protocol):
     @property
     def is_empty(self) -> bool:
         """Whether everything that was taken is committed."""
+
+    @property
+    def ahead_bytes_max(self) -> int:
+        """Bytes that may be answered by functions and not taken."""
 
     async def commit_all(
         self,
@@ -180,12 +184,13 @@ class LaneCore:
 
     def _bare_interval_s(self, waiting: Sequence[Unit]) -> float:
         """The minimum time between two commits without output."""
+        if not self._commit_interval_s:
+            return 0.0
         accounts = [unit.account for unit in waiting]
-        if not self._commit_interval_s or not self._little.covers(
+        little = self._little.covers(
             sum(account.inputs for account in accounts), sum(account.input_bytes for account in accounts)
-        ):
-            return self._commit_interval_s
-        return OT_LITTLE_INTERVAL_S
+        )
+        return BARE_COMMIT_INTERVAL_S if little else self._commit_interval_s
 
     def _hurry(self) -> None:
         """Stop waiting for more units: a longer wait gains nothing."""

@@ -15,6 +15,7 @@ from millstream.statistics import LaneStatistics
 from millstream_reader.buffer import ReadFrame
 from millstream_reader.tracker import Tracked
 from millstream_vertex.buffer_lane import BufferLane
+from millstream_vertex.in_flight import bound_by
 from millstream_vertex.map_step import Lineage, MapStep
 from millstream_vertex.slicing import Slicer
 from millstream_writer.committer import Unit, size_of
@@ -42,7 +43,7 @@ class Slice:
     @property
     def end(self) -> Position:
         """The lane's position after the slice."""
-        if self.completes:
+        if self.completes and self.read.last:
             return Position(self.read.sequence, 0)
         return Position.within(self.read.sequence, self.read.first_index + self.stop)
 
@@ -67,6 +68,7 @@ class MapLane:
         if piece.records < FRAME_RECORDS_MAX:
             slice_records_max = min(piece.records, slice_records_max or piece.records)
         self._run = run
+        bound_by(base.core.tracker, step.concurrencies, base.core.deliverer)
         self._slicer = Slicer(target_s=SLICE_TARGET_S, records_max=slice_records_max)
         self._first_answer = asyncio.Event()
         self._stopping = False
@@ -93,14 +95,19 @@ class MapLane:
         while start < records and not self._stopping:
             piece = Slice(read, start, min(records, start + self._slicer.records()))
             size = read.size * piece.records // records
-            await self.core.tracker.begin(
-                Tracked(piece.records, size), records_max=self._slicer.records_in_flight_max()
-            )
-            self.core.units.add(work.create_task(self._map(piece)))
+            tracked = Tracked(piece.records, size)
+            await self.core.tracker.begin(tracked, records_max=self._slicer.records_in_flight_max())
+            self.core.units.add(work.create_task(self._map_tracked(piece, tracked)))
             if not self._slicer.learned:
                 # The first call shows how fast the function is; the rest is cut only after that.
                 await self._first_answer.wait()
             start = piece.stop
+
+    async def _map_tracked(self, piece: Slice, tracked: Tracked) -> Sequence[Unit]:
+        """The units of a slice, which is answered then."""
+        units = await self._map(piece)
+        await self.core.tracker.answered(tracked)
+        return units
 
     async def _map(self, piece: Slice) -> Sequence[Unit]:
         """The units of a slice: one, unless its output is too large for one commit."""

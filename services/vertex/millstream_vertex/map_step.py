@@ -111,6 +111,11 @@ class Outlet(Protocol):
         """The result for no records."""
         ...
 
+    @property
+    def concurrencies(self) -> Sequence[int]:
+        """The concurrency of each function that follows; 0 if it is unknown."""
+        ...
+
 
 class ToBuffers:
     """Routes outputs to buffers, at the end of a chain or of a vertex without a chain."""
@@ -126,6 +131,10 @@ class ToBuffers:
 
     def nothing(self) -> Left:
         return Left()
+
+    @property
+    def concurrencies(self) -> Sequence[int]:
+        return ()
 
 
 class ToSink:
@@ -157,6 +166,10 @@ class ToSink:
 
     def nothing(self) -> Left:
         return Left(passed=[Passed()], delivered=[])
+
+    @property
+    def concurrencies(self) -> Sequence[int]:
+        return ()
 
 
 class ToNext:
@@ -192,6 +205,10 @@ class ToNext:
         behind = self._step.behind()
         behind.passed = [Passed(), *behind.passed]
         return behind
+
+    @property
+    def concurrencies(self) -> Sequence[int]:
+        return self._step.concurrencies
 
 
 @dataclass(slots=True)
@@ -232,6 +249,11 @@ class MapStep:
         self._counters = counters
         self._clock = clock
         self.number = number
+
+    @property
+    def concurrencies(self) -> Sequence[int]:
+        """The concurrency of the step's function, and of each that follows; 0 if it is unknown."""
+        return (self._mapper.concurrency, *self._outlet.concurrencies)
 
     def behind(self) -> Left:
         """The result for no records in the vertices that follow."""

@@ -107,9 +107,11 @@ class Mapper:
         rng: random.Random,
         naming: Naming = WITH_VALUES,
         bound: future.FutureBound | None = None,
+        concurrency: int = 0,
     ) -> None:
         """`where` names pipeline, vertex and lane in messages; `naming` names the records. `bound`: the bound of event
-        times, after a source."""
+        times, after a source. `concurrency`: the records that the function processes concurrently; 0: unknown."""
+        self.concurrency = concurrency
         self._stream = stream
         self._policy = policy
         self._where = where

@@ -12,7 +12,7 @@ process runs the pipeline. Below it: the ledgers.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from uuid import uuid4
 
 from millstream import codes
@@ -79,14 +79,14 @@ async def leave(
     assert ledger is not None, "it says which edges share"
     # This fences former owners that may still be running: they would write to the copy.
     writers = {lane.key: (await ledger.take_over(lane, _OWNER)).mark for lane in lanes_of(graph, vertex)}
+    prepared = _prepared(writers.values())
     for edge in edges:
+        waits = not prepared.isdisjoint(ledger.sharing.group(edge))
         for lane, buffer in _readers(graph, edge):
             own = await ledger_of(lane.vertex)
             mark = await _mark(own, lane)
             after = next((done.position for done in consumed(lane, mark) if done.buffer == buffer), Position(0))
-            if await ledger.peek(buffer, after.sequence, 1) or _is_prepared(
-                ledger.sharing.group(edge), writers.values()
-            ):
+            if waits or await ledger.peek(buffer, after.sequence, 1):
                 raise UserError(
                     code,
                     f"the records of edge {edge} are stored together with those of other edges, and have to be stored "
@@ -114,7 +114,7 @@ async def _rely_on_nothing(own: Ledger, lane: LaneId, buffer: BufferId, writers:
         if frames:
             # The next frame of the writer has the next number.
             mark.given_up.add(edge=buffer.edge, lane=key, sequence=after.sequence, after=0, through=frames)
-    await own.commit(Commit(lane, (), mark, stored.sequence))
+    await own.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
 
 
 async def _mark(ledger: Ledger | None, lane: LaneId) -> mark_pb2.Mark:
@@ -133,9 +133,9 @@ def _readers(graph: Graph, edge: str) -> list[tuple[LaneId, BufferId]]:
     ]
 
 
-def _is_prepared(edges: Collection[str], marks: Iterable[mark_pb2.Mark]) -> bool:
-    """Whether a mark has prepared frames that go to one of the edges once a delivery is confirmed."""
-    return any(frame.edge in edges for mark in marks for frame in mark.prepared.frames)
+def _prepared(marks: Iterable[mark_pb2.Mark]) -> set[str]:
+    """The edges for which these marks have prepared frames, which are stored once a delivery is confirmed."""
+    return {frame.edge for mark in marks for frame in mark.prepared.frames}
 
 
 def _is(total: mark_pb2.Written, buffer: BufferId) -> bool:

@@ -6,14 +6,15 @@ buffer ─► a few frames ahead ─► delivery (retries, fallback) ─► sett
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 
 from millstream.account import Account
 from millstream.clock import MICROSECONDS
 from millstream.ledger.protocol import Witness
-from millstream.limits import COMMIT_BYTES_MAX
+from millstream.limits import COMMIT_BYTES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
+from millstream.pauses import until_next
 from millstream.record import Position
 from millstream.statistics import LaneStatistics
 from millstream_reader.buffer import ReadFrame, late_records
@@ -39,10 +40,14 @@ class SinkVertexLane:
         self._arrived = asyncio.Event()
         self._closed = False
         self._stopping = False
-        # A sink that keeps its own position benefits from large writes. With other sinks, the lane checks for a stop
-        # after each frame.
-        collects = delivery.guarantee is Guarantee.EXACTLY_ONCE_TRANSACTIONAL
-        self._batch_bytes_max = COMMIT_BYTES_MAX if collects else 0
+        self._next_tick: asyncio.TimerHandle | None = None
+        # A sink that keeps its own position benefits from large writes. One that gathers gets no more than a large
+        # frame at once. With other sinks, the lane checks for a stop after each frame.
+        self._batch_bytes_max, self._batch_records_max = 0, sys.maxsize
+        if delivery.guarantee is Guarantee.EXACTLY_ONCE_TRANSACTIONAL:
+            self._batch_bytes_max = COMMIT_BYTES_MAX
+        elif delivery.gathers:
+            self._batch_bytes_max, self._batch_records_max = FRAME_BYTES_MAX, FRAME_RECORDS_MAX
         self._unsettled: deque[tuple[Position, Account]] = deque()
         self._witnesses: deque[Witness] = deque()
         """The witnesses of frames that the sink has taken and that are not settled."""
@@ -75,6 +80,13 @@ class SinkVertexLane:
             await delivering
 
     async def _deliver_all(self) -> None:
+        try:
+            await self._deliver_until_closed()
+        finally:
+            if self._next_tick is not None:
+                self._next_tick.cancel()
+
+    async def _deliver_until_closed(self) -> None:
         while True:
             await self._wait_for_frames()
             batch = self._take_batch()
@@ -94,16 +106,25 @@ class SinkVertexLane:
         if self._read or self._closed:
             return
         self._arrived.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TICK_S):
-                await self._arrived.wait()
+        if self._next_tick is None:
+            # One timer for many frames; all sinks of a process tick at the same moments.
+            self._next_tick = asyncio.get_running_loop().call_later(until_next(TICK_S), self._on_tick)
+        await self._arrived.wait()
+
+    def _on_tick(self) -> None:
+        self._next_tick = None
+        self._arrived.set()
 
     def _take_batch(self) -> list[ReadFrame]:
         batch: list[ReadFrame] = []
-        size = 0
-        while self._read and (not batch or size + self._read[0].frame.size <= self._batch_bytes_max):
+        size = records = 0
+        while self._read:
+            frame = self._read[0].frame
+            size += frame.size
+            records += frame.records
+            if batch and (size > self._batch_bytes_max or records > self._batch_records_max):
+                break
             batch.append(self._read.popleft())
-            size += batch[-1].frame.size
         return batch
 
     async def _deliver(self, batch: list[ReadFrame]) -> None:
@@ -115,7 +136,7 @@ class SinkVertexLane:
             )
             for read in batch
         ]
-        end = Position(batch[-1].sequence, 0)
+        end = batch[-1].end
         records = sum(read.frame.records for read in batch)
         started = core.clock.monotonic_s()
         with core.telemetry.span(

@@ -14,7 +14,7 @@ from millstream import codes
 from millstream.account import Account
 from millstream.dead_letter import headers_of
 from millstream.durable import step
-from millstream.errors import MillstreamError, UserError
+from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.frame import Frame, frame_of_records
 from millstream.limits import (
     COMMIT_FRAMES_MAX,
@@ -24,15 +24,25 @@ from millstream.limits import (
     SLICE_TARGET_S,
 )
 from millstream.naming import WITH_VALUES, Naming, Origin
+from millstream.pauses import Pauses, until_next
 from millstream.record import Record
 from millstream.retry import OnFailure
 from millstream.statistics import LaneStatistics
 from millstream.watermark import future
 from millstream.watermark.source import SourceWatermark
 from millstream_reader.ids import FULL_TOLD_EVERY_S, Admitted, SeenIds, full
-from millstream_reader.source import InvalidRecord, ListeningLane, SourceBatch, SourceLane, pending_bytes
+from millstream_reader.source import (
+    InvalidRecord,
+    ListeningLane,
+    SourceBatch,
+    SourceLane,
+    is_held_up,
+    pending_bytes,
+    pending_versions,
+)
 from millstream_reader.tracker import Tracked
 from millstream_udf import columns
+from millstream_vertex.in_flight import bound_by
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_step import Lineage, Outlet
 from millstream_vertex.mapping import Mapper
@@ -48,7 +58,10 @@ _log = logging.getLogger(__name__)
 _POSITION_CHARACTERS_MAX = 200
 """Maximum length of a source's position in messages and dead letters."""
 
-READ_TIMEOUT_S = 0.2
+_AWAY_FIRST_S, _AWAY_LAST_S = 0.1, 5.0
+"""Pauses between reads of a source that cannot be read now."""
+
+READ_TIMEOUT_S = 0.25
 """How long one read waits for data; the lane notices a request to stop within this time."""
 
 
@@ -57,7 +70,8 @@ class SourceUnit(Unit):
     """A unit of a source lane."""
 
     observed: Frame | None = None
-    """Records that determine the watermark: after the transformer, before any condition. None if there are none."""
+    """Event times of the records that determine the watermark: after the transformer, before any condition. None if
+    there are none. A sink at the end of the chain may have the records long before the unit is committed."""
     records: int = 0
     """Number of records that the unit was made from."""
 
@@ -78,6 +92,8 @@ class _Read:
     """The committed records between the previous position and the records of the read."""
     aside: SourceUnit
     """The unit for input that is not in the frame."""
+    tracked: Tracked
+    """The read as work in flight."""
 
 
 class SourceVertexLane:
@@ -117,8 +133,13 @@ class SourceVertexLane:
         self._naming = naming
         self._bound = bound
         self._run = run
-        self._stopping = False
+        self._stopping = asyncio.Event()
+        self._away = Pauses(_AWAY_FIRST_S, _AWAY_LAST_S)
+        self._held_up = False
+        """Whether records were refused, or there may be some that could not be read: that is not silence."""
         self._told_invalid = False
+        self._busy = False
+        """Whether the last read has brought records."""
         # The records of one read are committed together, and each may go to a different partition on every edge.
         written = core.committer.router
         self._records_max = min(FRAME_RECORDS_MAX, written.piece.records)
@@ -132,8 +153,12 @@ class SourceVertexLane:
         functions = len(nothing.passed) - (nothing.delivered is not None)
         self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=self._records_max) if functions else None
         self._first_passed = asyncio.Event()
+        self._calls = transformer is not None or functions > 0
+        """Whether records pass a function before they are committed."""
         # The bounds of a read also bound its output, unless reads may exceed them or functions make more of it.
         self._may_grow = grows or transformer is not None or self._pace is not None
+        own = (transformer.concurrency,) if transformer is not None else ()
+        bound_by(core.tracker, (*own, *outlet.concurrencies), core.deliverer)
         if core.deliverer is not None:
             core.deliverer.prompt = not source.replayable
         self._left_out = LeftOut(core.lane, core.committer.mark.ahead)
@@ -142,12 +167,13 @@ class SourceVertexLane:
     def stop(self) -> None:
         """Accept no new input. Input that the source has already accepted is still finished; input that can be read
         again and is not being committed is left for the next run."""
-        self._stopping = True
+        self._stopping.set()
         self.core.leaving = self._source.replayable
 
     def statistics(self) -> LaneStatistics:
         statistics = self.core.statistics(pending=self._source.pending())
-        statistics = replace(statistics, pending_bytes=pending_bytes(self._source))
+        size, versions = pending_bytes(self._source), pending_versions(self._source)
+        statistics = replace(statistics, pending_bytes=size, pending_versions=versions)
         if isinstance(self._source, ListeningLane):
             return replace(statistics, listener=self._source.listener())
         return statistics
@@ -202,13 +228,17 @@ class SourceVertexLane:
         position = self.core.committer.mark.position
         draining = False
         while True:
-            if self._stopping and not draining:
+            if self._stopping.is_set() and not draining:
                 draining = True
                 await self._source.drain()
                 if self._source.replayable:
                     return False
-            records_max = self._pace.records() if self._pace is not None else self._records_max
-            read = await self._source.read(min(records_max, self._records_max), self._bytes_max, READ_TIMEOUT_S)
+            read = await self._read(position)
+            if read is None:
+                if draining:
+                    # The next run reads the rest.
+                    return False
+                continue
             batch = self._left_out.rest(read)
             if batch is None:
                 continue
@@ -220,6 +250,25 @@ class SourceVertexLane:
                 return True
             if draining and batch.frame is None and not batch.invalid:
                 return False
+
+    async def _read(self, position: bytes) -> SourceBatch | None:
+        """The next batch; None, after a pause, if the source cannot be read now. `position`: after the last batch."""
+        records_max = self._pace.records() if self._pace is not None else self._records_max
+        # An idle lane wakes up when its process does anyway.
+        timeout_s = READ_TIMEOUT_S if self._busy else until_next(READ_TIMEOUT_S)
+        try:
+            batch = await self._source.read(min(records_max, self._records_max), self._bytes_max, timeout_s)
+        except RetryLaterError as error:
+            self._held_up = True
+            if self._away.none_yet:
+                place = f"source position {_position_text(position)}" if position else "the beginning"
+                _log.warning("%s: waits to read what follows %s: %s", self._where, place, error)
+            await self._away.wait(unless=self._stopping)
+            return None
+        self._away.begin_again()
+        self._held_up = False
+        self._busy = batch.frame is not None
+        return batch
 
     async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> bool:
         """Start processing a batch. Returns False if the lane was asked to stop before it could remember the ids: the
@@ -241,10 +290,10 @@ class SourceVertexLane:
         self._set_aside(batch, unit)
         if frame is None:
             unit.size += sum(part.size for _, part in unit.frames)
-            await self.core.tracker.begin(Tracked(len(batch.invalid), unit.size))
-            done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
-            done.set_result((unit,))
-            self.core.units.add(done)
+            tracked = Tracked(len(batch.invalid), unit.size)
+            await self.core.tracker.begin(tracked)
+            await self.core.tracker.answered(tracked)
+            self.core.units.add(_done((unit,)))
             return True
         lineage, in_flight_max = Lineage(), None
         if self._numbers:
@@ -252,9 +301,14 @@ class SourceVertexLane:
             self._numbered += frame.records
         if self._pace is not None:
             in_flight_max = self._pace.records_in_flight_max()
-        await self.core.tracker.begin(Tracked(frame.records, frame.size), records_max=in_flight_max)
-        read = _Read(frame, batch.position, lineage, new.digests, remembers, behind, unit)
-        self.core.units.add(work.create_task(self._process(read)))
+        tracked = Tracked(frame.records, frame.size)
+        await self.core.tracker.begin(tracked, records_max=in_flight_max)
+        read = _Read(frame, batch.position, lineage, new.digests, remembers, behind, unit, tracked)
+        if self._calls:
+            self.core.units.add(work.create_task(self._process(read)))
+        else:
+            # Nothing in it waits, and a task costs as much as routing a small frame.
+            self.core.units.add(_done(await self._process(read)))
         if self._pace is not None and not self._pace.learned:
             await self._first_passed.wait()
         return True
@@ -262,16 +316,20 @@ class SourceVertexLane:
     async def _room_for_ids(self, seen: SeenIds, frame: Frame, made_up: bytes) -> bool:
         """Wait until there is room for the frame's new ids. Returns False if the lane is asked to stop before that. An
         HTTP source itself refuses records for whose ids there is no room."""
+        if made_up and 0 not in made_up:
+            return True
         ids = [record_id for index, record_id in enumerate(frame.id_bytes() or ()) if not (made_up and made_up[index])]
         told_s: float | None = None
         while not seen.has_room(ids):
-            if self._stopping:
+            self._held_up = True
+            if self._stopping.is_set():
                 return False
             now_s = self.core.clock.monotonic_s()
             if told_s is None or now_s >= told_s + FULL_TOLD_EVERY_S:
                 told_s = now_s
                 _log.warning("%s waits: %s", self.core.lane, full(seen))
             await asyncio.sleep(READ_TIMEOUT_S)
+        self._held_up = False
         return True
 
     def _set_aside(self, batch: SourceBatch, unit: SourceUnit) -> None:
@@ -335,6 +393,7 @@ class SourceVertexLane:
             last.numbered = read.lineage.first + read.frame.records
         for unit in units:
             unit.size = len(unit.ids) + sum(part.size for _, part in unit.frames) + size_of(unit.delivered)
+        await self.core.tracker.answered(read.tracked)
         return units
 
     def _name_parts(self, read: _Read, units: Sequence[SourceUnit]) -> None:
@@ -396,7 +455,7 @@ class SourceVertexLane:
                     return unit
                 output, tags, parents = mapped.frame, mapped.tags, mapped.parents
             unit.account.input_bytes = frame.size
-            unit.observed = output
+            unit.observed = output.times_only()
             if span.traceparent:
                 output = output.traced(span.traceparent)
             left = await self._outlet.take(output, tags, lineage, parents, self._watermark.watermark_us)
@@ -453,14 +512,21 @@ class SourceVertexLane:
     async def _tick(self) -> None:
         """Advance the watermark of an idle source as the spec says."""
         self.core.publish(self._watermark.watermark_us)
-        while True:
+        while self._watermark.moves_by_itself:
             await asyncio.sleep(OT_PUBLISH_INTERVAL_S * 2)
             waiting = self.core.is_quiet and not self.core.left
-            watermark_us = self._watermark.tick(
-                self.core.clock.now_us(), self.core.clock.monotonic_s(), waiting=waiting
-            )
+            held_up = self._held_up or is_held_up(self._source)
+            now_us, now_s = self.core.clock.now_us(), self.core.clock.monotonic_s()
+            watermark_us = self._watermark.tick(now_us, now_s, waiting=waiting, held_up=held_up)
             if waiting and watermark_us > self.core.watermark_us:
                 self.core.publish(watermark_us, idle=True)
+
+
+def _done(units: Sequence[Unit]) -> asyncio.Future[Sequence[Unit]]:
+    """Units that need no further work."""
+    done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
+    done.set_result(units)
+    return done
 
 
 def _position_text(position: bytes) -> str:

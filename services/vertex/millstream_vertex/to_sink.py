@@ -1,7 +1,7 @@
 """The end of a chain without buffers: passes the output of the chain to a sink, and commits when the target has it.
 
     units, in order ─┬─ target keeps a position ─► PREPARE: the next mark, in this one ─► delivery ─► COMMIT: that mark
-                     └─ it keeps none ───────────► delivery ─► COMMIT
+                     └─ it keeps none ───────────► delivery ─► COMMIT, while the next records are delivered
 
 A target that keeps a position stores the number and the name of a delivery. A process that dies leaves a mark in which
 a delivery may be prepared. The next owner asks the target. If the target has that delivery, the owner commits the
@@ -14,7 +14,6 @@ Above it: the lane, for which this commits. Below it: the committer and the deli
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,26 +22,30 @@ from typing import NamedTuple
 
 from millstream import codes
 from millstream.account import Account
+from millstream.background import open_tasks
 from millstream.clock import MICROSECONDS
 from millstream.durable import step
-from millstream.errors import DamageError, RetryLaterError
-from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, OT_PUBLISH_INTERVAL_S, PREPARED_BYTES_MAX
-from millstream.pauses import Pauses
+from millstream.errors import DamageError
+from millstream.limits import (
+    COMMIT_AHEAD_BYTES_MAX,
+    COMMIT_BYTES_MAX,
+    COMMIT_FRAMES_MAX,
+    OT_PUBLISH_INTERVAL_S,
+    PREPARED_BYTES_MAX,
+    SINK_AHEAD_BYTES_MAX,
+)
 from millstream.record import LaneId, Position
 from millstream.telemetry import Telemetry
 from millstream_vertex.lane import LaneCore, LaneCounters
-from millstream_writer.committer import Committer, Delivered, Unit
+from millstream_writer.committer import Committer, Delivered, Unit, size_of
 from millstream_writer.committer import Delivery as Made
 from millstream_writer.delivery import Delivery
 from millstream_writer.sink import SinkFrame, WholeLane
-
-_log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """Interval at which a sink may act by time while nothing arrives."""
 _HELD_UNITS_MAX = 4096
 """Maximum number of held units. The sink has their records, so only their accounts and positions are left."""
-_REACH_FIRST_S, _REACH_LAST_S = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +80,11 @@ def held_instead(committer: Committer) -> Callable[[int, str], Awaitable[str | N
     return answer
 
 
-async def recover(committer: Committer, kept: WholeLane, where: str) -> None:
-    """Commit what a former owner had prepared, if the target has it; wait while the target is unavailable.
+async def recover(committer: Committer, reached: Position, where: str) -> None:
+    """Commit what a former owner had prepared, if the target has it. `reached`: the target's position.
 
     Raises `DamageError` if the target is neither before nor after that delivery.
     """
-    pauses = Pauses(_REACH_FIRST_S, _REACH_LAST_S)
-    while True:
-        try:
-            reached = await kept.reach()
-            break
-        except RetryLaterError as error:
-            _log.warning("%s", error)
-            await pauses.wait()
     mark = committer.mark
     if mark.HasField("prepared") and reached == Position(mark.prepared.mark.delivered):
         await committer.commit_prepared()
@@ -112,7 +107,12 @@ class ChainDeliverer:
         self._frames = core.committer.mark.delivered
         self._name = ""
         self._held: list[_Held] = []
-        self._held_bytes = self._held_records = 0
+        self._held_bytes = self._held_records = self._delivered_bytes = 0
+        self._committing: asyncio.Task[None] | None = None
+        """The commit of records that a target without a position has."""
+        self._committing_bytes = 0
+        """Bytes of these records. A kill repeats them together with those that were delivered since."""
+        self._waiting: asyncio.Timeout | None = None
         self._committed_s = core.clock.monotonic_s()
         lane = target.lane
         self._where = f"{lane.vertex}/{lane.input}/{lane.partition}/"
@@ -120,7 +120,12 @@ class ChainDeliverer:
     @property
     def is_empty(self) -> bool:
         """Whether everything that was taken is committed."""
-        return not self._held
+        return not self._held and self._committing is None
+
+    @property
+    def ahead_bytes_max(self) -> int:
+        """See `Deliverer`."""
+        return COMMIT_AHEAD_BYTES_MAX if self._target.kept is not None else SINK_AHEAD_BYTES_MAX
 
     async def commit_all(
         self,
@@ -128,6 +133,15 @@ class ChainDeliverer:
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
     ) -> None:
         """See `LaneCore.commit_all`."""
+        async with open_tasks() as tasks:
+            await self._commit_all(tasks, watermark_after, committed)
+
+    async def _commit_all(
+        self,
+        tasks: asyncio.TaskGroup,
+        watermark_after: Callable[[Sequence[Unit]], int],
+        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+    ) -> None:
         core, waiting = self._core, deque[Unit]()
         kept = self._target.kept
         while True:
@@ -140,31 +154,34 @@ class ChainDeliverer:
                 await core.tracker.finish(sum(unit.pieces for unit in waiting))
                 core.left = core.left or bool(waiting)
                 waiting.clear()
-                continue
-            if waiting:
+            elif waiting:
                 batch = self._take(waiting)
                 if kept is not None and not kept.collects:
                     await self._deliver_kept(batch, watermark_after, committed)
                     continue
+                if kept is None:
+                    await self._make_room(batch, tasks, watermark_after, committed)
                 await self._hand_over(batch)
             else:
                 await self._target.delivery.tick()
             if self._is_due():
-                await self._settle(watermark_after, committed)
+                await self._settle(tasks, watermark_after, committed)
         # What the sink has taken is made durable, even if the lane leaves.
         if self._held:
-            await self._settle(watermark_after, committed)
+            await self._settle(tasks, watermark_after, committed)
 
     async def _ready(self) -> Sequence[Unit] | None:
         """Finished units; an empty list if all were taken, None if it is time to check the sink."""
         wait_s = TICK_S
-        if self._held and self._target.kept is None:
+        if self._held and self._target.kept is None and self._committing is None:
             wait_s = self._committed_s + OT_PUBLISH_INTERVAL_S - self._core.clock.monotonic_s()
         try:
-            async with asyncio.timeout(max(0.0, wait_s)):
+            async with asyncio.timeout(max(0.0, wait_s)) as self._waiting:
                 return [unit for units in await self._core.units.ready() for unit in units]
         except TimeoutError:
             return None
+        finally:
+            self._waiting = None
 
     def _take(self, waiting: deque[Unit]) -> list[Unit]:
         """Take the units to write at once, at least one."""
@@ -197,8 +214,8 @@ class ChainDeliverer:
         delivered = [one for unit in batch for one in unit.delivered or ()]
         watermark_us = core.promise(watermark_after(batch))
         if not delivered:
+            await self._commit(batch, watermark_us, committed, None, self._frames)
             await core.tracker.finish(sum(unit.pieces for unit in batch))
-            await self._commit(batch, watermark_us, committed, None)
             return
         self._begin()
         expected = Account(inputs=sum(one.frame.records for one in delivered))
@@ -214,8 +231,29 @@ class ChainDeliverer:
             await self._prepare(batch, watermark_us, made)
         await delivery.flush()
         delivery.take_settled()
+        await self._commit(batch, watermark_us, committed, made, self._frames)
+        # Only now: the watermark of a lane that has nothing in flight may pass what it has read.
         await core.tracker.finish(sum(unit.pieces for unit in batch))
-        await self._commit(batch, watermark_us, committed, made)
+
+    async def _make_room(
+        self,
+        batch: Sequence[Unit],
+        tasks: asyncio.TaskGroup,
+        watermark_after: Callable[[Sequence[Unit]], int],
+        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+    ) -> None:
+        """Commit until a kill would repeat no more than the bound with this batch, or than the batch if it is larger.
+
+        Half of the bound may be delivered while the other half is committed.
+        """
+        size = sum(size_of(unit.delivered) for unit in batch)
+        if self._held and self._delivered_bytes + size > COMMIT_AHEAD_BYTES_MAX // 2:
+            await self._settle(tasks, watermark_after, committed)
+        if (
+            self._committing is not None
+            and self._committing_bytes + self._delivered_bytes + size > COMMIT_AHEAD_BYTES_MAX
+        ):
+            await asyncio.wait([self._committing])
 
     async def _hand_over(self, batch: Sequence[Unit]) -> None:
         """Write a batch's records to the sink; `_settle` commits them."""
@@ -223,6 +261,7 @@ class ChainDeliverer:
         if delivered:
             self._begin()
             batch[-1].passed[-1].account.add(await self._write(delivered))
+        self._delivered_bytes += size_of(delivered)
         for unit in batch:
             self._held.append(_Held(unit, _size(unit)))
             self._held_bytes += self._held[-1].size
@@ -235,6 +274,8 @@ class ChainDeliverer:
             return False
         full = self._held_bytes > PREPARED_BYTES_MAX // 2 or len(self._held) >= _HELD_UNITS_MAX
         frames = sum(len(one.unit.frames) for one in self._held)
+        if self._committing is not None:
+            return full or frames > COMMIT_FRAMES_MAX // 2
         if full or self.prompt or frames > COMMIT_FRAMES_MAX // 2:
             return True
         kept = self._target.kept
@@ -244,10 +285,14 @@ class ChainDeliverer:
 
     async def _settle(
         self,
+        tasks: asyncio.TaskGroup,
         watermark_after: Callable[[Sequence[Unit]], int],
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
     ) -> None:
-        """Make what the sink has taken durable, and commit it."""
+        """Make what the sink has taken durable, and commit it. If the target keeps no position, the commit is made
+        while the sink takes more."""
+        if self._committing is not None:
+            await asyncio.wait([self._committing])
         units = [one.unit for one in self._held]
         core, delivery, made = self._core, self._target.delivery, None
         watermark_us = core.promise(watermark_after(units))
@@ -256,8 +301,20 @@ class ChainDeliverer:
             await self._prepare(units, watermark_us, made)
         await delivery.flush()
         delivery.take_settled()
-        self._held, self._held_bytes, self._held_records = [], 0, 0
-        await self._commit(units, watermark_us, committed, made)
+        committing = self._commit(units, watermark_us, committed, made, self._frames)
+        if self._target.kept is not None:
+            await committing
+        else:
+            self._committing = tasks.create_task(committing, name=f"commit {core.lane}")
+            self._committing.add_done_callback(self._on_committed)
+            self._committing_bytes = self._delivered_bytes
+        self._held, self._held_bytes, self._held_records, self._delivered_bytes = [], 0, 0, 0
+
+    def _on_committed(self, commit: asyncio.Task[None]) -> None:
+        self._committing, self._committing_bytes = None, 0
+        if self._waiting is not None and not self._waiting.expired():
+            # What was delivered meanwhile may be due.
+            self._waiting.reschedule(asyncio.get_running_loop().time())
 
     def _begin(self) -> None:
         """Begin a delivery, unless one is being collected."""
@@ -298,15 +355,16 @@ class ChainDeliverer:
         watermark_us: int,
         committed: Callable[[Sequence[Unit]], Awaitable[None]],
         made: Made | None,
+        delivered: int,
     ) -> None:
-        """Commit units after the target has taken their records."""
+        """Commit units after the target has taken their records, the last of which is frame number `delivered`."""
         core, self._name = self._core, ""
         begun_s = core.clock.monotonic_s()
         with step("chain.commit", self._target.lane.vertex):
             if made is not None:
                 await core.committer.commit_prepared()
             else:
-                frames = Made(self._frames, core.committer.mark.delivery)
+                frames = Made(delivered, core.committer.mark.delivery)
                 await core.committer.commit(units, watermark_us=watermark_us, delivery=frames)
         self._committed_s = core.clock.monotonic_s()
         core.telemetry.observe_processing("commit", self._committed_s - begun_s)

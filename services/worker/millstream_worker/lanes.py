@@ -8,7 +8,7 @@ Above it: the assembly. Below it: the kinds of vertex, found by `millstream.spec
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol, TypeVar
 
@@ -24,6 +24,7 @@ from millstream.record import BufferId, LaneId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, inputs_of, upstream_lanes
+from millstream.spec.models import Edge
 from millstream.spec.protocols import FunctionKind
 from millstream.statistics import LaneStatistics
 from millstream.telemetry import Telemetry
@@ -131,10 +132,18 @@ class StepOpening:
 
         While the external system is unavailable, this waits and tries again, as lanes do while records flow.
         """
+        return await self.answered(lambda: self.stack.enter_async_context(connect()))
+
+    async def answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer of an external system to `ask`, without which the lane cannot be opened.
+
+        While the system is unavailable, this waits and asks again. The replica's readiness has the reason, and a
+        replica that has to stop does not wait for the system: nothing is in flight.
+        """
         readiness, pauses = self.shared.readiness, Pauses(_AWAY_FIRST_S, _AWAY_LAST_S)
         while True:
             try:
-                found = await self.stack.enter_async_context(connect())
+                found = await ask()
             except RetryLaterError as error:
                 _log.warning("%s", error)
                 readiness.waits_for_outside(str(error))
@@ -148,6 +157,7 @@ class StepOpening:
         shared, policy = self.shared, self.retry_policy
         programs = shared.outside.programs_of(self.lane.vertex)
         stream = await self.stack.enter_async_context(programs.open_map(role, kind, self.name))
+        client = programs.client(role)
         return Mapper(
             stream,
             policy,
@@ -157,6 +167,8 @@ class StepOpening:
             rng=shared.rng,
             naming=shared.naming,
             bound=future_bound(shared.whole, self.lane.vertex, shared.clock, self.where),
+            # Built-ins, which have no client, answer at once.
+            concurrency=1 if client is None else client.description.concurrency,
         )
 
 
@@ -193,7 +205,7 @@ class LaneOpening(StepOpening):
             kind = vertex.definition
             assert edge is not None, "it follows in a chain"
             assert isinstance(kind, RunnableKind), "the graph is sound, and the kind can be chained"
-            lane = LaneId(vertex.name, edge.name, self.lane.partition)
+            lane = LaneId(vertex.name, self._entered_by(edge), self.lane.partition)
             counters = self.core.followers.setdefault(lane, LaneCounters())
             opening = StepOpening(self.shared, lane, self._telemetry[vertex.name], counters, self.stack)
             if kind.has_output:
@@ -203,21 +215,26 @@ class LaneOpening(StepOpening):
                 await self._deliver_to(await kind.open_target(vertex.settings, opening, self.core))
         return outlet
 
+    def _entered_by(self, edge: Edge) -> str:
+        """The input in the name of a lane that follows by this edge in the chain. If the chain begins with a join, its
+        lanes of one partition would have the same one, and records and positions the same names."""
+        return self.lane.input if len(self.graph.edges_in[self.lane.vertex]) > 1 else edge.name
+
     async def _deliver_to(self, target: Target) -> None:
         """Make the lane commit through the sink at the end of its chain, starting at the target's position."""
         committer = self.core.committer
         bounds = id_bounds(self.graph, self.lane.vertex)
         committer.ids_ttl_s = bounds.ttl_s if bounds is not None else 0.0
         if target.kept is not None:
-            await recover(committer, target.kept, self.where)
+            await recover(committer, await self.answered(target.kept.reach), self.where)
         self.core.deliverer = ChainDeliverer(self.core, target)
 
     async def upstream(self) -> Ledger:
         """The ledger that contains the lane's input buffer."""
         return await self.shared.ledger(self.graph.edge(self.lane.input).from_)
 
-    async def buffer_lane(self) -> BufferLane:
-        """The input side of a lane that reads a buffer."""
+    async def buffer_lane(self, *, in_parts: bool = False) -> BufferLane:
+        """The input side of a lane that reads a buffer. `in_parts`: see `BufferReader`."""
         shared, lane = self.shared, self.lane
         (buffer,) = inputs_of(shared.graph, lane)
         writer = shared.graph.edge(lane.input).from_
@@ -235,6 +252,7 @@ class LaneOpening(StepOpening):
                 lane_input,
                 witnesses=from_messages(mark.read),
                 given_up=given_up_of(mark, buffer.edge),
+                in_parts=in_parts,
             )
         )
         return BufferLane(self.core, reader, lane_input, await shared.trimmer(writer))

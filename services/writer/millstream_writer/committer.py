@@ -25,6 +25,7 @@ from millstream.errors import (
 )
 from millstream.frame import Frame, join_frames
 from millstream.ledger.marks import fenced, lost_mark
+from millstream.ledger.packs import Pack
 from millstream.ledger.protocol import Commit, FrameWrite, Ledger, Receipt, StoredMark, Witness
 from millstream.ledger.witness import merged, not_passed
 from millstream.limits import (
@@ -38,10 +39,12 @@ from millstream.pauses import Pauses
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_writer.backpressure import Backpressure
-from millstream_writer.routing import Router
+from millstream_writer.routing import FrameLimits, Router
 
 log = logging.getLogger(__name__)
 
+JOINED_RECORDS_MAX = FRAME_RECORDS_MAX
+"""Records in a frame that is joined of small ones."""
 REFUSED_WAIT_FIRST_S = 0.05
 REFUSED_WAIT_LAST_S = 1.0
 """Pause after a commit that the server refused for lack of space; doubled each time."""
@@ -134,15 +137,33 @@ class Unit:
         return len(self.frames) <= COMMIT_FRAMES_MAX and self.size <= size_max
 
 
-def batch_of(units: Sequence[Unit]) -> int:
-    """How many of the first units fit into one commit; at least one."""
-    frames, size = 0, 0
+def batch_of(units: Sequence[Unit], pack: Callable[[BufferId], FrameLimits] | None = None) -> int:
+    """How many of the first units fit into one commit; at least one. `pack`: see `Router.pack`; if the first units fit
+    into a pack, then as many as do, because that commit is one message. None if there are no packs."""
+    frames, size, records = 0, 0, 0
+    buffer: BufferId | None = None
     for count, unit in enumerate(units):
         frames += len(unit.frames)
         size += unit.size
         if count and (frames > COMMIT_FRAMES_MAX or size > COMMIT_BYTES_MAX):
             return count
+        if pack is None:
+            continue
+        buffers = {one for one, _ in unit.frames}
+        if unit.ids or len(buffers | {buffer} - {None}) > 1:
+            pack = None
+            continue
+        buffer = next(iter(buffers), buffer)
+        before, records = records, records + sum(frame.records for _, frame in unit.frames)
+        if buffer is not None and not _fits(records, size, pack(buffer)):
+            if before:
+                return count
+            pack = None
     return len(units)
+
+
+def _fits(records: int, size: int, limits: FrameLimits) -> bool:
+    return records <= limits.records and size <= limits.size
 
 
 class Committer:
@@ -170,6 +191,7 @@ class Committer:
         self._sequences = sequences
         self._router = router
         self._sharing = ledger.sharing
+        self._packs = ledger.packs
         stores: defaultdict[BufferId, list[BufferId]] = defaultdict(list)
         for buffer in router.buffers:
             stores[self._sharing.stored(buffer)].append(buffer)
@@ -198,9 +220,12 @@ class Committer:
     def take(self, waiting: deque[Unit]) -> list[Unit]:
         """Remove the units for one commit from the head of `waiting`: at least one unit, and further ones that fit into
         a commit and into the buffers that this lane waits for."""
+        if len(waiting) == 1:
+            return [waiting.popleft()]
         taken: list[Unit] = []
         totals: defaultdict[BufferId, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        for unit in [waiting[index] for index in range(batch_of(waiting))]:
+        pack = self._router.pack if self._packs else None
+        for unit in [waiting[index] for index in range(batch_of(waiting, pack))]:
             for buffer, frame in unit.frames:
                 records, size = totals[buffer]
                 totals[buffer] = (records + frame.records, size + frame.size)
@@ -230,15 +255,15 @@ class Committer:
 
         Raises `FencedError`. The watermark is never lowered: the mark keeps the highest one.
         """
-        frames = self._joined(units)
         ids = b"".join(unit.ids for unit in units)
+        frames = self._joined(units, packs=not ids)
         watermark_us = max(watermark_us, self.mark.watermark_us)
         pauses, leave_out = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), False
         while True:
             kept = await self._make_room(frames, leave_out=leave_out)
             writes = [FrameWrite(buffer, frame.encode()) for buffer, frame in kept]
             mark = self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, ended, delivery)
-            commit = Commit(self._lane, writes, mark, self._stored.sequence, ids, self.ids_ttl_s)
+            commit = self._commit_of(writes, mark, ids)
             try:
                 receipt = await self._ledger.commit(commit)
             except RetryLaterError as error:
@@ -258,7 +283,7 @@ class Committer:
     async def prepare(self, units: Sequence[Unit], *, watermark_us: int, delivery: Delivery) -> None:
         """Store what has to be committed once the target has the delivery of these units, before the delivery is made:
         the next owner asks the target, and continues from its answer. Waits and raises as `commit` does."""
-        frames = self._joined(units)
+        frames = self._joined(units, packs=False)
         kept = await self._make_room(frames, leave_out=False)
         writes = [FrameWrite(buffer, frame.encode()) for buffer, frame in kept]
         watermark_us = max(watermark_us, self.mark.watermark_us)
@@ -272,7 +297,7 @@ class Committer:
         mark.CopyFrom(self.mark)
         mark.commit_id = os.urandom(16)
         mark.prepared.CopyFrom(prepared)
-        await self._put(Commit(self._lane, (), mark, self._stored.sequence))
+        await self._put(self._commit_of((), mark))
 
     async def commit_prepared(self) -> None:
         """Commit the prepared delivery: the target has it."""
@@ -285,7 +310,12 @@ class Committer:
         mark.accepted.extend(before.accepted)
         mark.given_up.extend(not_passed(before.given_up, mark))
         writes = [FrameWrite(BufferId(one.edge, one.partition), one.data) for one in prepared.frames]
-        await self._put(Commit(self._lane, writes, mark, self._stored.sequence, prepared.ids, self.ids_ttl_s))
+        await self._put(self._commit_of(writes, mark, prepared.ids))
+
+    def _commit_of(self, writes: Sequence[FrameWrite], mark: mark_pb2.Mark, ids: bytes = b"") -> Commit:
+        """The commit that follows the lane's last one."""
+        sequence, replaces = self._stored.sequence, self._stored.mark.commit_id
+        return Commit(self._lane, writes, mark, sequence, ids, self.ids_ttl_s, replaces)
 
     async def _put(self, commit: Commit) -> None:
         """Commit, and retry while the server cannot store it."""
@@ -308,9 +338,13 @@ class Committer:
         self._stored = StoredMark(commit.mark, receipt.mark_sequence)
         self._backpressure.written(self._lane, commit.mark.written)
 
-    def _joined(self, units: Sequence[Unit]) -> list[tuple[BufferId, Frame]]:
-        """The frames of the units, with small ones joined."""
+    def _joined(self, units: Sequence[Unit], *, packs: bool) -> Sequence[tuple[BufferId, Frame | Pack]]:
+        """The frames of the units, with small ones joined. With `packs`, those of a commit to one buffer as a pack."""
         frames = join_small([pair for unit in units for pair in unit.frames], self._router.joins_below)
+        if self._packs and packs and len(frames) > 1 and len({buffer for buffer, _ in frames}) == 1:
+            buffer, pack = frames[0][0], Pack([frame for _, frame in frames])
+            if _fits(pack.records, pack.size, self._router.pack(buffer)):
+                return [(buffer, pack)]
         if len(frames) > COMMIT_FRAMES_MAX:
             raise UserError(
                 codes.COMMIT_TOO_LARGE,
@@ -340,10 +374,10 @@ class Committer:
             raise lost_mark(self._lane, self._stored.sequence, stored)
 
     async def _make_room(
-        self, frames: Sequence[tuple[BufferId, Frame]], *, leave_out: bool
-    ) -> list[tuple[BufferId, Frame]]:
+        self, frames: Sequence[tuple[BufferId, Frame | Pack]], *, leave_out: bool
+    ) -> list[tuple[BufferId, Frame | Pack]]:
         """Wait for full buffers; leave out the frames of edges that discard instead, or may have to (`leave_out`)."""
-        kept: list[tuple[BufferId, Frame]] = []
+        kept: list[tuple[BufferId, Frame | Pack]] = []
         added: defaultdict[BufferId, tuple[int, int]] = defaultdict(lambda: (0, 0))
         for buffer, frame in frames:
             records, size = added[buffer]
@@ -368,13 +402,13 @@ class Committer:
             "`limits.bufferMaxLength`) or shorter windows"
         )
 
-    def _may_discard(self, frames: Sequence[tuple[BufferId, Frame]]) -> bool:
+    def _may_discard(self, frames: Sequence[tuple[BufferId, Frame | Pack]]) -> bool:
         return any(self._router.discards_when_full(buffer) for buffer, _ in frames)
 
     def _next_mark(
         self,
         units: Sequence[Unit],
-        kept: Sequence[tuple[BufferId, Frame]],
+        kept: Sequence[tuple[BufferId, Frame | Pack]],
         writes: Sequence[FrameWrite],
         discarded: Counter[str],
         watermark_us: int,
@@ -383,31 +417,28 @@ class Committer:
     ) -> mark_pb2.Mark:
         """`discarded`: records left out, by edge."""
         previous = self._stored.mark
+        # Most fields of a mark stay from commit to commit, and one copy costs less than setting them one by one.
+        mark = mark_pb2.Mark()
+        mark.CopyFrom(previous)
+        mark.ClearField("prepared")
+        mark.commit_id = os.urandom(16)
+        mark.watermark_us = watermark_us
+        mark.ended = ended
         account = Account.from_message(previous.account)
         for unit in units:
             account.add(unit.account)
-        inside = frozenset(edge for member in self._members for edge in member.writes)
-        account.discarded += sum(count for edge, count in discarded.items() if edge not in inside)
-        mark = mark_pb2.Mark(
-            commit_id=os.urandom(16),
-            epoch=previous.epoch,
-            owner=previous.owner,
-            sequence=previous.sequence,
-            record_index=previous.record_index,
-            position=previous.position,
-            watermark_us=watermark_us,
-            ended=ended,
-            account=account.to_message(),
-            accepted=previous.accepted,
-            read=merged(previous.read, (witness for unit in units for witness in unit.witnesses)),
-            numbered=max((unit.numbered for unit in units), default=0) or previous.numbered,
-            delivered=delivery.frames if delivery is not None else previous.delivered,
-            delivery=delivery.name if delivery is not None else previous.delivery,
-        )
-        if previous.HasField("reduce"):
-            mark.reduce.CopyFrom(previous.reduce)
-        if previous.HasField("ahead"):
-            mark.ahead.CopyFrom(previous.ahead)
+        if discarded:
+            inside = frozenset(edge for member in self._members for edge in member.writes)
+            account.discarded += sum(count for edge, count in discarded.items() if edge not in inside)
+        mark.account.CopyFrom(account.to_message())
+        witnesses = [witness for unit in units for witness in unit.witnesses]
+        if witnesses:
+            del mark.read[:]
+            mark.read.extend(merged(previous.read, witnesses))
+        if numbered := max((unit.numbered for unit in units), default=0):
+            mark.numbered = numbered
+        if delivery is not None:
+            mark.delivered, mark.delivery = delivery.frames, delivery.name
         for unit in units:
             if unit.position is not None:
                 mark.sequence, mark.record_index = unit.position
@@ -418,27 +449,27 @@ class Committer:
                 mark.ahead.CopyFrom(unit.ahead)
             if unit.reduce is not None:
                 mark.reduce.CopyFrom(unit.reduce)
-        written = {(entry.edge, entry.partition): entry for entry in previous.written}
-        totals: dict[tuple[str, int], mark_pb2.Written] = {}
-        for key, entry in written.items():
-            totals[key] = mark_pb2.Written()
-            totals[key].CopyFrom(entry)
+        totals = {BufferId(entry.edge, entry.partition): entry for entry in mark.written}
         for (buffer, frame), write in zip(kept, writes, strict=True):
             for reader in self._readers_of(buffer):
-                entry = totals.setdefault(
-                    (reader.edge, reader.partition), mark_pb2.Written(edge=reader.edge, partition=reader.partition)
-                )
+                entry = totals.get(reader)
+                if entry is None:
+                    entry = totals[reader] = mark.written.add(edge=reader.edge, partition=reader.partition)
                 entry.frames += 1
                 entry.records += frame.records
                 entry.bytes += len(write.data)
+        del mark.members[:]
         for member, passed in zip(self._members, self._pass_on(mark, units, discarded), strict=True):
             if passed.records:
-                inner = (member.edge, self._lane.partition)
-                entry = totals.setdefault(inner, mark_pb2.Written(edge=inner[0], partition=inner[1]))
+                inner = BufferId(member.edge, self._lane.partition)
+                entry = totals.get(inner)
+                if entry is None:
+                    entry = totals[inner] = mark.written.add(edge=inner.edge, partition=inner.partition)
                 entry.records += passed.records
                 entry.bytes += passed.size
-        mark.written.extend(totals.values())
-        mark.given_up.extend(not_passed(previous.given_up, mark))
+        if previous.given_up:
+            del mark.given_up[:]
+            mark.given_up.extend(not_passed(previous.given_up, mark))
         return mark
 
     def _pass_on(self, mark: mark_pb2.Mark, units: Sequence[Unit], discarded: Counter[str]) -> Iterator[Passed]:
@@ -459,7 +490,9 @@ class Committer:
             yield now
 
 
-def _left_out(frames: Sequence[tuple[BufferId, Frame]], kept: Sequence[tuple[BufferId, Frame]]) -> Counter[str]:
+def _left_out(
+    frames: Sequence[tuple[BufferId, Frame | Pack]], kept: Sequence[tuple[BufferId, Frame | Pack]]
+) -> Counter[str]:
     """Number of records in frames that are left out, by edge."""
     counts: Counter[str] = Counter()
     if len(frames) > len(kept):
@@ -484,7 +517,7 @@ def join_small(
             last is not None
             and frame.records < below
             and last[-1].records < below
-            and sum(part.records for part in last) + frame.records <= FRAME_RECORDS_MAX
+            and sum(part.records for part in last) + frame.records <= JOINED_RECORDS_MAX
             and sum(part.size for part in last) + frame.size <= FRAME_BYTES_MAX
         ):
             last.append(frame)

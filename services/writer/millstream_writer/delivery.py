@@ -30,7 +30,16 @@ from millstream.plurals import counted
 from millstream.record import Position
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import raised, shortened
-from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult, exact_end
+from millstream_writer.sink import (
+    FinishingLane,
+    GatheringLane,
+    Guarantee,
+    SinkFailure,
+    SinkFrame,
+    SinkLane,
+    WriteResult,
+    exact_end,
+)
 
 _log = logging.getLogger(__name__)
 _AWAY = "the target cannot take records now"
@@ -138,6 +147,17 @@ class Delivery:
         lanes = (self._primary,) if self._fallback is None else (self._primary, self._fallback)
         return min((lane.guarantee for lane in lanes), key=_GUARANTEES.index)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether a write of several small frames costs less than a write of each, and is as exact.
+
+        The fallback gets at once what the primary refuses of a write, so its repeated writes must have no effect, too.
+        """
+        fallback = self._fallback
+        return _gathers(self._primary) and (
+            fallback is None or fallback.guarantee is Guarantee.EXACTLY_ONCE_TRANSACTIONAL or _gathers(fallback)
+        )
+
     def statistics(self) -> DeliveryStatistics:
         return self._statistics
 
@@ -201,6 +221,12 @@ class Delivery:
         known = [lane.durable for lane in lanes]
         return min((position for position in known if position is not None), default=None)
 
+    def _in_progress(self) -> Position | None:
+        """The same for the position that they will reach by themselves."""
+        lanes = (self._primary,) if self._fallback is None else (self._primary, self._fallback)
+        known = [lane.in_progress if isinstance(lane, FinishingLane) else lane.durable for lane in lanes]
+        return min((position for position in known if position is not None), default=None)
+
     def _remember(self, write: _Write) -> None:
         self._unsettled.append(write)
         self._statistics.unsettled_records += write.account.inputs
@@ -209,8 +235,9 @@ class Delivery:
     def _over_limits(self) -> bool:
         if not self._reached(self._statistics.unsettled_records, self._statistics.unsettled_bytes):
             return False
-        # Some of it may be durable already, although the lane has not committed it yet.
-        durable = self._durable()
+        # Some of it may be durable already, although the lane has not committed it yet, or will be soon: a flush would
+        # only end the next file early.
+        durable = self._in_progress()
         if durable is None:
             return False
         records = size = 0
@@ -407,3 +434,7 @@ class Delivery:
         if why != self._statistics.waiting:
             _log.warning("%s: waiting to retry: %s", self._where, why)
         self._statistics.waiting = why
+
+
+def _gathers(lane: SinkLane) -> bool:
+    return isinstance(lane, GatheringLane) and lane.gathers

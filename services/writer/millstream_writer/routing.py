@@ -13,7 +13,7 @@ from typing import NamedTuple
 from millstream import codes
 from millstream.errors import MillstreamError
 from millstream.frame import Frame
-from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
+from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX, PACK_BYTES_MAX, PACK_RECORDS_MAX
 from millstream.record import BufferId
 from millstream_udf.columns import is_compiled
 
@@ -33,6 +33,7 @@ JOIN_BELOW_RECORDS = FRAME_RECORDS_MAX // 8
 """Smaller frames are always joined with their neighbours, because storing them separately costs more."""
 _USUAL = FrameLimits()
 _ANY = FrameLimits(1 << 62, 1 << 62)
+_NO_PACK = FrameLimits(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,12 @@ class Router:
             for route in self._all
             if route.discard_when_full or route.piece.records < FRAME_RECORDS_MAX or not is_compiled()
         }
+        self._packs = {
+            route.edge: FrameLimits(min(PACK_RECORDS_MAX, route.piece.records), min(PACK_BYTES_MAX, route.piece.size))
+            for route in self._all
+            if not route.discard_when_full
+        }
+        self._discarding = frozenset(route.edge for route in self._all if route.discard_when_full)
         self._next_partition = 0
         self.needs_tags = any(route.condition is not None for route in routes)
 
@@ -150,8 +157,13 @@ class Router:
         """
         return FRAME_RECORDS_MAX if buffer.edge in self._joined_whole else JOIN_BELOW_RECORDS
 
+    def pack(self, buffer: BufferId) -> FrameLimits:
+        """The maximum size of a pack of frames for a buffer. On an edge that discards there are none, because frames
+        are left out one by one."""
+        return self._packs.get(buffer.edge, _NO_PACK)
+
     def discards_when_full(self, buffer: BufferId) -> bool:
-        return any(route.edge == buffer.edge and route.discard_when_full for route in self._all)
+        return buffer.edge in self._discarding
 
     def route(self, frame: Frame, tags: Tags | None, limits: FrameLimits = _USUAL) -> Routed:
         """Route `frame`. `tags` is None if no record has any."""

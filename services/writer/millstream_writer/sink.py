@@ -190,6 +190,25 @@ class WholeLane(SinkLane, Protocol):
         """The target's position, with every former owner fenced. Raises `RetryLaterError` while the target is away."""
 
 
+@runtime_checkable
+class FinishingLane(SinkLane, Protocol):
+    """A lane that makes records durable while it accepts others."""
+
+    @property
+    def in_progress(self) -> Position | None:
+        """The position that `durable` will reach without further records or time. None as for `durable`."""
+
+
+@runtime_checkable
+class GatheringLane(SinkLane, Protocol):
+    """A lane that may gather records of several frames in one request. Its target keeps no position, and a repeated
+    request has no further effect, so that a larger write repeats nothing that counts."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a write of several frames costs less than a write of each."""
+
+
 class UnkeptLane:
     """The common part of lanes whose target keeps no position: records are durable when `write` returns, at least
     once."""

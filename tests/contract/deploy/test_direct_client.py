@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,29 @@ async def test_headers_arrive_as_the_library_sends_and_reads_them(tmp_path: Path
                     assert set(read.headers or {}) == set(headers)
         finally:
             await library.close()
+
+
+async def test_long_header_names_arrive_and_are_not_kept(tmp_path: Path) -> None:
+    """Header names of any size come from any publisher."""
+    size, messages = 16 * 1024, 100
+    async with open_nats_process(tmp_path) as server, open_connection(BrokerAccess(server.url)) as connection:
+        came: asyncio.Queue[set[str]] = asyncio.Queue()
+        await connection.listen("to", lambda message: came.put_nowait(set(message.headers or {})))
+
+        async def exchange(name: str) -> None:
+            await connection.publish("to", b"", {name: "value"})
+            assert await asyncio.wait_for(came.get(), LIMIT_S) == {name}
+
+        await exchange("Name")
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for number in range(messages):
+                await exchange(f"{number:0{size}}")
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert after - before < size * messages / 4
 
 
 @pytest.mark.parametrize("subject", ["", "two words", "a\r\nPUB other  0\r\n\r\n"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -285,6 +286,15 @@ async def test_a_ledger_of_another_layout_is_left_alone(harness: JetStreamHarnes
     await elsewhere.ledger("v", SMALL)
 
 
+async def test_a_ledger_of_an_earlier_version_stores_no_packs(harness: JetStreamHarness) -> None:
+    assert (await harness.broker.ledger("v", SMALL)).packs
+    async with open_connection(harness.server.access) as other:
+        config = (await other.api("STREAM.INFO.p-v"))["config"]
+        config["metadata"]["millstream.layout"] = "4"
+        await other.api("STREAM.UPDATE.p-v", config)
+    assert not (await (await harness.other_process()).ledger("v", SMALL)).packs
+
+
 async def test_a_name_that_cannot_be_a_subject_is_refused(harness: JetStreamHarness) -> None:
     with raises(codes.BROKER_NAME):
         await harness.broker.ledger("v.*", SMALL)
@@ -391,25 +401,27 @@ async def test_a_reader_whose_consumer_is_gone_makes_itself_another(harness: Jet
 
 
 @pytest.mark.guarantee("I8")
-async def test_a_reader_that_is_slow_holds_no_more_than_its_limits(harness: JetStreamHarness) -> None:
+@pytest.mark.parametrize("small", [0, 40])
+async def test_a_reader_that_is_slow_holds_no_more_than_its_limits(harness: JetStreamHarness, small: int) -> None:
+    """`small`: frames in front of large ones, by whose size it asks for the first of these."""
     owner = LaneOwner(
         await harness.broker.ledger("v", LedgerLimits(frames_per_buffer_max=1000)),
         LANE,
         await (await harness.broker.ledger("v", LedgerLimits(frames_per_buffer_max=1000))).take_over(LANE, "first"),
     )
     size = 4 * limits.MIB
-    for _ in range(40):
-        await owner.commit((A, bytes(size)))
+    for data in [b"small"] * small + [bytes(size)] * 40:
+        await owner.commit((A, data))
     async with owner.ledger.read(A, 0) as frames, asyncio.timeout(60):
         assert isinstance(frames, PullReader)
         seen = 0
-        for _ in range(40):
+        for _ in range(small + 40):
             await anext(frames)
             # A slow reader: everything that was asked for has time to arrive.
             for _ in range(20):
                 await harness.broker.existing_ledger("v")
             seen = max(seen, frames.held_bytes)
-    assert size < seen <= limits.BYTES_IN_FLIGHT_MAX + limits.MESSAGE_BYTES_MAX
+    assert size < seen <= (pull.PULLS * pull.PULL_BYTES if small else limits.READ_AHEAD_BYTES_MAX)
 
 
 async def test_a_reader_to_which_nothing_comes_waits_with_one_pull(
@@ -417,7 +429,7 @@ async def test_a_reader_to_which_nothing_comes_waits_with_one_pull(
 ) -> None:
     second = 1_000_000_000
     soon = {"batch": pull.PULL_FRAMES, "expires": 2 * second, "idle_heartbeat": second}
-    monkeypatch.setattr(pull, "_PULL_REQUEST", json.dumps(soon).encode())
+    monkeypatch.setattr(pull, "_pull_request", lambda frames: json.dumps(soon).encode())
     owner = await owner_of(harness)
 
     async def until_waiting(other: BrokerConnection, pulls: int) -> None:
@@ -442,6 +454,24 @@ async def test_a_reader_to_which_nothing_comes_waits_with_one_pull(
         await until_waiting(other, 1)
         await owner.commit((A, b"a2"))
         assert (await second_one).data == b"a2"
+    assert owner.ledger.statistics().read_restarts == 0
+
+
+async def test_a_reader_in_a_process_that_stood_still_first_reads_what_has_come(
+    harness: JetStreamHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The server's first sign of life comes after a second.
+    monkeypatch.setattr(pull, "_SILENCE_MAX_S", 1.5)
+    owner = await owner_of(harness)
+    async with owner.ledger.read(A, 0) as frames, asyncio.TaskGroup() as tasks, asyncio.timeout(WAIT_S):
+        assert isinstance(frames, PullReader)
+        first = tasks.create_task(anext(frames))
+        # An answer that comes after the request to the server: it has that.
+        await owner.ledger.last_sequence(A)
+        # The process stands still.
+        threading.Event().wait(1.8)
+        await owner.commit((A, b"a1"))
+        assert (await first).data == b"a1"
     assert owner.ledger.statistics().read_restarts == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,14 @@ from millstream.account import consumed
 from millstream.buffers.jetstream.technology import TECHNOLOGY as JETSTREAM
 from millstream.durable import listen
 from millstream.errors import DamageError
-from millstream.frame import build_frame
+from millstream.frame import Frame, build_frame
 from millstream.ledger.frames import decoded
+from millstream.ledger.packs import Pack
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
+from millstream.ledger.sharing import Sharing
 from millstream.ledger.witness import from_messages, given_up_of, merged, not_passed
 from millstream.nats.connection import open_connection
-from millstream.record import BufferId, LaneId
+from millstream.record import BufferId, LaneId, Position
 from millstream.spec.loading import load
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding
@@ -46,6 +48,19 @@ spec:
     - {from: in, to: a}
     - {from: in, to: b}
 """
+OF_A_MAP = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+    - {name: in, source: {generator: {records: 100}}}
+    - {name: a, udf: {builtin: {name: cat}}}
+    - {name: out, sink: {blackhole: {}}}
+  edges:
+    - {from: in, to: a}
+    - {from: a, to: out}
+"""
 A, B = BufferId("in-a", 0), BufferId("in-b", 0)
 SOURCE, READER = LaneId("in", "source", 0), LaneId("a", "in-a", 0)
 WAIT_S = 20.0
@@ -59,8 +74,8 @@ async def harness(tmp_path: Path) -> AsyncIterator[JetStreamHarness]:
 
 
 @asynccontextmanager
-async def repairing(harness: JetStreamHarness, tmp_path: Path) -> AsyncIterator[Repair]:
-    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+async def repairing(harness: JetStreamHarness, tmp_path: Path, pipeline: str = PIPELINE) -> AsyncIterator[Repair]:
+    (tmp_path / "pipeline.yaml").write_text(pipeline)
     graph = load(tmp_path / "pipeline.yaml").graph
     async with JETSTREAM.open(harness.server.access, PIPELINE_NAME, name="test", tolerate_lost=True) as buffer:
         yield Repair(graph, buffer, KnownLedgers(tmp_path / "ledgers.json"), tmp_path / "windows")
@@ -350,3 +365,134 @@ async def test_what_was_given_up_covers_nothing_else(harness: JetStreamHarness, 
     await remove(harness, waiting[2])
     with raises(codes.BUFFER_GAP, match=r"frame 3 of lane source\.0 is followed by frame 6"):
         await read_all(source.ledger, await owner_of(harness, READER))
+
+
+async def write_frames(owner: LaneOwner, *frames: Frame, stored_as: bytes | None = None) -> bytes:
+    """Have the source store these frames as one, and return what is stored. `stored_as`: it is damaged since."""
+    data = Pack(frames).encode() if len(frames) > 1 else frames[0].encode()
+    commit = owner.commit_of((A, data if stored_as is None else stored_as))
+    (total,) = commit.mark.written
+    total.records += sum(frame.records for frame in frames)
+    await owner.send(commit)
+    return data if stored_as is None else stored_as
+
+
+async def finish(reader: LaneOwner, stored: StoredFrame, records: int, size: int) -> None:
+    """Have the reader commit that it has finished so many records of its first frame, and counted so many bytes."""
+    commit = reader.commit_of()
+    commit.mark.sequence, commit.mark.record_index = Position.within(stored.sequence, records)
+    commit.mark.account.inputs, commit.mark.account.input_bytes = records, size
+    commit.mark.read.extend(merged([], [stored.witness] if stored.witness else []))
+    await reader.send(commit)
+
+
+PACKED = [records_of(*(b"%d-%d" % (number, index) for index in range(4))) for number in range(3)]
+
+
+@pytest.mark.guarantee("I2", "I10")
+@pytest.mark.parametrize("pipeline", [OF_A_MAP, PIPELINE], ids=["map", "sink"])
+@pytest.mark.parametrize("done", [3, 4, 9])
+async def test_what_is_lost_after_a_pack_that_was_read_in_part_is_what_is_accepted(
+    harness: JetStreamHarness, tmp_path: Path, pipeline: str, done: int
+) -> None:
+    source, reader = await owner_of(harness, SOURCE), await owner_of(harness, READER)
+    await write_frames(source, *PACKED)
+    lost, _ = [await write_frames(source, records_of(value)) for value in (b"lost", b"last")]
+    pack, next_one, _ = await source.ledger.peek(A, 0, 10)
+    counted = sum(frame.size for frame in PACKED[: done // 4])
+    await finish(reader, pack, done, counted)
+    await remove(harness, next_one.sequence)
+    async with repairing(harness, tmp_path, pipeline) as repair:
+        (finding,) = await found(repair, accept=True)
+        assert finding.records == 1
+        assert not await found(repair)
+    mark = (await owner_of(harness, READER)).stored.mark
+    assert [(item.records, item.bytes) for item in mark.accepted] == [(1, len(lost))]
+    assert mark.record_index == done
+
+
+@pytest.mark.guarantee("I2", "I10")
+@pytest.mark.parametrize("done", [3, 4, 9])
+async def test_the_rest_of_a_pack_that_cannot_be_used_is_given_up(
+    harness: JetStreamHarness, tmp_path: Path, done: int
+) -> None:
+    source, reader = await owner_of(harness, SOURCE), await owner_of(harness, READER)
+    damaged = await write_frames(source, *PACKED, stored_as=b"no frame")
+    for value in (b"next", b"last"):
+        await write_frames(source, records_of(value))
+    pack, *behind = await source.ledger.peek(A, 0, 10)
+    await finish(reader, pack, done, 0)
+    async with repairing(harness, tmp_path, OF_A_MAP) as repair:
+        (finding,) = await found(repair, accept=True)
+        assert finding.records == 12 - done
+        assert not await found(repair)
+    reader = await owner_of(harness, READER)
+    mark = reader.stored.mark
+    assert [(item.records, item.bytes) for item in mark.accepted] == [(12 - done, len(damaged))]
+    assert mark.record_index == 0, "of the next frame, nothing is done"
+    assert await read_all(source.ledger, reader) == behind
+
+
+SHARED = replace(LIMITS, sharing=Sharing.of({"_in-1": ("in-a", "in-b")}))
+
+
+async def write_shared(owner: LaneOwner, number: int, frame: bytes | None = None) -> None:
+    """As `write`, into the copy that both edges share."""
+    frame = frame if frame is not None else records_of(b"%d" % number).encode()
+    commit = owner.commit_of((A, frame))
+    (total,) = (one for one in commit.mark.written if one.edge == A.edge)
+    total.records += 1
+    other = next((one for one in commit.mark.written if one.edge == B.edge), None) or commit.mark.written.add()
+    other.CopyFrom(total)
+    other.edge = B.edge
+    await owner.send(commit)
+
+
+async def has_read(reader: LaneOwner, frames: Sequence[StoredFrame]) -> None:
+    """Have the reader commit that it has read these frames, whatever is in them."""
+    commit = reader.commit_of()
+    commit.mark.sequence = frames[-1].sequence
+    commit.mark.account.inputs += len(frames)
+    read = merged(commit.mark.read, [frame.witness for frame in frames if frame.witness])
+    del commit.mark.read[:]
+    commit.mark.read.extend(read)
+    await reader.send(commit)
+
+
+async def next_values(ledger: Ledger, lane: LaneId, own: Ledger, count: int) -> list[bytes]:
+    """What the next owner of a reader's lane reads."""
+    mark = (await own.take_over(lane, "next")).mark
+    buffer = BufferId(lane.input, 0)
+    found: list[bytes] = []
+    witnesses, given_up = from_messages(mark.read), given_up_of(mark, buffer.edge)
+    async with asyncio.timeout(WAIT_S), ledger.read(buffer, mark.sequence, witnesses, given_up) as arriving:
+        while len(found) < count:
+            found += decoded("in", buffer, await anext(arriving)).values()
+    return found
+
+
+@pytest.mark.guarantee("I10")
+@pytest.mark.parametrize(("by_a", "by_b"), [(1, 1), (2, 2), (2, 4), (4, 2), (2, 3), (3, 2), (3, 3)])
+async def test_a_frame_that_cannot_be_used_is_given_up_by_each_reader_of_its_copy(
+    harness: JetStreamHarness, tmp_path: Path, by_a: int, by_b: int
+) -> None:
+    """The third of four frames. A reader may have it, as its last one or not: it is damaged since."""
+    ledger = await harness.broker.ledger("in", SHARED)
+    source = LaneOwner(ledger, SOURCE, await ledger.take_over(SOURCE, "owner"))
+    for number in range(4):
+        await write_shared(source, number, b"no frame" if number == 2 else None)
+    stored = await ledger.peek(A, 0, 10)
+    assert [frame.sequence for frame in stored] == [frame.sequence for frame in await ledger.peek(B, 0, 10)]
+    lanes = {by: LaneId(by, f"in-{by}", 0) for by in "ab"}
+    readers = {by: await owner_of(harness, lane) for by, lane in lanes.items()}
+    for by, frames in (("a", by_a), ("b", by_b)):
+        await has_read(readers[by], stored[:frames])
+    async with repairing(harness, tmp_path) as repair:
+        findings = await found(repair, accept=True)
+        assert {finding.kind for finding in findings} <= {"buffer"}
+        assert not [finding.what for finding in await found(repair)]
+    source = LaneOwner(ledger, SOURCE, await ledger.take_over(SOURCE, "owner"))
+    await write_shared(source, 4)
+    for by, frames in (("a", by_a), ("b", by_b)):
+        left = [b"%d" % number for number in range(frames, 5) if number != 2]
+        assert await next_values(ledger, lanes[by], readers[by].ledger, len(left)) == left

@@ -9,7 +9,8 @@ import pytest
 
 from millstream import codes
 from millstream.errors import DamageError, FencedError
-from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
+from millstream.ledger.marks import taken_over, takeover
+from millstream.ledger.protocol import GivenUp, Ledger, LedgerLimits, StoredFrame, Witness
 from millstream.record import BufferId, LaneId
 from millstream_vertex.past import held_instead
 from tests.support.errors import raises
@@ -160,6 +161,27 @@ async def test_an_owner_whose_mark_went_back_says_so(owner: LaneOwner, ledger: L
     await harness.set_back("v")
     with raises(codes.LEDGER_CUT):
         await owner.commit((A, b"2"))
+
+
+@pytest.mark.guarantee("I10", "I15")
+@pytest.mark.parametrize("what", ["commit", "takeover"])
+async def test_an_owner_of_another_past_stores_nothing_though_the_sequence_is_the_one_it_expects(
+    owner: LaneOwner, ledger: Ledger, harness: Harness, limits: LedgerLimits, what: str
+) -> None:
+    await owner.commit((A, b"0"))
+    await harness.save("v")
+    await owner.commit((A, b"1"))
+    commit = owner.commit_of((A, b"2"))
+    if what == "takeover":
+        # It has read the mark, and its own is on the way while the ledger is set back.
+        commit = takeover(owner.lane, taken_over(owner.stored, "late", b"late"), owner.stored)
+    await harness.set_back("v")
+    second = await (await harness.other_process()).ledger("v", limits)
+    stored = await second.take_over(owner.lane, "second")
+    assert stored.sequence == owner.stored.sequence
+    with raises(codes.LEDGER_CUT, match=r"the mark of lane v/in-v\.0, which was at sequence 3, was replaced"):
+        await ledger.commit(commit)
+    assert await second.mark(owner.lane) == stored
 
 
 @pytest.mark.guarantee("I1")

@@ -66,6 +66,30 @@ async def stored(ledger: Ledger, buffer: BufferId) -> list[bytes]:
 
 
 @pytest.mark.guarantee("I1", "I8")
+async def test_a_mark_that_a_reader_has_seen_is_not_requested(harness: JetStreamHarness) -> None:
+    ledger = await harness.broker.ledger("v", LedgerLimits(frames_per_buffer_max=100))
+    (buffer,), (owner,) = await written(ledger, 1)
+    idle = LaneOwner(ledger, LaneId("v", "in-v", 1), await ledger.take_over(LaneId("v", "in-v", 1), "first"))
+    async with ledger.read(buffer, 0) as frames:
+        read = [(await anext(frames)).sequence for _ in range(FRAMES)]
+        async with counted(harness) as requests:
+            await ledger.trim({buffer: read[-2]})
+        assert requests["STREAM.MSG.GET"] == 0
+        assert await stored(ledger, buffer) == [b"2"]
+        # The frame that holds the mark of a lane that writes no more stays, whatever others have written since.
+        await idle.commit((buffer, b"idle"))
+        await owner.commit((buffer, b"3"))
+        read += [(await anext(frames)).sequence for _ in range(2)]
+        async with counted(harness) as requests:
+            await ledger.trim({buffer: read[-2]})
+        assert requests["STREAM.MSG.GET"] == 1
+        assert await stored(ledger, buffer) == [b"idle", b"3"]
+    mark = await ledger.mark(idle.lane)
+    assert mark is not None
+    assert mark.sequence == read[-2]
+
+
+@pytest.mark.guarantee("I1", "I8")
 @pytest.mark.parametrize("lanes", [1, 8, 32])
 async def test_requests_do_not_grow_with_writers_times_readers(harness: JetStreamHarness, lanes: int) -> None:
     ledger = await harness.broker.ledger("v", LedgerLimits(frames_per_buffer_max=2000))

@@ -62,7 +62,7 @@ class HttpTarget:
 @asynccontextmanager
 async def open_http_target(target: HttpTarget) -> AsyncIterator[HttpTarget]:
     """Listens on a free port of this machine, or on the one the target had before."""
-    application = web.Application()
+    application = web.Application(client_max_size=16 << 20)
     application.router.add_route("*", "/records", target.handle)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,18 @@ import pytest
 from google.cloud.bigquery_storage_v1 import types
 
 from millstream import codes
+from millstream.bigquery.link import linked
+from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.errors import RetryLaterError
+from millstream.limits import BIGQUERY_NOTE_PAUSE_S, BIGQUERY_NOTED_AGAIN_S
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream_writer.sink import SinkFrame, SinkLane
 from millstream_writer.sinks.bigquery import rows as rows_module
+from millstream_writer.sinks.bigquery.appending import Appending, Request
 from millstream_writer.sinks.bigquery.lane import REFUSED
-from millstream_writer.sinks.bigquery.rows import MISFIT, TOO_LARGE
+from millstream_writer.sinks.bigquery.rows import MISFIT, TOO_LARGE, RowType
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import NOWHERE, sink_owner, value_of
 from tests.contract.sinks.sink_targets import NUMBERS, bigquery_numbers, bigquery_spec
@@ -34,6 +41,15 @@ from tests.unit.writer.sink_frames import sink_frame
 def server() -> Iterator[BigQueryServer]:
     with open_bigquery() as opened:
         yield opened
+
+
+class LateClock(SystemClock):
+    """That can be set ahead."""
+
+    late_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.late_s
 
 
 def numbers(sequence: int) -> SinkFrame:
@@ -127,6 +143,23 @@ async def test_values_become_those_of_their_columns(server: BigQueryServer) -> N
         "items": [{"sku": "a", "day": 1}, {"sku": "b"}],
     }
     assert second == {}
+
+
+@pytest.mark.parametrize("odd", [1, 2**63, 1.5, True, "a", "\ud800", None, "2024-01-31T00:00:00Z", [1], {}])
+@pytest.mark.parametrize("kind", ["INT64", "STRING", "DOUBLE", "BOOL", "TIMESTAMP", "JSON"])
+@pytest.mark.parametrize("mode", ["NULLABLE", "REQUIRED", "REPEATED"])
+def test_rows_made_together_are_what_each_is_alone(odd: object, kind: str, mode: str) -> None:
+    row_type = RowType(schema_of({"n": "INT64", "c": (kind, mode)}), ["n", "c"])
+    usual = {"INT64": 1, "STRING": "a", "DOUBLE": 1.5, "BOOL": True, "TIMESTAMP": "2024-01-31T00:00:00Z", "JSON": {}}[
+        kind
+    ]
+    column = [[usual] if mode == "REPEATED" else usual, odd]
+    try:
+        alone = [row_type.encode(cells) for cells in zip([1, 2], column, strict=True)]
+    except ValueError:
+        assert row_type.encode_all([[1, 2], column]) is None
+    else:
+        assert row_type.encode_all([[1, 2], column]) == alone
 
 
 async def test_parts_of_a_record_become_columns(server: BigQueryServer) -> None:
@@ -311,6 +344,107 @@ async def test_a_stream_that_has_expired_is_needed_only_for_rows_that_were_not_c
     with raises(codes.TARGET_POSITION_LOST, "INSERT INTO d.t_"):
         await _open_and_write(spec, 2, (1, 2))
     assert bigquery_numbers(server, table) == expected(1)
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_the_table_of_positions_may_forget_old_rows(server: BigQueryServer) -> None:
+    table = server.create(NUMBERS)
+    clock = LateClock()
+    noted = server.rows_of(f"{table}_positions")
+    async with open_sink(bigquery_spec(server, table), replace(sink_owner(1), clock=clock)) as lane:
+        await write(lane, 1)
+        await lane.tick()
+        count = len(noted)
+        await lane.tick()
+        assert len(noted) == count
+        clock.late_s = BIGQUERY_NOTED_AGAIN_S
+        await lane.tick()
+        assert len(noted) == count + 1
+        await lane.tick()
+        assert len(noted) == count + 1
+    del noted[:count]
+    # The stream is gone as well, for which the note is enough.
+    server.streams.clear()
+    async with open_sink(bigquery_spec(server, table), sink_owner(2)) as lane:
+        await write(lane, 1, 2)
+    assert bigquery_numbers(server, table) == expected(1, 2)
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_a_lane_that_writes_nothing_notes_its_position_after_a_failure(server: BigQueryServer) -> None:
+    table = server.create(NUMBERS)
+    clock = LateClock()
+    noted = server.rows_of(f"{table}_positions")
+    arrived: list[str] = []
+
+    def refuse(method: str, request: Any) -> None:
+        arrived.append(method)
+        raise server.fail(grpc.StatusCode.UNAVAILABLE, "away")
+
+    async with open_sink(bigquery_spec(server, table), replace(sink_owner(1), clock=clock)) as lane:
+        await write(lane, 1)
+        await lane.tick()
+        count = len(noted)
+        server.before = refuse
+        clock.late_s = BIGQUERY_NOTED_AGAIN_S
+        # By its connection, and by another one.
+        for _ in range(2):
+            with raises(codes.TARGET_AWAY):
+                await lane.tick()
+        tried = len(arrived)
+        await lane.tick()
+        assert len(arrived) == tried
+        server.before = lambda method, request: None
+        clock.late_s += BIGQUERY_NOTE_PAUSE_S
+        await lane.tick()
+        assert len(noted) > count
+        claims = len(server.streams_of(table))
+        await lane.tick()
+        assert len(server.streams_of(table)) == claims
+    del noted[:count]
+    server.streams.clear()
+    await _open_and_write(bigquery_spec(server, table), 2, (1, 2))
+    assert bigquery_numbers(server, table) == expected(1, 2)
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_a_lane_whose_connections_were_idle_notes_its_position_and_writes(server: BigQueryServer) -> None:
+    table = server.create(NUMBERS)
+    clock = LateClock()
+    noted = server.rows_of(f"{table}_positions")
+    async with open_sink(bigquery_spec(server, table), replace(sink_owner(1), clock=clock)) as lane:
+        await write(lane, 1)
+        await lane.tick()
+        for day in (1, 2):
+            count = len(noted)
+            server.end_idle()
+            clock.late_s = day * BIGQUERY_NOTED_AGAIN_S + day
+            # The lane may not know yet that they have ended.
+            with suppress(RetryLaterError):
+                await lane.tick()
+            await lane.tick()
+            assert len(noted) > count
+        server.end_idle()
+        await write(lane, 2)
+    assert bigquery_numbers(server, table) == expected(1, 2)
+
+
+@pytest.mark.guarantee("I8")
+async def test_a_connection_that_was_idle_is_replaced(server: BigQueryServer, tmp_path: Path) -> None:
+    table = server.create(NUMBERS)
+    settings = bigquery_spec(server, table).settings
+    async with linked(settings, tmp_path, "here") as link:  # type: ignore[arg-type]
+        stream = await link.create_stream(table, "COMMITTED")
+        row = RowType(stream.table_schema, ["n"])
+        appending = Appending(link, stream.name, row.descriptor)
+        for n in range(3):
+            assert await appending.append([Request([row.encode([n])], n)]) == 1
+            server.end_idle()
+            async with asyncio.timeout(30):
+                while not appending.has_ended:  # noqa: ASYNC110  # gRPC has no event for it
+                    await asyncio.sleep(0.01)
+        appending.close()
+    assert [row["n"] for row in server.rows(table)] == [0, 1, 2]
 
 
 @pytest.mark.guarantee("I1")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from millstream.account import Account
+from millstream.limits import RESULT_FRAME_RECORDS_MAX
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream_writer.delivery import Delivery, DeliveryLimits
@@ -22,6 +23,24 @@ from tests.contract.sinks.sink_targets import KINDS, SinkTarget, open_target
 from tests.unit.writer.sink_frames import sink_frame
 
 FRAME_RECORDS = 10
+# Each of them may have to start a server.
+pytestmark = pytest.mark.timeout(300)
+ONE_OF_EACH = (
+    "file jsonl",
+    "objects jsonl",
+    "udsink positions",
+    "postgres insert",
+    "sqlite insert",
+    "mariadb insert",
+    "kafka",
+    "redis stream",
+    "jetstream positions",
+    "delta",
+    "iceberg",
+    "bigquery",
+    "opensearch insert",
+)
+"""Of the sinks that repeat nothing."""
 
 
 @pytest.fixture(params=KINDS)
@@ -96,6 +115,23 @@ async def test_an_owner_that_dies_is_followed_by_one_that_goes_on_from_the_mark(
         assert sorted(set(target.numbers())) == list(range(30))
     else:
         assert target.numbers() == list(range(30))
+
+
+@pytest.mark.parametrize("target", ONE_OF_EACH, indirect=True)
+async def test_a_repeated_frame_of_any_size_has_no_effect_on_the_next_one(target: SinkTarget) -> None:
+    """Windows write the largest frames, and positions that targets keep as numbers have to hold their indexes."""
+    largest = RESULT_FRAME_RECORDS_MAX
+    begins = [10_000, 10_000 + largest, 10_001 + largest, 10_002 + largest]
+    frames = [
+        sink_frame([value_of(n) for n in numbers], sequence, keys=[[b"%d" % n] for n in numbers])
+        for sequence, numbers in enumerate(map(range, begins, begins[1:]), 1)
+    ]
+    for epoch, (start, stop) in enumerate(((0, 1), (0, 2), (1, 3)), 1):
+        async with delivering(target, epoch, Position(start)) as delivery:
+            for frame in frames[start:stop]:
+                await delivery.write([frame], Position(frame.sequence))
+            await delivery.flush()
+    assert target.numbers() == list(range(begins[0], begins[-1]))
 
 
 async def test_opening_and_closing_has_no_effect(target: SinkTarget) -> None:

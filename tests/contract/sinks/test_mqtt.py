@@ -89,7 +89,7 @@ async def test_a_broker_that_is_away_or_stands_still_is_waited_for(mqtt: MqttSer
             with pytest.raises(RetryLaterError, match="did not answer in time"):
                 await sink.write([sink_frame([b"a"], 1)], Position(1))
         finally:
-            mqtt.resume()
+            mqtt.go_on()
         mqtt.stop()
         try:
             with pytest.raises(RetryLaterError, match="cannot be used now"):

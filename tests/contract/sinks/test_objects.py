@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
+import threading
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -20,11 +23,12 @@ from millstream.errors import FencedError, RetryLaterError
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream_writer.connector import SinkOwner
-from millstream_writer.sink import SinkFrame, SinkLane
+from millstream_writer.sink import FinishingLane, SinkFrame, SinkLane
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import finished_objects, object_numbers, object_spec
 from tests.contract.sinks.validating import validate_sink
+from tests.support.azure_server import AzureServer
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
 from tests.unit.writer.sink_frames import sink_frame
@@ -34,7 +38,12 @@ LATER = {"rolling": {"maxAge": "1h"}}
 
 
 @pytest.fixture
-def bucket(objects: ObjectServer) -> Bucket:
+def bucket(any_bucket: Bucket) -> Bucket:
+    return any_bucket
+
+
+@pytest.fixture
+def s3(objects: ObjectServer) -> Bucket:
     return objects.bucket()
 
 
@@ -190,6 +199,39 @@ async def test_an_old_owner_that_stood_still_over_many_files_has_no_effect(bucke
     assert object_numbers(bucket) == [*range(10, 60)]
 
 
+@pytest.mark.parametrize("files", [0, 1])
+async def test_a_lane_that_writes_little_in_each_run_leaves_few_claims(bucket: Bucket, files: int) -> None:
+    spec = object_spec(bucket, "jsonl", **LATER)
+    for epoch in range(1, 61):
+        async with opened(spec, sink_owner(epoch)) as lane:
+            await written(lane, *range(epoch, epoch + files))
+        # Its opening and its file have a claim each, and the claims are removed after that of the file.
+        assert len(bucket.keys("out/_millstream")) <= 41
+    assert object_numbers(bucket) == [*range(10, 10 + 600 * files)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_listing_without_the_new_claim_is_not_believed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing that is behind could also lack the claim of a newer owner."""
+    list_all = obstore.list
+
+    def behind(store: Any, prefix: str) -> Any:
+        return [[meta for page in list_all(store, prefix) for meta in page][:-1]]
+
+    async with opened(object_spec(bucket, "jsonl", **LATER)) as lane:
+        await lane.write([numbers(1)], Position(1))
+        monkeypatch.setattr(obstore, "list", behind)
+        for _ in range(2):
+            with raises(codes.TARGET_AWAY, match="does not list the claim 1 that it has just stored"):
+                await lane.flush()
+        assert lane.durable == Position(0)
+        assert finished_objects(bucket) == []
+        monkeypatch.undo()
+        await lane.flush()
+        assert lane.durable == Position(1)
+    assert object_numbers(bucket) == [*range(10, 20)]
+
+
 async def test_other_settings_wait_for_a_file_that_was_claimed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     put = obstore.put
 
@@ -208,16 +250,68 @@ async def test_other_settings_wait_for_a_file_that_was_claimed(bucket: Bucket, m
             pass
 
 
-async def test_a_server_that_is_away_is_waited_for(bucket: Bucket, objects: ObjectServer) -> None:
-    store = {**objects.settings, "timeout": "300ms"}
+@pytest.mark.guarantee("I1")
+async def test_a_file_is_put_while_the_next_one_grows(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record counts as durable when its object is there, and not before. The first put fails."""
+    put, begun, may_go_on, failures = obstore.put, threading.Event(), threading.Event(), [OSError("away")]
+
+    def held(store: Any, key: str, *arguments: Any, **options: Any) -> Any:
+        if "_millstream" not in key:
+            begun.set()
+            assert may_go_on.wait(30)
+            if failures:
+                raise failures.pop()
+        return put(store, key, *arguments, **options)
+
+    async with opened(object_spec(bucket, "jsonl", rolling={"maxAge": "1h", "maxRecords": 10})) as lane:
+        monkeypatch.setattr(obstore, "put", held)
+        await lane.write([numbers(1)], Position(1))
+        await asyncio.to_thread(begun.wait, 30)
+        five = sink_frame([value_of(n) for n in range(20, 25)], 2)
+        await lane.write([five], Position(2))
+        await lane.tick()
+        assert isinstance(lane, FinishingLane)
+        assert (lane.durable, lane.in_progress) == (Position(0), Position(1))
+        # The next file is full as well, and only one of them may wait.
+        writing = asyncio.create_task(lane.write([numbers(3)], Position(3)))
+        done, _ = await asyncio.wait([writing], timeout=0.05)
+        assert not done
+        may_go_on.set()
+        await writing
+        assert not failures
+        assert lane.durable == Position(0)
+        await lane.flush()
+        assert lane.durable == lane.in_progress == Position(3)
+    assert object_numbers(bucket) == [*range(10, 25), *range(30, 40)]
+
+
+async def test_a_file_is_put_without_a_copy(bucket: Bucket) -> None:
+    size = 16 << 20
+    frames = [sink_frame([value_of(n), b'"%s"' % (b"x" * (size // 8))], n) for n in range(1, 9)]
+    async with opened(object_spec(bucket, "jsonl", **LATER)) as lane:
+        for frame in frames:
+            await lane.write([frame], Position(frame.sequence))
+        tracemalloc.start()
+        try:
+            await lane.flush()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < size // 2
+    (name,) = finished_objects(bucket)
+    assert bucket.get(name) == b"".join(value + b"\n" for frame in frames for value in frame.frame.values())
+
+
+async def test_a_server_that_is_away_is_waited_for(bucket: Bucket) -> None:
+    store = {**bucket.server.settings, "timeout": "300ms"}
     async with opened(object_spec(bucket, "jsonl", store=store, **LATER)) as lane:
         await lane.write([numbers(1)], Position(1))
-        objects.pause()
+        bucket.server.pause()
         try:
             with raises(codes.TARGET_AWAY):
                 await lane.flush()
         finally:
-            objects.go_on()
+            bucket.server.go_on()
         while lane.durable != Position(1):
             with suppress(RetryLaterError):
                 await lane.flush()
@@ -233,25 +327,42 @@ async def test_a_server_that_is_away_is_waited_for(bucket: Bucket, objects: Obje
     ],
 )
 async def test_what_cannot_be_written_is_said(
-    bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], code: Code, said: str
+    s3: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], code: Code, said: str
 ) -> None:
-    store = {**bucket.server.settings, **changes}
+    store = {**s3.server.settings, **changes}
     path = {"path": store.pop("path")} if "path" in store else {}
-    spec = object_spec(bucket, "jsonl", store=store, **path)
+    spec = object_spec(s3, "jsonl", store=store, **path)
     with raises(code, match=re.escape(said)):
         async with opened(spec):
             pass
-    settings = {"path": bucket.url("out"), "store": store, **path}
+    settings = {"path": s3.url("out"), "store": store, **path}
     assert await asyncio.to_thread(validate_sink, "file", settings, tmp_path) != 0
     printed = "".join(capsys.readouterr())
     assert code.id in printed
-    assert bucket.server.settings["secretKey"] not in printed
+    assert s3.server.settings["secretKey"] not in printed
 
 
-async def test_a_right_that_is_missing_is_said(bucket: Bucket) -> None:
-    store = {**bucket.server.settings, "accessKey": READER}
+@pytest.mark.parametrize(
+    ("changes", "container", "code", "said"),
+    [
+        ({"accountKey": base64.b64encode(b"wrong").decode()}, None, codes.TARGET_REFUSES, "AuthorizationFailure"),
+        ({}, "not-there", codes.TARGET_UNFIT, "no such bucket"),
+    ],
+)
+async def test_what_azure_refuses_is_said(
+    azure: AzureServer, changes: dict[str, Any], container: str | None, code: Code, said: str
+) -> None:
+    place = azure.bucket()
+    path = place.url("out") if container is None else f"az://{container}/out"
+    with raises(code, match=re.escape(said)):
+        async with opened(object_spec(place, "jsonl", path=path, store={**azure.settings, **changes})):
+            pass
+
+
+async def test_a_right_that_is_missing_is_said(s3: Bucket) -> None:
+    store = {**s3.server.settings, "accessKey": READER}
     with raises(codes.TARGET_REFUSES, match="AccessDenied"):
-        async with opened(object_spec(bucket, "jsonl", store=store)):
+        async with opened(object_spec(s3, "jsonl", store=store)):
             pass
 
 
@@ -270,10 +381,10 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], field: str) 
         FallbackSink.model_validate({"file": settings})
 
 
-async def test_the_page_shows_what_works(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("S3_KEY", bucket.server.settings["accessKey"])
-    monkeypatch.setenv("S3_SECRET", bucket.server.settings["secretKey"])
-    text = PAGE.read_text().replace("s3://lake/", bucket.url()).replace("http://127.0.0.1:8333", bucket.server.endpoint)
+async def test_the_page_shows_what_works(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3_KEY", s3.server.settings["accessKey"])
+    monkeypatch.setenv("S3_SECRET", s3.server.settings["secretKey"])
+    text = PAGE.read_text().replace("s3://lake/", s3.url()).replace("http://127.0.0.1:8333", s3.server.endpoint)
     blocks = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "sink:" in block]
     assert blocks
     for block in blocks:
@@ -282,4 +393,4 @@ async def test_the_page_shows_what_works(bucket: Bucket, monkeypatch: pytest.Mon
         async with opened(FallbackSink.model_validate(sink)) as lane:
             await lane.write([sink_frame([b'{"id": 1, "total": 2.5}'], 1)], Position(1))
             await lane.flush()
-    assert [key for key in bucket.keys("out/dt=1970-01-01/hour=00") if key.endswith(".parquet")]
+    assert [key for key in s3.keys("out/dt=1970-01-01/hour=00") if key.endswith(".parquet")]

@@ -8,7 +8,9 @@ import random
 import re
 import shutil
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from ruamel.yaml import YAML
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import FencedError, RetryLaterError, UserError
+from millstream.frame import Frame
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.models import FallbackSink
@@ -368,6 +371,95 @@ async def test_a_fallback_takes_what_the_sink_refuses(checked: Database) -> None
         await deliver.tick()
         assert deliver.take_settled() is not None
     assert await checked.column("SELECT n FROM aside") == [-24, -31]
+
+
+# Writes that are converted while they are copied
+
+LONG = 2_000
+"""Numbers in a frame of which the client sends its first part before the next frame is converted."""
+
+
+def long_frame(sequence: int, last: bytes = b"") -> SinkFrame:
+    """`LONG` numbers from `sequence` * `LONG` on, whose texts are long; or `last` as the value of the last one."""
+    values = [b'{"n": %d, "text": "%b"}' % (n, b"x" * 400) for n in range(sequence * LONG, (sequence + 1) * LONG)]
+    return sink_frame([*values[:-1], last or values[-1]], sequence)
+
+
+class Watched(Frame):
+    """A frame that is not converted before the server has copied rows of another one."""
+
+    database: Database
+
+    def values(self) -> list[bytes]:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(asyncio.run, self._rows_are_copied()).result()
+        return super().values()
+
+    async def _rows_are_copied(self) -> None:
+        async with asyncio.timeout(20), self.database.connected() as connection:
+            while not await connection.fetchval("SELECT sum(tuples_processed) FROM pg_stat_progress_copy"):
+                pass
+
+
+async def test_a_frame_is_converted_while_the_server_copies_the_one_before_it(database: Database) -> None:
+    columns = {field.name: getattr(long_frame(2).frame, field.name) for field in fields(Frame)}
+    watched = Watched(**columns)
+    Watched.database = database
+    async with opened(postgres_spec(database, "insert")) as lane:
+        await lane.write([long_frame(1), replace(long_frame(2), frame=watched)], Position(2))
+    assert await found(database) == [*range(LONG, 3 * LONG)]
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (b'{"n": -1}', "refused by the database: check violation"),
+        (b'{"n": "one"}', "refused by the database: invalid text representation"),
+        (b"not JSON", "value is not JSON"),
+    ],
+)
+async def test_a_record_that_fails_late_in_a_write_undoes_what_was_copied_before_it(
+    checked: Database, last: bytes, reason: str
+) -> None:
+    bad = 3 * LONG - 1
+    async with opened(postgres_spec(checked, "insert")) as lane:
+        result = await lane.write([long_frame(1), long_frame(2, last), long_frame(3)], Position(3))
+        failures = [(failure.index, failure.reason) for failure in result.failures[1]]
+        assert (failures, result.failures[0], result.failures[2]) == ([(LONG - 1, reason)], [], [])
+        # The lane may stop over this record.
+        assert await found(checked) == [*range(LONG, bad)]
+        await lane.flush()
+        assert lane.durable == Position(3)
+    assert await found(checked) == [*range(LONG, bad), *range(bad + 1, 4 * LONG)]
+
+
+async def test_frames_of_rows_and_frames_of_lines_are_written_in_their_order(database: Database) -> None:
+    lines = rows_frame([{"n": "20", "text": 7}, {"n": "21"}], 2)
+    async with opened(postgres_spec(database, "insert")) as lane:
+        assert not (await lane.write([numbers(1), lines, numbers(3)], Position(3))).failures
+    assert await found(database) == [*range(10, 20), 20, 21, *range(30, 40)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_write_that_is_cancelled_within_its_copy_has_no_effect(database: Database) -> None:
+    spec = postgres_spec(database, "insert")
+    frames = [long_frame(1), long_frame(2)]
+    async with opened(spec) as lane, database.connected() as other:
+        locking = other.transaction()
+        await locking.start()
+        await other.execute("LOCK TABLE numbers IN EXCLUSIVE MODE")
+        writing = asyncio.ensure_future(lane.write(frames, Position(2)))
+        while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            assert not writing.done()
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        await locking.rollback()
+    assert lane.durable == Position(0)
+    async with opened(spec, sink_owner(2)) as lane:
+        await lane.write(frames, Position(2))
+    assert await found(database) == [*range(LONG, 3 * LONG)]
 
 
 # Faults

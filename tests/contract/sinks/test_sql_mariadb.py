@@ -81,6 +81,34 @@ async def test_what_does_not_fit_is_refused_and_the_rest_is_written(database: Ma
     assert json.loads(record.value) == {"n": 1, "text": "Kö\U0001f600", "at": "2026-01-02T02:04:05.000006"}
 
 
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+async def test_a_record_that_is_too_long_for_the_server_is_refused_alone(database: MariaDatabase, mode: str) -> None:
+    """The server closes the connection of a client that sends it, as if it were away."""
+    database.execute("CREATE TABLE texts (n INT PRIMARY KEY, text LONGTEXT) CHARSET utf8mb4")
+    ((usual,),) = database.rows("SELECT @@GLOBAL.max_allowed_packet")
+    limit = 100 * 1024
+    # Several that do not fit into one statement together, one that does not fit because it is escaped, and one between.
+    texts = ["x" * 60_000, "y" * 60_000, "'" * 60_000, "z" * 110_000, "ü" * 45_000, "last"]
+    rows = [json.dumps({"n": n, "text": text}).encode() for n, text in enumerate(texts)]
+    columns = [{"name": "n"}, {"name": "text"}]
+    try:
+        database.execute(f"SET GLOBAL max_allowed_packet = {limit}")
+        sink = spec(database, mode, table="texts", columns=columns)
+        async with asyncio.timeout(60), open_sink(sink, sink_owner(1)) as lane:
+            (failures,) = (await lane.write([sink_frame(rows, 1)], Position(1))).failures
+            await lane.flush()
+    finally:
+        database.execute(f"SET GLOBAL max_allowed_packet = {usual}")
+    assert [(failure.index, failure.reason) for failure in failures] == [
+        (2, "refused by the database: error 1153"),
+        (3, "refused by the database: error 1153"),
+    ]
+    assert f"`max_allowed_packet` allows {limit - 2}" in failures[0].detail
+    found = database.rows("SELECT n, text FROM texts ORDER BY n")
+    assert found == [(n, texts[n]) for n in (0, 1, 4, 5)]
+
+
 async def test_a_table_without_transactions_is_refused(database: MariaDatabase) -> None:
     database.execute("ALTER TABLE numbers ENGINE = MyISAM")
     with raises(codes.TARGET_UNFIT, "MyISAM, which has no transactions"):

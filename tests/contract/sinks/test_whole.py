@@ -25,6 +25,8 @@ _NAMES = ("file", "postgres", "sqlite", "mariadb", "kafka", "redis", "delta", "i
 WHOLE = [kind for kind in KINDS if kind.startswith(_NAMES)]
 FRAMES = 3
 RECORDS = 10
+# Each of them may have to start a server.
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(params=WHOLE)

@@ -13,11 +13,22 @@ from millstream.frame import Frame
 from millstream.record import SOURCE_INPUT, LaneId, Record
 from millstream.spec.models import Source
 from millstream_reader.ids import SeenIds
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up
 from millstream_reader.sources.opening import open_source
 
 WAIT_S = 60.0
 """How long a test waits for what must happen."""
+
+
+async def held_up(lane: SourceLane, expected: bool, batches: list[SourceBatch] | None = None) -> None:
+    """Read until the lane says that its source is held up, or no longer is. Appends what was read to `batches`; without
+    these, nothing may be."""
+    async with asyncio.timeout(WAIT_S):
+        while is_held_up(lane) is not expected:
+            batch = await lane.read(10, 1 << 20, 0.05)
+            if batches is not None:
+                batches.append(batch)
+            assert batches is not None or batch.frame is None
 
 
 def lane_id(partition: int = 0) -> LaneId:

@@ -1,9 +1,10 @@
-"""The suite that other people's sources run, on sources of tables."""
+"""The suite that other people's sources run, on sources of tables and of NATS."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from millstream.testing import SourceConformance
 from tests.support.mariadb_server import LOCKED, MariaDatabase, MariaServer
+from tests.support.nats_outside import NatsAtOnce, open_nats_at_once
 
 _NUMBERS = range(1, 101)
 _PARTS = (_NUMBERS[:30], _NUMBERS[30:60], _NUMBERS[60:])
@@ -82,6 +84,76 @@ class TestIceberg(_Numbers):
             for part in _PARTS:
                 table.append(_table(part))
         return {"iceberg": {"catalog": {"sqlite": "catalog.db"}, "table": "shop.numbers"}}
+
+
+class _OfNats(_Numbers):
+    """On a server of its own, because tests kill it."""
+
+    nats: ClassVar[NatsAtOnce]
+
+    @pytest.fixture(autouse=True)
+    def _server(self, tmp_path: Path) -> Iterator[None]:
+        with open_nats_at_once(tmp_path / "nats") as nats:
+            type(self).nats = nats
+            yield
+
+    def _wrong(self, place: Path) -> dict[str, Any]:
+        (place / "wrong").write_text("wr0ng-s3cret")
+        user = self.nats.outside.server.access.user
+        return {**self.nats.outside.settings, "auth": {"basic": {"user": user, "password": {"file": "wrong"}}}}
+
+
+class TestJetStream(_OfNats):
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        self.nats.run(self._filled())
+        return {"jetstream": {**self.nats.outside.settings, "stream": "numbers", "stopAtEnd": True}}
+
+    def stop_target(self, place: Path) -> bool:
+        self.nats.run(self.nats.outside.server.kill())
+        return True
+
+    def start_target(self, place: Path) -> None:
+        self.nats.run(self.nats.outside.server.start())
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
+        return {"jetstream": {**self._wrong(place), "stream": "numbers"}}, "wr0ng-s3cret"
+
+    async def _filled(self) -> None:
+        await self.nats.outside.create("numbers")
+        await self.nats.outside.publish("numbers.all", *self.expected(Path()))
+
+
+class TestNats(_OfNats):
+    """At most once: what is sent while there is a subscription arrives once, in order. So the suite stops no server."""
+
+    @pytest.fixture(autouse=True)
+    def _sender(self, _server: None) -> Iterator[None]:
+        """Sends the records to the first lane that listens."""
+        sending = asyncio.run_coroutine_threadsafe(self._send(), self.nats.loop)
+        try:
+            yield
+        finally:
+            sending.cancel()
+
+    def settings(self, place: Path) -> Mapping[str, Any]:
+        return {"nats": {**self.nats.outside.settings, "subject": "numbers"}}
+
+    def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
+        return {"nats": {**self._wrong(place), "subject": "numbers"}}, "wr0ng-s3cret"
+
+    async def _send(self) -> None:
+        connection = self.nats.outside.connection
+        first, *others = self.expected(Path())
+        while True:
+            reply, answer = connection.expect_answer()
+            await connection.publish("numbers", first, None, reply)
+            await connection.client.flush()
+            # The server answers a message that no one gets, and before it answers the ping.
+            if not answer.done():
+                break
+            await asyncio.sleep(0.01)
+        for value in others:
+            await connection.publish("numbers", value)
 
 
 def _table(numbers: Sequence[int]) -> pa.Table:

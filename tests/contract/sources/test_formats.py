@@ -27,13 +27,14 @@ from millstream.formats.looking import look
 from millstream.limits import REGISTRY_REQUESTS_MAX
 from millstream.spec.formats import Format
 from millstream.spec.models import Source
-from millstream_reader.source import SourceBatch
+from millstream_reader.source import SourceBatch, is_held_up
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, records_of, values
 from tests.support.errors import raises
 from tests.support.kafka_server import KafkaServer
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.protobuf_schemas import ORDERS
 from tests.support.pubsub_server import PubsubServer
+from tests.support.pulsar_server import PulsarServer
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer
 from tests.support.registry_server import PASSWORD, USER, RegistryServer, open_registry_server
@@ -198,8 +199,10 @@ async def test_a_registry_that_is_away_is_waited_for_and_nothing_is_lost(
         while len(registry.asked) < 2:
             batch = await lane.read(100, 1 << 20, 0.05)
             assert (batch.frame, batch.position, batch.ended, batch.invalid) == (None, b"", False, ())
+        assert is_held_up(lane)
         registry.away = False
         records = await read_until(lane, lambda records: len(records) >= 10)
+        assert not is_held_up(lane)
         assert (await lane.read(100, 1 << 20, 0.01)).ended
     assert len(records) == 10
     (said,) = [entry.getMessage() for entry in caplog.records if entry.name.endswith("decoding")]
@@ -339,9 +342,14 @@ async def test_protobuf_that_confluents_serializer_has_written(nats: OutsideNats
     assert "indexes" in invalid[1].reason
 
 
-@pytest.mark.parametrize("kind", ["redisStreams", "rabbitmq", "pubsub"])
+@pytest.mark.parametrize("kind", ["redisStreams", "rabbitmq", "pubsub", "pulsar"])
 async def test_other_sources_of_messages(
-    redis: RedisServer, rabbit: RabbitServer, pubsub: PubsubServer, registry: RegistryServer, kind: str
+    redis: RedisServer,
+    rabbit: RabbitServer,
+    pubsub: PubsubServer,
+    pulsar: PulsarServer,
+    registry: RegistryServer,
+    kind: str,
 ) -> None:
     written: dict[str, Any] = {"format": {"encoding": "avro", "registry": {"url": registry.url}}, "keys": ["b"]}
     name, messages = f"formats-{uuid4()}", [framed(7, FOO), b"garbage", framed(7, FOO)]
@@ -353,6 +361,10 @@ async def test_other_sources_of_messages(
         subscribed = pubsub.queue()
         pubsub.send(subscribed, messages)
         written[kind] = pubsub.source(subscribed)
+    elif kind == "pulsar":
+        topic = await asyncio.to_thread(pulsar.topic)
+        await asyncio.to_thread(pulsar.send, topic, messages)
+        written[kind] = {**pulsar.settings, "topic": topic, "subscriptionName": "s"}
     else:
         queue = await asyncio.to_thread(rabbit.queue)
         await asyncio.to_thread(rabbit.send, queue, messages, ids="m")

@@ -19,7 +19,7 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.ports import free_ports
 from millstream_reader.ids import SeenIds
-from millstream_reader.source import SourceBatch
+from millstream_reader.source import SourceBatch, is_held_up
 from millstream_reader.sources.http.lane import BODY_BYTES_MAX, HttpSourceLane
 from tests.contract.sources.lanes import WAIT_S, check_limits, open_lane, records_of, values
 from tests.support.errors import raises
@@ -126,6 +126,41 @@ async def test_a_body_is_one_record_or_a_batch(
     assert values(records_of(batches)) == wanted
     found = [record.id for record in records_of(batches)]
     assert found == (ids or [f"b#{index}" for index in range(len(wanted))])
+
+
+async def test_requests_are_read_together_and_in_parts() -> None:
+    """Whatever they have beside their values, and wherever a read ends."""
+    given: list[tuple[bytes, dict[str, str]]] = [
+        (b"1\n2\n3", {**NDJSON, "x-millstream-id": "a", "x-millstream-keys": "k,l", "x-kind": "y"}),
+        (b"plain", {"x-millstream-event-time": "7"}),
+        (b"[4, 5]", {**JSON, "x-millstream-id": "c", "x-millstream-keys": "m"}),
+        (b"6\n\n 7", {**NDJSON, "x-millstream-id": "d"}),
+    ]
+    wanted = [
+        *[(b"%d" % n, f"a#{n - 1}", ("k", "l"), {"x-kind": b"y"}) for n in (1, 2, 3)],
+        (b"plain", None, (), {}),
+        (b"4", "c#0", ("m",), {}),
+        (b"5", "c#1", ("m",), {}),
+        (b"6", "d#0", (), {}),
+        (b"7", "d#1", (), {}),
+    ]
+    for records_max in range(1, 9):
+        async with listening() as lane, client() as session, asyncio.TaskGroup() as tasks:
+            for number, (body, headers) in enumerate(given, start=1):
+                tasks.create_task(post(session, lane, body, **headers))
+                async with asyncio.timeout(WAIT_S):
+                    while (lane.pending() or 0) < (3, 4, 6, 8)[number - 1]:  # noqa: ASYNC110  # there is no event for it
+                        await asyncio.sleep(0)
+            batches = await read_records(lane, 8, records_max=records_max)
+            await lane.committed(batches[-1].position)
+        records = records_of(batches)
+        made_up = b"".join(batch.made_up for batch in batches)
+        assert made_up == bytes(record_id is None for _, record_id, _, _ in wanted)
+        assert [
+            (record.value, record.id if not made_up[index] else None, record.keys, record.headers)
+            for index, record in enumerate(records)
+        ] == wanted
+        assert records[3].event_time_us == 7000
 
 
 async def test_ids_are_read_off_a_field_or_made_up() -> None:
@@ -240,6 +275,7 @@ async def test_records_whose_ids_cannot_be_remembered_are_refused(caplog: pytest
 
     async with listening(seen=seen) as lane, client() as session, asyncio.TaskGroup() as tasks:
         assert await sent(lane, lines, {**NDJSON, "x-millstream-id": "a"}, 60) == 200
+        assert not is_held_up(lane)
         # What waits to be read counts too.
         waiting = tasks.create_task(post(session, lane, lines[:49], **{**NDJSON, "x-millstream-id": "b"}))
         async with asyncio.timeout(WAIT_S):
@@ -249,6 +285,7 @@ async def test_records_whose_ids_cannot_be_remembered_are_refused(caplog: pytest
             async with session.post(lane.address, data=lines, headers={**NDJSON, "x-millstream-id": "c"}) as answer:
                 assert (answer.status, int(answer.headers["Retry-After"]) > 3000) == (503, True)
                 reason = (await answer.json())["error"]
+        assert is_held_up(lane)
         assert "idsMax" in reason
         assert "idTtl" in reason
         # Told once a minute, however many are refused.

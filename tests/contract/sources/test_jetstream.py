@@ -20,7 +20,7 @@ from millstream.record import Record
 from millstream.spec.models import Source
 from millstream_reader.source import SourceBatch
 from millstream_runner.cli.main import main
-from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
+from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
 from tests.support.nats_outside import OutsideNats, open_outside_nats
 
@@ -187,9 +187,10 @@ async def test_a_server_that_is_killed_is_waited_for(nats: OutsideNats) -> None:
         while not batches or batches[-1].frame is None:
             batches.append(await lane.read(30, 1 << 20, 1.0))
         await nats.server.kill()
-        batches += [await lane.read(10, 1 << 20, 0.05) for _ in range(3)]
+        await held_up(lane, True, batches)
         await nats.server.start()
         await nats.connection.connected()
+        await held_up(lane, False, batches)
         await fill(nats, 101, 20)
         records = await read_until(lane, lambda records: len(records) >= 120, batches)
     assert numbers(records) == [*range(1, 121)]

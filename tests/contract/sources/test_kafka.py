@@ -15,12 +15,14 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions
 
 from millstream import codes
+from millstream.limits import KAFKA_LEADERS_EVERY_S
 from millstream.record import Record
 from millstream.spec.models import Source
-from millstream_reader.source import SourceBatch
+from millstream_reader.source import SourceBatch, is_held_up
 from millstream_reader.sources.kafka import lane as lane_module
 from millstream_reader.sources.kafka.lane import KafkaSourceLane
-from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
+from millstream_reader.sources.kafka.runs import Split
+from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
 from tests.support.kafka_server import PASSWORD, SCRAM, USER, KafkaServer
 
@@ -195,12 +197,48 @@ async def test_a_broker_that_is_killed_is_waited_for(kafka: KafkaServer, topic: 
     async with asyncio.timeout(100), open_lane(spec(kafka, topic)) as lane:
         batches: list[SourceBatch] = []
         await read_until(lane, lambda records: len(records) >= 60, batches)
+        kafka.kill()
+        await held_up(lane, True)
+        for _ in range(3):
+            assert (await lane.read(30, 1 << 20, KAFKA_LEADERS_EVERY_S)).frame is None
+            assert is_held_up(lane)
         # It lives as long as the thread that starts it, so that is this one.
-        kafka.restart()
+        kafka.start()
+        await held_up(lane, False)
         kafka.produce(topic, [b"0-30"], 0)
         found = await read_until(lane, lambda records: len(records) >= 121, batches)
     assert sorted(values(found)) == sorted([*whole(), b"0-30"])
     assert in_order(found)
+
+
+@pytest.mark.guarantee("I1")
+async def test_what_a_read_had_when_its_broker_no_longer_answered_comes_again(
+    kafka: KafkaServer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(100), open_lane(spec(kafka, topic, stopAtEnd=True, timeout="3s")) as lane:
+        assert isinstance(lane, KafkaSourceLane)
+        check = lane._check
+
+        def check_of_a_broker_that_is_stopped(split: Split, offset: int) -> None:
+            kafka.pause()
+            check(split, offset)
+
+        # The broker says that the offset of one partition is out of range. By then there are records of others.
+        wrong = [TopicPartition(topic, partition, 1000 if partition == 0 else 0) for partition in range(4)]
+        await lane._thread.run(lane._client.assign, wrong)
+        records: list[Record] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(lane, "_check", check_of_a_broker_that_is_stopped)
+            try:
+                with raises(codes.TARGET_AWAY):
+                    while True:
+                        batch = await lane.read(30, 1 << 20, 1.0)
+                        records += batch.frame.to_records() if batch.frame is not None else []
+            finally:
+                kafka.go_on()
+        rest, _, _ = await read_to_end(lane)
+    assert sorted(values([*records, *rest])) == whole()
+    assert in_order([*records, *rest])
 
 
 async def test_a_group_follows_and_is_not_read(kafka: KafkaServer, topic: str) -> None:

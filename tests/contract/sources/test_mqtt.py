@@ -210,7 +210,7 @@ async def test_a_broker_that_stands_still_is_waited_for(mqtt: MqttServer) -> Non
         try:
             assert (await lane.read(10, 1 << 20, 0.1)).frame is None
         finally:
-            mqtt.resume()
+            mqtt.go_on()
         mqtt.send(topic, numbers(5, 5), ids="n")
         batches += await read_all(lane, 5)
     assert values(records_of(batches)) == numbers(0, 10)

@@ -23,7 +23,7 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.spec.models import Source
 from millstream_runner.cli.main import main
-from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
+from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
 
@@ -32,7 +32,12 @@ ROWS = 40
 
 
 @pytest.fixture
-def bucket(objects: ObjectServer) -> Bucket:
+def bucket(any_bucket: Bucket) -> Bucket:
+    return any_bucket
+
+
+@pytest.fixture
+def s3(objects: ObjectServer) -> Bucket:
     return objects.bucket()
 
 
@@ -180,18 +185,19 @@ async def test_an_object_that_was_replaced_is_named(bucket: Bucket, when: str) -
             await lane.read(5, 1 << 20, 0.05)
 
 
-async def test_a_server_that_is_away_is_waited_for(bucket: Bucket, objects: ObjectServer) -> None:
+async def test_a_server_that_is_away_is_waited_for(bucket: Bucket) -> None:
     bucket.put("in/a.jsonl", lines(0))
     settings = spec(bucket, "in/*.jsonl", store={"timeout": "300ms"})
-    objects.pause()
+    bucket.server.pause()
     try:
         async with open_lane(settings) as lane:
             batch = await lane.read(5, 1 << 20, 0.01)
             assert (batch.frame, batch.ended) == (None, False)
-            objects.go_on()
+            await held_up(lane, True)
+            bucket.server.go_on()
             assert numbers(values((await read_to_end(lane))[0])) == [*range(ROWS)]
     finally:
-        objects.go_on()
+        bucket.server.go_on()
 
 
 async def test_damaged_objects_are_named(bucket: Bucket) -> None:
@@ -218,16 +224,16 @@ async def test_damaged_objects_are_named(bucket: Bucket) -> None:
     ],
 )
 async def test_what_cannot_be_read_is_said(
-    bucket: Bucket,
+    s3: Bucket,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     changes: dict[str, Any],
     code: Code,
     said: str,
 ) -> None:
-    bucket.put("in/a.jsonl", lines(0))
-    place = {"bucket": bucket.name, "key": "in/*.jsonl"} | {k: v for k, v in changes.items() if k in ("bucket", "key")}
-    store = {**bucket.server.settings, **{k: v for k, v in changes.items() if k not in place}}
+    s3.put("in/a.jsonl", lines(0))
+    place = {"bucket": s3.name, "key": "in/*.jsonl"} | {k: v for k, v in changes.items() if k in ("bucket", "key")}
+    store = {**s3.server.settings, **{k: v for k, v in changes.items() if k not in place}}
     settings = {"file": {"paths": [f"s3://{place['bucket']}/{place['key']}"], "format": "jsonl", "store": store}}
     with raises(code, match=re.escape(said)):
         async with open_lane(settings) as lane:
@@ -235,12 +241,12 @@ async def test_what_cannot_be_read_is_said(
     assert await asyncio.to_thread(_validate, settings, tmp_path) != 0
     printed = "".join(capsys.readouterr())
     assert code.id in printed
-    assert bucket.server.settings["secretKey"] not in printed
+    assert s3.server.settings["secretKey"] not in printed
 
 
-def test_a_reader_is_enough(bucket: Bucket, tmp_path: Path) -> None:
-    bucket.put("in/a.jsonl", lines(0))
-    assert _validate(spec(bucket, "in/*.jsonl", store={"accessKey": READER}), tmp_path) == 0
+def test_a_reader_is_enough(s3: Bucket, tmp_path: Path) -> None:
+    s3.put("in/a.jsonl", lines(0))
+    assert _validate(spec(s3, "in/*.jsonl", store={"accessKey": READER}), tmp_path) == 0
 
 
 def _validate(settings: dict[str, Any], directory: Path) -> int:
@@ -272,12 +278,12 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], field: str) 
         Source.model_validate({"file": settings})
 
 
-async def test_the_page_shows_what_works(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("S3_KEY", bucket.server.settings["accessKey"])
-    monkeypatch.setenv("S3_SECRET", bucket.server.settings["secretKey"])
-    text = PAGE.read_text().replace("s3://lake/", bucket.url()).replace("http://127.0.0.1:8333", bucket.server.endpoint)
+async def test_the_page_shows_what_works(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3_KEY", s3.server.settings["accessKey"])
+    monkeypatch.setenv("S3_SECRET", s3.server.settings["secretKey"])
+    text = PAGE.read_text().replace("s3://lake/", s3.url()).replace("http://127.0.0.1:8333", s3.server.endpoint)
     blocks = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "source:" in block]
-    bucket.put("orders/2024/a.jsonl.gz", gzip.compress(lines(0)))
+    s3.put("orders/2024/a.jsonl.gz", gzip.compress(lines(0)))
     assert blocks
     for block in blocks:
         source = dict(YAML(typ="safe").load(block)[0]["source"])

@@ -14,9 +14,9 @@ from millstream.codes.code import Code
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.postgres import query as query_module
 from millstream_runner.cli.main import main
-from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
+from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
-from tests.support.postgres_server import LOCKED, ROLE, Database, PostgresServer, why_missing
+from tests.support.postgres_server import LOCKED, ROLE, Database, PostgresServer, open_postgres, why_missing
 
 pytestmark = pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "it is there")
 
@@ -186,10 +186,10 @@ async def test_a_server_that_is_killed_is_waited_for(postgres: PostgresServer, d
         batches: list[SourceBatch] = [await lane.read(40, 1 << 20, 1.0)]
         await read_until(lane, lambda records: len(records) >= 100, batches)
         postgres.kill()
-        batches.append(await lane.read(40, 1 << 20, 0.01))
-        batches.append(await lane.read(40, 1 << 20, 0.01))
+        await held_up(lane, True, batches)
         # It lives as long as the thread that starts it, so that is this one.
         postgres.start()
+        await held_up(lane, False)
         await database.execute("INSERT INTO numbers (n, text) VALUES (1000, 'again')")
         records = await read_until(lane, lambda records: len(records) >= 101, batches)
     assert numbers(records) == [*range(1, 101), 1000]
@@ -252,3 +252,11 @@ async def test_validate_online_says_what_is_missing(
     assert await asyncio.to_thread(main, ["validate", "--online", "-o", "json", str(tmp_path / "p.yaml")]) == 2
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert (problem["code"], problem["path"]) == ("MS-2515", "spec.vertices[0].source.postgres.cursor[1]")
+
+
+def test_a_server_for_tests_that_ends_at_once_says_why() -> None:
+    with (
+        pytest.raises(AssertionError, match=r"PostgreSQL ended at once: .*no_such_setting"),
+        open_postgres(no_such_setting="1"),
+    ):
+        pass

@@ -20,7 +20,7 @@ from millstream_reader.source import SourceBatch, SourceLane, pending_bytes
 from millstream_reader.sources.postgres import catalog
 from millstream_reader.sources.postgres import cdc as cdc_module
 from millstream_runner.cli.main import main
-from tests.contract.sources.lanes import open_lane, read_to_end, read_until, records_of
+from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, records_of
 from tests.support.errors import raises
 from tests.support.postgres_server import LOCKED, PASSWORD, ROLE, Database, PostgresServer, open_postgres, why_missing
 
@@ -347,7 +347,10 @@ async def test_a_server_that_is_killed_is_waited_for(tmp_path: Path) -> None:
                 await database.execute(FILL)
                 await read_until(lane, _more_than(100 * count - 50), batches)
                 await lane.committed(batches[-1].position)
-                await asyncio.to_thread(server.restart)
+                await asyncio.to_thread(server.kill)
+                await held_up(lane, True, batches)
+                await asyncio.to_thread(server.start)
+                await held_up(lane, False, batches)
             records = await read_until(lane, lambda records: len(records) >= 400, batches)
         # A server that is killed leaves numbers of its sequence out.
         assert [n for _, n in short(records)] == await database.column("SELECT n FROM numbers ORDER BY n")

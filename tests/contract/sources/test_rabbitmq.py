@@ -19,7 +19,7 @@ from millstream.codes.code import Code
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.spec.models import FallbackSink, Source
 from millstream_reader.ids import SeenIds
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import open_lane, read_until, records_of, values
 from tests.support.errors import raises
@@ -189,7 +189,7 @@ async def test_a_server_that_goes_away_is_waited_for(rabbit: RabbitServer, how: 
             while len(found) < count:
                 await read(lane)
 
-    async with open_lane(spec(server, queue, timeout="2s")) as lane:
+    async with open_lane(spec(server, queue)) as lane:
         await read_until_there_are(30, lane)
         if how == "kill":
             server.kill()
@@ -198,6 +198,7 @@ async def test_a_server_that_goes_away_is_waited_for(rabbit: RabbitServer, how: 
         for _ in range(3):
             await read(lane)
         if how == "kill":
+            assert is_held_up(lane)
             server.start()
         else:
             server.go_on()

@@ -12,7 +12,7 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.spec.models import Source
 from millstream_reader.source import SourceBatch, SourceLane
-from tests.contract.sources.lanes import open_lane, read_until, records_of, values
+from tests.contract.sources.lanes import held_up, open_lane, read_until, records_of, values
 from tests.support.errors import raises
 from tests.support.rabbit_server import RabbitServer
 
@@ -56,9 +56,10 @@ async def test_a_server_that_is_killed_is_waited_for(rabbit: RabbitServer) -> No
     async with open_lane(spec(rabbit, queue)) as lane:
         found = await read(lane, 50)
         rabbit.kill()
-        assert (await lane.read(10, 1 << 20, 0.2)).frame is None
+        await held_up(lane, True)
         rabbit.start()
         rabbit.until_there(queue)
+        await held_up(lane, False)
         rabbit.send(queue, numbers(50, 50), ids="n")
         found += await read(lane, 50)
     assert found == numbers(0, 100)

@@ -24,7 +24,7 @@ from millstream_runner.cli.main import main
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import redis_spec
-from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
+from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
 from tests.support.redis_server import RedisServer, open_redis
 from tests.unit.writer.sink_frames import sink_frame
@@ -269,8 +269,9 @@ async def test_a_server_that_is_killed_is_waited_for(stream: str) -> None:
             batches: list[SourceBatch] = []
             await read_until(lane, lambda records: len(records) >= 50, batches)
             server.kill()
-            batches += [await lane.read(10, 1 << 20, 0.05) for _ in range(3)]
+            await held_up(lane, True, batches)
             server.start()
+            await held_up(lane, False, batches)
             fill(server, stream, 101, 20)
             records = await read_until(lane, lambda records: len(records) >= 120, batches)
         assert numbers(records) == [*range(1, 121)]

@@ -16,10 +16,10 @@ from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.spec.models import FallbackSink, Source
 from millstream_reader.ids import SeenIds
-from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane, is_held_up
 from millstream_reader.sources.sqs import queue as module
 from millstream_runner.cli.main import main
-from tests.contract.sources.lanes import open_lane, read_until, records_of, values
+from tests.contract.sources.lanes import held_up, open_lane, read_until, records_of, values
 from tests.support.errors import raises
 from tests.support.sqs_server import SqsServer
 
@@ -83,8 +83,11 @@ async def test_what_was_committed_and_not_deleted_is_known_by_its_id(sqs: SqsSer
         if batch.frame is not None:
             seen.admit(batch.frame)
     assert len(seen) == 20
-    async with open_lane(spec(sqs, queue), batches[-1].position) as lane:
+    async with open_lane(spec(sqs, queue, visibilityTimeout="3s"), batches[-1].position) as lane:
+        # What it holds is withheld until its lease ends, if the process had no time to give it back.
+        assert is_held_up(lane)
         again = await read_all(lane, 20)
+        await held_up(lane, False)
     assert all(seen.admit(batch.frame).frame is None for batch in again if batch.frame is not None)
     assert sqs.left(queue) == (0, 0)
 

@@ -15,7 +15,7 @@ from millstream.spec.models import Source
 from millstream.udf.function import open_local_function
 from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, python_command
-from millstream_reader.source import SourceLane
+from millstream_reader.source import SourceLane, is_held_up
 from millstream_reader.sources.opening import open_source
 from tests.contract.sources.lanes import WAIT_S, lane_id, read_to_end
 from tests.support.errors import raises
@@ -75,6 +75,7 @@ async def test_reads_that_fail_are_told_in_a_line_and_the_last_one_with_its_plac
             async with asyncio.timeout(WAIT_S):
                 while True:
                     await lane.read(4, 1 << 20, 1.0)
+                    assert is_held_up(lane)
     assert {record.getMessage().partition(" s: ")[2] for record in caplog.records} == {"ValueError: no such table"}
     _, what, place, remedy = str(raised.value).replace(": ValueError", "\nValueError").splitlines()
     assert what == "ValueError: no such table"

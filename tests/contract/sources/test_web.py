@@ -22,7 +22,7 @@ from millstream.codes.code import Code
 from millstream.limits import RECORD_BYTES_MAX, SSE_ID_BYTES_MAX
 from millstream.spec.models import Source
 from millstream.wire.certificates import make_certificate
-from millstream_reader.source import SourceBatch
+from millstream_reader.source import SourceBatch, is_held_up
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, records_of, values
 from tests.support.errors import raises
@@ -398,6 +398,38 @@ def url_of(kind: str, address: str, path: str) -> str:
 
 
 PATHS = {"sse": "/events", "websocket": "/socket", "httpPoll": "/items"}
+
+
+@pytest.mark.guarantee("I5")
+@pytest.mark.parametrize("kind", ["sse", "httpPoll"])
+async def test_a_server_that_cannot_be_read_is_not_taken_for_a_silent_one(kind: str) -> None:
+    busy = asyncio.Event()
+
+    async def nothing_new(request: web.Request) -> web.StreamResponse:
+        if busy.is_set():
+            return web.Response(status=503)
+        if kind == "httpPoll":
+            return web.Response(text="")
+        response = await stream_of(request, b"retry: 10\n\n")
+        await busy.wait()
+        return response
+
+    async def read_until_held_up(held_up: bool) -> None:
+        async with asyncio.timeout(30):
+            while is_held_up(lane) != held_up:
+                assert (await lane.read(10, 1000, 0.02)).frame is None
+
+    more = {"body": "lines", "interval": "10ms"} if kind == "httpPoll" else {}
+    async with (
+        open_web({"/": nothing_new}) as address,
+        open_lane({kind: {"url": f"http://{address}/", **more}}) as lane,
+    ):
+        await lane.read(10, 1000, 0.02)
+        assert not is_held_up(lane)
+        busy.set()
+        await read_until_held_up(True)
+        busy.clear()
+        await read_until_held_up(False)
 
 
 @pytest.mark.parametrize("kind", PATHS)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextvars import ContextVar
 from pathlib import Path
 
 import millstream_udf as udf
 
 LOG = Path(os.environ.get("SERVED_LOG", os.devnull))
+_SEEN: ContextVar[str] = ContextVar("seen", default="nothing")
 
 
 @udf.sink
@@ -39,6 +41,14 @@ def stamp(record: udf.Record) -> udf.Message:
 def named(record: udf.Record) -> str:
     """Gives the record's id."""
     return str(record.id)
+
+
+@udf.map
+def seen(value: bytes) -> str:
+    """Gives the value that an earlier call has left in this call's context."""
+    before = _SEEN.get()
+    _SEEN.set(value.decode())
+    return before
 
 
 @udf.map

@@ -84,6 +84,47 @@ async def test_what_is_called_is_answered_before_the_stream_ends(sidecar: LocalF
         await socket.close()
 
 
+async def send_together(socket: MessageSocket, *messages: bytes) -> None:
+    """They arrive at once."""
+    assert socket._transport is not None
+    socket._transport.write(b"".join(len(message).to_bytes(4, "little") + message for message in messages))
+
+
+async def next_answer(socket: MessageSocket) -> list[bytes]:
+    data = await socket.receive()
+    assert data is not None
+    return columns.unpack_bytes(udf_pb2.SealedMapResponse.FromString(data).answer.values)
+
+
+async def begun(path: Path) -> None:
+    """Returns when the function waits for `path`."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not Path(f"{path}.begun").exists():  # noqa: ASYNC110 - another process creates it
+            await asyncio.sleep(0.005)
+
+
+async def test_streams_of_one_function_take_turns(sidecar: LocalFunction, tmp_path: Path) -> None:
+    first, last = tmp_path / "first", tmp_path / "last"
+    async with greeted(sidecar, HELLO) as (_, welcome), greeted(sidecar, HELLO) as (_, other_welcome):
+        socket, other = [await connect(socket_of(sidecar) + SUFFIX) for _ in range(2)]
+        await socket.send(welcome.calls_token)
+        await other.send(other_welcome.calls_token)
+        await other.send(request(1, b"a"))
+        assert await next_answer(other) == [b"A"]
+        values = [f"wait:{first}".encode(), b"between", f"wait:{last}".encode()]
+        await send_together(socket, *(request(number, value) for number, value in enumerate(values, 1)))
+        await begun(first)
+        # Meanwhile the process answers health checks.
+        await sidecar.ask(TIMEOUT_S)
+        await other.send(request(2, b"b"))
+        first.touch()
+        assert await next_answer(other) == [b"B"]
+        last.touch()
+        assert [await next_answer(socket) for _ in values] == [[value.upper()] for value in values]
+        await socket.close()
+        await other.close()
+
+
 async def test_a_client_that_offers_nothing_is_answered_over_grpc(sidecar: LocalFunction) -> None:
     plain = udf_pb2.Hello()
     plain.CopyFrom(HELLO)
@@ -131,6 +172,16 @@ async def test_without_a_way_to_the_socket_calls_go_over_grpc(sidecar: LocalFunc
     Path(socket_of(sidecar) + SUFFIX).unlink()
     async with asyncio.timeout(TIMEOUT_S), sidecar.open_map(FunctionKind.MAP, NAME) as stream:
         assert values_of(await stream.call(frame_of([b"a"]), watermark_us=0)) == [b"A"]
+
+
+@pytest.mark.parametrize("transport", ["socket", "grpc"])
+async def test_calls_do_not_see_each_others_context_variables(open_function: Open, transport: str) -> None:
+    async with asyncio.timeout(TIMEOUT_S), open_function(python_command(f"{HERE / 'served.py'}:seen")) as sidecar:
+        if transport == "grpc":
+            Path(socket_of(sidecar) + SUFFIX).unlink()
+        async with sidecar.open_map(FunctionKind.MAP, NAME) as stream:
+            for value in (b"a", b"b", b"c"):
+                assert values_of(await stream.call(frame_of([value]), watermark_us=0)) == [b"nothing"]
 
 
 async def test_no_socket_is_left_behind(open_function: Open, command: list[str]) -> None:

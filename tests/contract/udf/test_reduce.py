@@ -28,6 +28,7 @@ from tests.support.children import together
 from tests.support.errors import raises
 
 MIB = 1 << 20
+RESTART_S = 30.0
 WINDOW = Window(60_000_000, 120_000_000)
 
 
@@ -342,6 +343,10 @@ async def test_a_function_that_drains_answers_what_is_whole(sidecar: LocalFuncti
     results, failures = await reduced(sidecar, parts())
     assert failures == {}
     assert results[large] == [counted(large, chunk * 2, (1000, 2999))]
+    # A function that has read everything before the signal reaches it answers first, and ends then.
+    async with asyncio.timeout(RESTART_S):
+        while not sidecar.statistics().restarts:  # noqa: ASYNC110  # the supervisor has no event for it
+            await asyncio.sleep(0.01)
     assert sidecar.statistics().restarts == 1
 
 

@@ -22,6 +22,7 @@ from millstream.clock import START_OF_TIME_US
 from millstream.errors import RetryLaterError
 from millstream.nats.connection import open_connection
 from millstream.record import LaneId
+from millstream.watermark import rereads as rereads_module
 from millstream.watermark.memory import OtMemory, open_memory_ot_stores
 from millstream.watermark.store import OtStore, OtStores, OtUpdate, follow
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
@@ -402,3 +403,20 @@ async def test_the_error_of_a_body_comes_out_as_it_is(broker: Broker) -> None:
 
     with pytest.raises(LookupError):
         await fail_while_publishing()
+
+
+async def test_a_put_that_a_watch_missed_is_read_as_soon_as_it_hears_puts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Redis, the subscription has a connection of its own, which may be lost alone."""
+    monkeypatch.setattr(rereads_module, "OT_REREAD_INTERVAL_S", 1e9)
+    async with open_redis_server(tmp_path / "redis") as server, open_redis_connection(server.access) as operator:
+        broker = RedisBroker(server)
+        async with broker.open() as upstream, broker.open() as downstream:
+            store, watched = await upstream.store("clean"), await downstream.store("clean")
+            async with watched.watch() as updates:
+                for watermark_us in range(1, 4):
+                    store.publish(LANE, entry(watermark_us))
+                    await wait_for(updates, LANE, watermark_us)
+                    while not await operator.ask("CLIENT", "KILL", "TYPE", "pubsub"):  # noqa: ASYNC110 - no event reports it
+                        await asyncio.sleep(0.01)

@@ -81,6 +81,20 @@ class process:
 """
 
 
+CANCELLED_SETUP = """
+import asyncio
+
+class process:
+    async def setup(self, context):
+        connecting = asyncio.get_running_loop().create_future()
+        connecting.cancel()
+        await connecting
+
+    def process(self, value):
+        return value
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
@@ -88,6 +102,7 @@ class process:
         ("def other(value): return value\n", ["has no process; it has other", "exited with code 2"]),
         ("def process(): ...\n", ["takes 0 arguments", "exited with code 2"]),
         (NO_SETUP, ["ValueError: no database", "tried 3 times"]),
+        (CANCELLED_SETUP, ["RuntimeError: setup of process was cancelled", "await connecting"]),
     ],
 )
 async def test_a_function_that_cannot_be_served(tmp_path: Path, temporary: Path, text: str, parts: list[str]) -> None:

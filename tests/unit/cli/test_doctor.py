@@ -203,6 +203,7 @@ def test_extras_are_looked_at_only_where_they_are_needed(tmp_path: Path) -> None
         (True, "log: {}", {"millstream[kafka]"}),
         (False, "redisStreams: {url: 'redis://127.0.0.1', stream: s}", {"millstream[redis]"}),
         (False, "rabbitmq: {url: 'amqp://127.0.0.1', routingKey: q}", {"millstream[rabbitmq]"}),
+        (False, "pulsar: {serverAddr: 'pulsar://127.0.0.1', topic: t}", {"millstream[pulsar]"}),
         (False, "sql: {url: 'sqlite:///shop.db', table: t}", {"millstream[sql]"}),
         (
             False,

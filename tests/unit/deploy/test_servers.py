@@ -35,3 +35,30 @@ def test_a_server_that_is_not_available_is_named_and_is_no_failure(
     finally:
         servers.CACHE.rmdir()
     assert "kafka is not available, and its tests are skipped: java is not installed" in capsys.readouterr().err
+
+
+def test_a_server_is_fetched_again_when_its_recipe_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, fetched = tmp_path / "recipes" / "own" / "main.go", tmp_path / "cache" / "own" / "built"
+    source.parent.mkdir(parents=True)
+    monkeypatch.setattr(servers, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(servers, "RECIPES", tmp_path / "recipes")
+    monkeypatch.setattr(servers, "CACHE", tmp_path / "cache")
+    builds: list[str] = []
+
+    def build(directory: Path) -> None:
+        builds.append(source.read_text())
+        (directory / "built").write_text(source.read_text())
+
+    monkeypatch.setitem(servers.FETCHED, "own", build)
+    for text in ("first", "first", "second", "second"):
+        source.write_text(text)
+        servers.fetch("own")
+        assert fetched.read_text() == text
+    assert builds == ["first", "second"]
+    # One of an earlier time, of which no recipe was noted, stays until its recipe changes.
+    (tmp_path / "cache" / ".own.recipe").unlink()
+    servers.fetch("own")
+    assert builds == ["first", "second"]
+    source.write_text("third")
+    servers.fetch("own")
+    assert fetched.read_text() == "third"

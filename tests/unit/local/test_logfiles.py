@@ -64,7 +64,7 @@ def test_a_line_that_is_no_log_line_becomes_a_message() -> None:
 
 
 def test_lines_of_redis_become_log_lines(tmp_path: Path) -> None:
-    server = REDIS.server(tmp_path, durability=DurabilityLevel.FSYNC, port=None)
+    server = REDIS.server(tmp_path, durability=DurabilityLevel.FSYNC, port=None, buffers=0)
     line = b"5304:M 21 Nov 2026 11:58:46.015 # Error writing to the AOF file: No space left on device"
     entry = parse_line(server.log_entry(line) or b"", "broker")
     assert (level_of(entry), entry["message"]) == (
@@ -75,7 +75,7 @@ def test_lines_of_redis_become_log_lines(tmp_path: Path) -> None:
 
 
 def test_lines_of_the_broker_become_log_lines(tmp_path: Path) -> None:
-    server = JETSTREAM.server(tmp_path, durability=DurabilityLevel.FSYNC, port=None)
+    server = JETSTREAM.server(tmp_path, durability=DurabilityLevel.FSYNC, port=None, buffers=0)
     line = b"[5304] 2026/11/21 11:58:46.015732 [ERR] Filestore: no space left on device"
     entry = parse_line(server.log_entry(line) or b"", "broker")
     moment = datetime(2026, 11, 21, 11, 58, 46, 15732).astimezone(UTC)
@@ -100,7 +100,7 @@ def test_entries_for_people() -> None:
 
 
 def test_the_banner_of_the_broker_is_no_log(tmp_path: Path) -> None:
-    server = JETSTREAM.server(tmp_path, durability=DurabilityLevel.FSYNC, port=None)
+    server = JETSTREAM.server(tmp_path, durability=DurabilityLevel.FSYNC, port=None, buffers=0)
     begin = b"[7] 2026/01/31 12:00:00.000001 [INF] "
     banner = (
         b"    _ ___ _____",

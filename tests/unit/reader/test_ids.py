@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from millstream.frame import Frame, frame_of_records
 from millstream.limits import ID_STORED_BYTES, IDS_MESSAGE_BYTES
 from millstream.record import ID_DIGEST_BYTES, Record, id_digest
 from millstream_reader import ids as module
-from millstream_reader.ids import SeenIds, full
+from millstream_reader.ids import Admitted, SeenIds, full
 from tests.support.errors import raises
 
 
@@ -74,6 +75,16 @@ def test_an_id_that_was_made_up_is_not_remembered() -> None:
     admitted = seen.admit(frame_of("made-up", "given"), bytes((1, 0)))
     assert admitted.frame is not None
     assert (admitted.frame.records, admitted.digests, len(seen)) == (2, digests("given"), 1)
+
+
+def test_ids_that_were_all_made_up_are_not_read() -> None:
+    clock = ManualClock()
+    seen = seen_ids(clock)
+    seen.admit(frame_of("given"))
+    clock.now_s += 2 * seen.ttl_s
+    frame = replace(frame_of("made-up", "another"), ids_column=b"not a column")
+    assert seen.admit(frame, bytes((1, 1))) == Admitted(frame)
+    assert len(seen) == 0, "what has expired is forgotten all the same"
 
 
 def test_a_repeating_source_without_ids_is_a_defect() -> None:

@@ -277,8 +277,8 @@ NUMAFLOW_CASES = {
         [("8:67", "spec.vertices[2].udf.groupBy.window.accumulator", "accumulator windows are not supported")],
     ),
     "a source that is not there yet has no further problem": (
-        vertices("    - {name: in, source: {pulsar: {topic: t}}}\n", OUT),
-        [("6:27", "spec.vertices[0].source.pulsar", "the pulsar source is not supported yet")],
+        vertices("    - {name: in, source: {serving: {topic: t}}}\n", OUT),
+        [("6:27", "spec.vertices[0].source.serving", "the serving source is not supported yet")],
     ),
     "side inputs, limits, phases": (
         HEAD

@@ -44,6 +44,7 @@ LANE = LaneStatistics(
     udf_errors=13,
     pending=1_000,
     pending_bytes=9_000,
+    pending_versions=8,
 )
 ENDED_LANE = replace(
     LANE,
@@ -53,6 +54,7 @@ ENDED_LANE = replace(
     idle=True,
     pending=None,
     pending_bytes=None,
+    pending_versions=None,
     dropped={},
     discarded=0,
     unrouted=0,

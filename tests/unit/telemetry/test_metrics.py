@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from opentelemetry.proto.metrics.v1 import metrics_pb2
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -90,6 +91,7 @@ async def test_a_scrape_gives_the_statistics(free_port: int) -> None:
     ]
     assert samples["vertex_pending_messages_raw"] == [(first, 1_000)]
     assert samples["millstream_source_pending_bytes"] == [(first, 9_000)]
+    assert samples["millstream_source_pending_versions"] == [(first, 8)]
     assert samples["isb_jetstream_buffer_soft_usage"] == [({"buffer": "clean-out.0"}, 0.25)]
     assert samples["isb_jetstream_buffer_solid_usage"] == [({"buffer": "clean-out.0"}, 0.1)]
     assert samples["millstream_watermark_lag_seconds"] == [(first, 90)]
@@ -155,6 +157,25 @@ async def test_metrics_reach_a_collector_at_the_end(collector: Collector) -> Non
     assert tuple(times.explicit_bounds) == PROCESSING_BOUNDS_US
     assert (times.count, times.sum) == (1, 250_000)
     assert collector.resource["service.name"] == "flights-clean"
+
+
+async def test_a_collector_may_get_only_what_is_new(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "DELTA")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+    async with open_telemetry("flights", "clean", "map", 1, vertex) as told:
+        for seconds in (0.25, 0.5):
+            told.observe_processing("udf", seconds)
+            # The first one may have been on its way.
+            for _ in range(2):
+                assert await collector.exports.get() == "metrics"
+    exported = [one.histogram for one in collector.all_metrics if one.name == "forwarder_udf_processing_time"]
+    assert {one.aggregation_temporality for one in exported} == {metrics_pb2.AGGREGATION_TEMPORALITY_DELTA}
+    first, second = (one.data_points[0] for one in exported)
+    assert [(one.count, one.sum, one.min, one.max) for one in (first, second)] == [
+        (1, 250_000, 250_000, 250_000),
+        (1, 500_000, 500_000, 500_000),
+    ]
+    assert first.start_time_unix_nano < first.time_unix_nano <= second.start_time_unix_nano
 
 
 async def test_metrics_reach_a_collector_every_interval(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:

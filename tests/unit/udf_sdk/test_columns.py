@@ -127,6 +127,12 @@ def test_a_large_column_is_cut_and_joined(implementation: str) -> None:
         assert columns.unpack_bytes(columns.join_bytes([odd, even])) == items[1::2] + items[::2]
 
 
+@pytest.mark.parametrize(("prefix", "start", "stop"), [(b"id#", 0, 1), (b"", 9, 12), (b"id#", 5, 300), (b"x", 3, 3)])
+def test_numbered_texts_are_packed(prefix: bytes, start: int, stop: int) -> None:
+    texts = [b"%b%d" % (prefix, number) for number in range(start, stop)]
+    assert columns.pack_numbered(prefix, start, stop) == columns.pack_bytes(texts)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_what_is_packed_is_bytes(implementation: str) -> None:
     with implemented_in(implementation):

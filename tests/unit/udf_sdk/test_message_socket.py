@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import uvloop
@@ -34,10 +35,12 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[MessageSocket, socket.socket]]:
+async def connected(unsent_bytes_max: int = BYTES_MAX) -> AsyncIterator[tuple[MessageSocket, socket.socket]]:
     """One end, and the plain socket at the other."""
     ours, theirs = socket.socketpair()
-    _, messages = await asyncio.get_running_loop().create_connection(lambda: MessageSocket(BYTES_MAX), sock=ours)
+    _, messages = await asyncio.get_running_loop().create_connection(
+        lambda: MessageSocket(BYTES_MAX, unsent_bytes_max), sock=ours
+    )
     theirs.setblocking(False)
     try:
         yield messages, theirs
@@ -60,6 +63,38 @@ async def pair() -> AsyncIterator[tuple[MessageSocket, MessageSocket]]:
 
 def message(data: bytes) -> bytes:
     return len(data).to_bytes(HEADER_BYTES, "little") + data
+
+
+def test_a_sender_may_wait_until_the_system_has_everything(run: Run) -> None:
+    async def test(waits: bool) -> None:
+        # More than the system takes at once.
+        size = 16 * BYTES_MAX
+        async with connected(0 if waits else 2 * size) as (messages, theirs):
+            sending = asyncio.create_task(messages.send(bytes(size)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert sending.done() is not waits
+            left = HEADER_BYTES + size
+            while left:
+                left -= len(await asyncio.get_running_loop().sock_recv(theirs, left))
+            await sending
+
+    run(partial(test, waits=True))
+    run(partial(test, waits=False))
+
+
+def test_what_has_arrived_is_not_received_after_a_stop(run: Run) -> None:
+    async def test() -> None:
+        async with connected() as (messages, theirs):
+            await asyncio.get_running_loop().sock_sendall(theirs, message(b"a") + message(b"b"))
+            assert await messages.receive() == b"a"
+            assert messages.has_more
+            messages.stop()
+            assert await messages.receive() is None
+            waiting = asyncio.create_task(messages.receive())
+            assert await waiting is None
+
+    run(test)
 
 
 SIZES = (0, 1, 65_531, 65_532, 65_533, 70_000, 131_072, 3, BYTES_MAX, 0, 7)

@@ -13,6 +13,7 @@ from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, SystemClock
 from millstream.frame import Frame, frame_of_records
 from millstream.ledger.memory import Faults, open_memory_broker
+from millstream.ledger.packs import frames_in
 from millstream.ledger.protocol import Broker, Ledger, LedgerLimits
 from millstream.ledger.witness import from_messages
 from millstream.naming import WITH_VALUES, Naming
@@ -106,6 +107,7 @@ def mapper_of(
     tags: bool = False,
     naming: Naming = WITH_VALUES,
     bound: FutureBound | None = None,
+    concurrency: int = 0,
 ) -> Mapper:
     return Mapper(
         stream,
@@ -116,6 +118,7 @@ def mapper_of(
         rng=random.Random(1),
         naming=naming,
         bound=bound,
+        concurrency=concurrency,
     )
 
 
@@ -166,13 +169,14 @@ class Rig:
             members=members,
         )
 
-    async def feed(self, *frames: Frame, watermark_us: int = 0, ended: bool = False) -> None:
-        """Have the lane upstream commit these frames into the lane's buffer, and publish its watermark."""
+    async def feed(self, *frames: Frame, watermark_us: int = 0, ended: bool = False, together: bool = False) -> None:
+        """Have the lane upstream commit these frames into the lane's buffer, one by one or `together`, and publish its
+        watermark."""
         if self._source is None:
             self._source = await self.committer(UPSTREAM, Router([Route(INPUT.edge, 1, None)]))
-        for frame in frames:
-            unit = Unit(source_position=b"", frames=[(INPUT, frame)])
-            await self._source.commit([unit], watermark_us=watermark_us)
+        units = [Unit(source_position=b"", frames=[(INPUT, frame)]) for frame in frames]
+        for commit in [units] if together else [[unit] for unit in units]:
+            await self._source.commit(commit, watermark_us=watermark_us)
         if ended:
             await self._source.commit([], watermark_us=END_OF_TIME_US, ended=True)
         await self.tell(self._source.mark.watermark_us, ended=ended)
@@ -194,8 +198,9 @@ class Rig:
         backpressure: Backpressure | None = None,
         dead_letter: Sequence[Route] = (),
         slice_records_max: int | None = None,
+        concurrency: int = 0,
     ) -> AsyncIterator[MapLane]:
-        """The open lane; run it inside."""
+        """The open lane; run it inside. `concurrency`: what the function says of itself."""
         router = Router(routes, dead_letter)
         committer = await self.committer(LANE, router, backpressure)
         self.input = lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
@@ -204,8 +209,11 @@ class Rig:
         core = LaneCore(LANE, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
         upstream = await self.ledger("in")
         start = Position(committer.mark.sequence, committer.mark.record_index)
-        mapper = mapper_of(stream, policy, dead_letter=bool(dead_letter), tags=router.needs_tags)
-        reading = open_buffer_reader(upstream, INPUT, start, lane_input, witnesses=from_messages(committer.mark.read))
+        needs_tags = router.needs_tags
+        mapper = mapper_of(stream, policy, dead_letter=bool(dead_letter), tags=needs_tags, concurrency=concurrency)
+        reading = open_buffer_reader(
+            *(upstream, INPUT, start, lane_input), witnesses=from_messages(committer.mark.read), in_parts=True
+        )
         async with reading as reader, asyncio.TaskGroup() as tasks:
             self.trimmer = trimmer = Trimmer(upstream.trim)
             beside = (follow(await self.stores.store("in"), [lane_input]), trimmer.run())
@@ -230,7 +238,7 @@ class Rig:
     async def stored(self, buffer: BufferId, vertex: str = "map") -> list[Frame]:
         """Every frame in a buffer."""
         frames = await (await self.ledger(vertex)).peek(buffer, 0, 100_000)
-        return [Frame.decode(frame.data) for frame in frames]
+        return [part for frame in frames for part in frames_in(frame.data)]
 
     async def values(self, buffer: BufferId, vertex: str = "map") -> list[bytes]:
         return [value for frame in await self.stored(buffer, vertex) for value in frame.values()]

@@ -125,12 +125,9 @@ async def test_a_lane_killed_inside_a_frame_goes_on_inside_it(rig: Rig) -> None:
 
 
 async def commits(rig: Rig) -> list[list[int]]:
-    """Sizes of the frames in the buffer `OUT`, commit by commit: a commit has no gaps in the ledger."""
-    groups: list[list[int]] = []
-    before = 0
-    for sequence, data, _ in await (await rig.ledger("map")).peek(OUT, 0, 100_000):
-        if sequence != before + 1:
-            groups.append([])
-        groups[-1].append(len(data))
-        before = sequence
-    return groups
+    """Sizes of the stored frames in the buffer `OUT`, commit by commit: their names say which commit they belong to."""
+    groups: dict[int, list[int]] = {}
+    for _, data, witness in await (await rig.ledger("map")).peek(OUT, 0, 100_000):
+        assert witness is not None
+        groups.setdefault(witness.commit, []).append(len(data))
+    return list(groups.values())

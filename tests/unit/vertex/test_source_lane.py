@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,13 @@ import millstream_udf as udf
 from millstream import codes, limits
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, SystemClock
+from millstream.errors import RetryLaterError
 from millstream.frame import Frame, frame_of_records
 from millstream.record import BufferId, LaneId, Record
 from millstream.retry import OnFailure
 from millstream.telemetry import Telemetry
 from millstream.watermark.future import DROPPED, FutureBound
-from millstream.watermark.source import SourceWatermark
+from millstream.watermark.source import IdlePolicy, SourceWatermark
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch
 from millstream_reader.tracker import Tracker
@@ -85,6 +87,7 @@ async def lane_of(
     dead_letters: Sequence[Route] = (),
     transformer: Mapper | None = None,
     following: Mapper | None = None,
+    watermark: SourceWatermark | None = None,
 ) -> SourceVertexLane:
     """`following`: of a vertex that follows in a chain."""
     router = Router([Route(BUFFER.edge, 1, None)], dead_letters)
@@ -100,23 +103,28 @@ async def lane_of(
         telemetry, clock = core.telemetry, core.clock
         step = MapStep(lane, following, router, outlet, telemetry=telemetry, counters=counters, clock=clock, number=1)
         outlet = ToNext(step)
-    watermark = SourceWatermark()
+    watermark = watermark or SourceWatermark()
     return SourceVertexLane(core, source, transformer, router, outlet, watermark, seen, OnFailure.STOP, bound=bound)
 
 
 class Heard(logging.Handler):
-    """The first message with `words` in it."""
+    """The messages with `words` in them."""
 
     def __init__(self, words: str) -> None:
         super().__init__()
         self._words = words
-        self.text = ""
+        self.texts: list[str] = []
         self.event = asyncio.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._words in record.getMessage():
-            self.text = record.getMessage()
+            self.texts.append(record.getMessage())
             self.event.set()
+
+    @property
+    def text(self) -> str:
+        """The last one."""
+        return self.texts[-1]
 
 
 @contextmanager
@@ -216,6 +224,88 @@ async def test_a_source_that_is_told_to_stop_while_it_waits_leaves_all_behind_to
             lane.stop()
     assert (await rig.mark(UPSTREAM)).position == b"1"
     assert not (await rig.mark(UPSTREAM)).ended
+
+
+class AwaySource(GivenSource):
+    """One whose system is away at these reads."""
+
+    def __init__(self, frames: Sequence[Frame], away: Sequence[int]) -> None:
+        super().__init__(frames)
+        self._away = away
+        self._reads = 0
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        self._reads += 1
+        if self._reads in self._away:
+            raise RetryLaterError(codes.TARGET_AWAY, "the system does not answer")
+        return await super().read(records_max, bytes_max, timeout_s)
+
+
+@pytest.mark.guarantee("I9")
+async def test_a_source_whose_system_is_away_is_read_again(rig: Rig) -> None:
+    source = AwaySource([records_of(b"a"), records_of(b"b")], away=(1, 3, 4))
+    with hearing("waits to read") as heard:
+        await (await lane_of(rig, source)).run()
+    assert heard.texts == [
+        "/in/source.0: waits to read what follows the beginning: the system does not answer",
+        "/in/source.0: waits to read what follows source position 1: the system does not answer",
+    ]
+    assert await rig.values(BUFFER, "in") == [b"a", b"b"]
+    assert (await rig.account(UPSTREAM)).inputs == 2
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+async def test_a_source_whose_system_is_away_can_be_stopped(rig: Rig, replayable: bool) -> None:
+    source = AwaySource([records_of(b"a")], away=range(2, 1000))
+    source.replayable = replayable
+    lane = await lane_of(rig, source)
+    with hearing("waits to read what follows source position 1") as heard:
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(lane.run())
+            await heard.event.wait()
+            lane.stop()
+            await running
+    assert not (await rig.mark(UPSTREAM)).ended
+
+
+class TimedWatermark(SourceWatermark):
+    """One of a source that is idle as soon as it is silent, which tells when its timer has passed a few times."""
+
+    def __init__(self) -> None:
+        super().__init__(idle=IdlePolicy(threshold_s=0.001, increment_by_s=0.001))
+        self.passed = asyncio.Event()
+        self._passes = 0
+
+    def tick(self, now_us: int, monotonic_s: float, *, waiting: bool = True, held_up: bool = False) -> int:
+        self._passes += 1
+        if self._passes > 4:
+            self.passed.set()
+        return super().tick(now_us, monotonic_s, waiting=waiting, held_up=held_up)
+
+
+@pytest.mark.guarantee("I5")
+async def test_a_source_that_cannot_be_read_is_not_silent(rig: Rig) -> None:
+    watermark = TimedWatermark()
+    source = AwaySource([records_of(b"a", time_us=10), records_of(b"b", time_us=11)], away=range(2, 1000))
+    lane = await lane_of(rig, source, watermark=watermark)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(lane.run())
+        await watermark.passed.wait()
+        assert watermark.watermark_us == lane.core.watermark_us == 10
+        lane.stop()
+
+
+@pytest.mark.guarantee("I5")
+async def test_a_source_whose_ids_cannot_be_remembered_is_not_silent(rig: Rig) -> None:
+    watermark = TimedWatermark()
+    frames = [frame_of_records([Record(b"v", 10, id=name)], ingest_time_us=0) for name in ("a", "b")]
+    seen = SeenIds(ttl_s=16.0, ids_max=5, clock=SettableClock())
+    lane = await lane_of(rig, RepeatingSource(frames), seen=seen, watermark=watermark)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(lane.run())
+        await watermark.passed.wait()
+        assert watermark.watermark_us == lane.core.watermark_us == 10
+        lane.stop()
 
 
 @pytest.mark.guarantee("I2", "I5")
@@ -373,3 +463,76 @@ async def test_a_read_of_a_chain_is_committed_in_parts_and_its_records_keep_thei
         assert mark.numbered == mark.members[0].account.processed == (4 if stopped else 16)
     expected = [b"map/inside/0/%d" % number for number in range(16)]
     assert [value.strip() for value in await rig.values(BUFFER, "in")] == expected
+
+
+class SilentSource(GivenSource):
+    """One that has nothing until it is drained."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.reads = asyncio.Event()
+        self._drained = asyncio.Event()
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        self.reads.set()
+        await self._drained.wait()
+        return SourceBatch(None, b"")
+
+    async def drain(self) -> None:
+        self._drained.set()
+
+
+@pytest.mark.parametrize("calls", [False, True])
+async def test_only_a_read_that_calls_a_function_has_a_task(rig: Rig, calls: bool) -> None:
+    names: list[str] = []
+
+    def counted(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        names.append(work.__qualname__)
+        return asyncio.Task(work, loop=loop, **options)
+
+    async with open_stream(udf.source_transform(lambda value: value)) as stream:
+        source = GivenSource([records_of(b"a"), records_of(b"b")])
+        lane = await lane_of(rig, source, transformer=mapper_of(stream) if calls else None)
+        asyncio.get_running_loop().set_task_factory(counted)
+        await lane.run()
+    assert names.count("SourceVertexLane._process") == (2 if calls else 0)
+    assert (await rig.account(UPSTREAM)).processed == 2
+
+
+class HeldUpSource(SilentSource):
+    """One that may say that it cannot be read."""
+
+    def __init__(self, held_up: bool) -> None:
+        super().__init__()
+        self._is_held_up = held_up
+
+    def is_held_up(self) -> bool:
+        return self._is_held_up
+
+
+@pytest.mark.guarantee("I5")
+@pytest.mark.parametrize("held_up", [True, False])
+async def test_a_source_that_says_that_it_cannot_be_read_is_not_silent(rig: Rig, held_up: bool) -> None:
+    watermark = TimedWatermark()
+    watermark.observe(records_of(b"a", time_us=10))
+    source = HeldUpSource(held_up)
+    lane = await lane_of(rig, source, watermark=watermark)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(lane.run())
+        await watermark.passed.wait()
+        assert (watermark.watermark_us == 10) == held_up
+        lane.stop()
+        await source.drain()
+
+
+@pytest.mark.parametrize("policy", [None, IdlePolicy(threshold_s=60.0, increment_by_s=1.0)])
+async def test_a_silent_source_without_a_policy_has_no_timer(rig: Rig, policy: IdlePolicy | None) -> None:
+    source = SilentSource()
+    lane = await lane_of(rig, source, watermark=SourceWatermark(idle=policy))
+    running = asyncio.create_task(lane.run())
+    await source.reads.wait()
+    await asyncio.sleep(0)
+    ticking = f"idle {UPSTREAM}" in {task.get_name() for task in asyncio.all_tasks()}
+    assert ticking == (policy is not None)
+    running.cancel()
+    await asyncio.wait((running,))

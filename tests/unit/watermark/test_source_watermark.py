@@ -19,11 +19,13 @@ def frame(*times_us: int) -> Frame:
     return frame_of_records([Record(b"x", time_us) for time_us in times_us], ingest_time_us=0)
 
 
-def tick_seconds(watermark: SourceWatermark, start_s: float, seconds: float, *, waiting: bool = True) -> float:
+def tick_seconds(
+    watermark: SourceWatermark, start_s: float, seconds: float, *, waiting: bool = True, held_up: bool = False
+) -> float:
     """Tick ten times a second; returns the time at the end."""
     for _ in range(round(seconds * 10)):
         start_s += 0.1
-        watermark.tick(NOW_US, start_s, waiting=waiting)
+        watermark.tick(NOW_US, start_s, waiting=waiting, held_up=held_up)
     return start_s
 
 
@@ -87,6 +89,32 @@ def test_a_lane_with_work_on_the_way_is_slow_and_not_idle() -> None:
     assert watermark.watermark_us == 100 * SECOND
     tick_seconds(watermark, now_s, 0.9)
     assert watermark.watermark_us == 100 * SECOND
+
+
+@pytest.mark.guarantee("I5")
+def test_time_in_which_a_source_cannot_be_read_is_no_silence_and_does_not_begin_it_anew() -> None:
+    policy = IdlePolicy(threshold_s=5, increment_by_s=3, step_interval_s=4)
+    watermark = SourceWatermark(idle=policy)
+    watermark.observe(frame(100 * SECOND))
+    now_s = tick_seconds(watermark, 0.0, 3)
+    now_s = tick_seconds(watermark, now_s, 60, held_up=True)
+    now_s = tick_seconds(watermark, now_s, 1.9)
+    assert (watermark.watermark_us, watermark.idle) == (100 * SECOND, False)
+    now_s = tick_seconds(watermark, now_s, 0.3)
+    assert (watermark.watermark_us, watermark.idle) == (103 * SECOND, True)
+    # What is left of the time between two steps is left after it as well.
+    now_s = tick_seconds(watermark, now_s, 2)
+    now_s = tick_seconds(watermark, now_s, 60, held_up=True)
+    assert (watermark.watermark_us, watermark.idle) == (103 * SECOND, False)
+    now_s = tick_seconds(watermark, now_s, 1.7)
+    assert watermark.watermark_us == 103 * SECOND
+    now_s = tick_seconds(watermark, now_s, 0.5)
+    assert watermark.watermark_us == 106 * SECOND
+    # A second at least, in which arrives what the source has had meanwhile.
+    now_s = tick_seconds(watermark, now_s, 3.8)
+    now_s = tick_seconds(watermark, now_s, 60, held_up=True)
+    now_s = tick_seconds(watermark, now_s, 0.9)
+    assert watermark.watermark_us == 106 * SECOND
 
 
 @pytest.mark.guarantee("I5")

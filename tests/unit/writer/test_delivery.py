@@ -322,6 +322,22 @@ async def test_what_is_not_durable_is_bounded(limits: DeliveryLimits) -> None:
     assert 1 < sink.flushes <= 10
 
 
+async def test_what_is_in_progress_needs_no_flush() -> None:
+    """It would only end early what the sink collects next."""
+
+    class Finishing(ListSink):
+        in_progress = Position(3)
+
+    sink = Finishing(holds_back=True, durable=Position(0))
+    work = delivery(sink, limits=DeliveryLimits(4, 10**9))
+    for sequence in range(1, 7):
+        await work.write([sink_frame([b"x"], sequence)], Position(sequence))
+    assert (sink.flushes, work.take_settled()) == (0, None)
+    await work.write([sink_frame([b"x"], 7)], Position(7))
+    assert sink.flushes == 1
+    assert work.take_settled() == (Position(7), Account(inputs=7, processed=7))
+
+
 async def test_a_tick_that_finds_the_target_away_fails_nothing() -> None:
     sink = ListSink(away=1)
     work = delivery(sink)

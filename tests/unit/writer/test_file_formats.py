@@ -283,6 +283,19 @@ def test_what_only_the_fast_way_would_take_is_refused(value: bytes) -> None:
     assert list(refused(Parquet(COLUMNS), [b"{}", value])) == [1]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [b'{"i": 1}{"i": 2}', b'{"x":', b'{"i": 3}}'],
+        [b'{"i": 1}{"i": 2}', b'{"x": [', b'{"i": 3}]}'],
+        [b'{"i": 1}\n{"i": 2}', b'{"x":', b'{"i": 3}}'],
+    ],
+)
+def test_objects_that_are_not_in_records_of_their_own_are_refused(values: list[bytes]) -> None:
+    """There are as many objects as records."""
+    assert list(refused(Parquet(COLUMNS), values)) == [0, 1, 2]
+
+
 def test_the_fast_way_is_taken_for_plain_objects() -> None:
     values = [
         b'{"i": %d, "t": "2013-01-01T00:00:00Z", "s": "\xc3\xbc NaN Information", "x": [[{}]]}' % number

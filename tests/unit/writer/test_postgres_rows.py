@@ -48,7 +48,7 @@ def random_object(rng: random.Random) -> dict[str, object]:
 def test_rows_are_what_lines_would_be(mode: str, keys: list[str]) -> None:
     rng = random.Random(7)
     lines, rows = CopyFormat(settings(mode, keys)), CopyFormat(settings(mode, keys))
-    rows.typed = typed_rows(COLUMNS, TYPES)
+    rows.typed = typed_rows(COLUMNS, TYPES, keys)
     assert rows.typed is not None
     binary = 0
     for _ in range(200):
@@ -56,7 +56,7 @@ def test_rows_are_what_lines_would_be(mode: str, keys: list[str]) -> None:
         expected, got = lines.convert(frame), rows.convert(frame)
         assert (got.rows, got.failures) == (expected.rows, expected.failures)
         assert list(map(line_of, got.made)) == list(expected.made)
-        binary += set(map(type, got.made)) == {tuple}
+        binary += any(not isinstance(one, bytes) for one in got.made)
     # Where a key is null, the record is refused, and lines say which.
     assert binary == 200 if mode == "insert" else 0 < binary < 200
 

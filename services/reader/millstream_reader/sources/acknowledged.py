@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -168,6 +169,8 @@ class AcknowledgedLane:
         """None while there is no connection."""
         self._reaching = Reaching(owner.clock, _log)
         self._draining = False
+        self._leased_until_s = -math.inf
+        """Until when the server may withhold messages that were held over an earlier connection."""
         self._made_up = (f"{uuid4().hex}-{n}" for n in itertools.count())
         self._told_redelivered = False
         self._connected = asyncio.Event()
@@ -187,6 +190,8 @@ class AcknowledgedLane:
         self._given = given
         if not self._idle:
             await self._connect()
+            if body is not None:
+                self._expect_leased()
 
     async def close(self) -> None:
         """Acknowledge committed messages, as far as the time limit allows."""
@@ -222,6 +227,12 @@ class AcknowledgedLane:
             return 0
         there = self._subscription.pending()
         return None if there is None else there + (self._inbox.waiting if self._inbox is not None else 0)
+
+    def is_held_up(self) -> bool:
+        if self._idle:
+            return False
+        away = self._inbox is None or self._inbox.lost is not None
+        return away or self._owner.clock.monotonic_s() < self._leased_until_s
 
     async def drain(self) -> None:
         # Messages that the lane has not read go back to the server when the connection is closed.
@@ -289,6 +300,8 @@ class AcknowledgedLane:
             self._inbox = None
             lost = inbox.lost
             await self._subscription.close()
+            if inbox.held:
+                self._expect_leased()
             if lost is not None:
                 self._reaching.failed(lost)
         if not await self._reaching.may_try(timeout_s):
@@ -299,6 +312,12 @@ class AcknowledgedLane:
             self._reaching.failed(error)
             return None
         return self._inbox
+
+    def _expect_leased(self) -> None:
+        """Messages that were held may be at the server, which withholds them until their lease ends."""
+        lease_s = self._subscription.lease_s
+        if lease_s is not None:
+            self._leased_until_s = self._owner.clock.monotonic_s() + lease_s
 
     async def _connect(self) -> None:
         inbox = Inbox(self._given, self._bounds)

@@ -22,7 +22,7 @@ from millstream.errors import MillstreamError
 from millstream.formats.decoding import Decoder, open_decoder
 from millstream.frame import Frame
 from millstream.spec.sources import Source
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, pending_bytes
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up, pending_bytes, pending_versions
 from millstream_reader.sources.reaching import Reaching
 from millstream_udf import columns
 
@@ -76,6 +76,12 @@ class DecodingLane:
 
     def pending_bytes(self) -> int | None:
         return pending_bytes(self._lane)
+
+    def pending_versions(self) -> int | None:
+        return pending_versions(self._lane)
+
+    def is_held_up(self) -> bool:
+        return self._held is not None or is_held_up(self._lane)
 
     async def drain(self) -> None:
         await self._lane.drain()

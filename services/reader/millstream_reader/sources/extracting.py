@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from millstream.extract import Extraction
 from millstream.frame import Frame
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, pending_bytes
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up, pending_bytes, pending_versions
 from millstream_reader.sources.parsing import checked_json
 from millstream_udf import columns
 
@@ -41,8 +41,14 @@ class ExtractingLane:
     def pending(self) -> int | None:
         return self._lane.pending()
 
+    def is_held_up(self) -> bool:
+        return is_held_up(self._lane)
+
     def pending_bytes(self) -> int | None:
         return pending_bytes(self._lane)
+
+    def pending_versions(self) -> int | None:
+        return pending_versions(self._lane)
 
     async def drain(self) -> None:
         await self._lane.drain()

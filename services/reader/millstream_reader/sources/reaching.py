@@ -23,6 +23,8 @@ class Reaching:
         self._log = log
         self._pauses = Pauses(_AGAIN_FIRST_S, _AGAIN_LAST_S)
         self._not_before_s = 0.0
+        self.is_away = False
+        """Whether the last attempt failed."""
 
     async def may_try(self, timeout_s: float) -> bool:
         """Whether an attempt is due. If not, has waited for it for up to `timeout_s` seconds."""
@@ -40,10 +42,12 @@ class Reaching:
         """Schedule another attempt after a pause. Raises the error if that cannot help."""
         if not isinstance(error, RetryLaterError):
             raise error
+        self.is_away = True
         if self._pauses.none_yet:
             self._log.warning("%s; retrying", error)
         self._not_before_s = self._clock.monotonic_s() + self._pauses.take()
 
     def worked(self) -> None:
         """The server has answered: the next failure is logged again, and its first pause is short."""
+        self.is_away = False
         self._pauses.begin_again()

@@ -67,6 +67,8 @@ class Arrivals(Inbox[Received]):
         """The place after the arrived messages."""
         self.ended = False
         """Nothing will follow, ever."""
+        self.away = False
+        """Whether the connection was lost, and there is no other one yet."""
 
     def put(self, message: Received) -> None:
         self.place = message.place
@@ -169,6 +171,9 @@ class ReceivingLane:
     def pending(self) -> int | None:
         return self._inbox.waiting
 
+    def is_held_up(self) -> bool:
+        return self._inbox.away
+
     async def drain(self) -> None:
         # Arrived messages are still read: without a place they would be lost.
         self._draining = True
@@ -194,6 +199,7 @@ class ReceivingLane:
 
     async def _connect_again(self, error: RetryLaterError) -> None:
         """Connect, with retries. Raises permanent errors."""
+        self._inbox.away = True
         while True:
             self._reaching.failed(error)
             if self._stream.pause_s:
@@ -205,6 +211,7 @@ class ReceivingLane:
             except RetryLaterError as again:
                 error = again
             else:
+                self._inbox.away = False
                 return
 
     def _batch(self, taken: Sequence[Received]) -> SourceBatch:

@@ -118,6 +118,9 @@ class ProcessUse:
 
     cpu_s: float = 0.0
     rss_bytes_max: int = 0
+    """The resident memory of each process, summed: what several of them map counts several times."""
+    pss_bytes_max: int = 0
+    """The same, with each page divided by the number of processes that map it."""
     first_cpu_s: float | None = None
 
 
@@ -370,19 +373,27 @@ def _sample_use(directory: DataDirectory, measured: Measured) -> None:
         return
     for process in runtime.processes:
         with suppress(psutil.Error):
-            cpu_s, rss = _use_of(psutil.Process(process.identity.pid))
+            cpu_s, rss, pss = _use_of(psutil.Process(process.identity.pid))
             use = measured.use.setdefault(process_label(process.name, process.replicas), ProcessUse())
             if use.first_cpu_s is None:
                 use.first_cpu_s = cpu_s
             use.cpu_s = max(use.cpu_s, cpu_s - use.first_cpu_s)
             use.rss_bytes_max = max(use.rss_bytes_max, rss)
+            use.pss_bytes_max = max(use.pss_bytes_max, pss)
 
 
-def _use_of(process: psutil.Process) -> tuple[float, int]:
-    """CPU seconds and memory of a process and its child processes."""
-    cpu_s, rss = 0.0, 0
+def _use_of(process: psutil.Process) -> tuple[float, int, int]:
+    """CPU seconds, resident memory and its proportional share of a process and its child processes, in bytes."""
+    cpu_s, rss, pss = 0.0, 0, 0
     for one in [process, *process.children(recursive=True)]:
         times = one.cpu_times()
         cpu_s += times.user + times.system
-        rss += one.memory_info().rss
-    return cpu_s, rss
+        resident = one.memory_info().rss
+        rss += resident
+        try:
+            # Read later than the resident memory, which may have grown since; a share is never more than that.
+            pss += min(resident, one.memory_full_info().pss)
+        except psutil.AccessDenied:
+            # A process in a sandbox does not show its pages to others; it has no more than these.
+            pss += resident
+    return cpu_s, rss, pss

@@ -124,10 +124,15 @@ def _result(bench: str, load: Load, measured: Measured, raw_per_s: float) -> dic
                 "cpu_s": round(use.cpu_s, 2),
                 "cpu_share": round(use.cpu_s / measured.elapsed_s, 3) if measured.elapsed_s else None,
                 "rss_mib_max": round(use.rss_bytes_max / _MIB, 1),
+                "pss_mib_max": round(use.pss_bytes_max / _MIB, 1),
             }
             for name, use in sorted(measured.use.items())
         },
     }
+
+
+def _memory(use: dict[str, Any]) -> tuple[str, str]:
+    return f"{use['rss_mib_max']:.0f}", f"{use['pss_mib_max']:.0f}"
 
 
 def _milliseconds(measured: Measured, share: float) -> float | None:
@@ -138,9 +143,9 @@ def _milliseconds(measured: Measured, share: float) -> float | None:
 def _lines(result: dict[str, Any]) -> list[str]:
     rate, size = result["records_per_s"], result["record_bytes"]
     latency = {name: "not seen" if ms is None else f"{ms} ms" for name, ms in result["latency_ms"].items()}
-    rows = [("PROCESS (with its functions)", "CPU s", "CPU", "RSS MiB")]
+    rows = [("PROCESS (with its functions)", "CPU s", "CPU", "RSS MiB", "PSS MiB")]
     rows += [
-        (name, f"{use['cpu_s']:.2f}", f"{use['cpu_share'] or 0:.0%}", f"{use['rss_mib_max']:.0f}")
+        (name, f"{use['cpu_s']:.2f}", f"{use['cpu_share'] or 0:.0%}", *_memory(use))
         for name, use in result["processes"].items()
     ]
     keyed = f", {result['keys']:,} keys, {result['partitions']} partitions" if result["keys"] else ""
@@ -194,6 +199,7 @@ async def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> dic
             name: {
                 "cpu_share": round(use.cpu_s / measured.sampled_s, 3) if measured.sampled_s else None,
                 "rss_mib_max": round(use.rss_bytes_max / _MIB, 1),
+                "pss_mib_max": round(use.pss_bytes_max / _MIB, 1),
             }
             for name, use in sorted(measured.use.items())
         },
@@ -202,10 +208,8 @@ async def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> dic
 
 def _reduce_lines(result: dict[str, Any]) -> list[str]:
     latency = result["close_to_commit_ms"]
-    rows = [("PROCESS (with its functions)", "CPU", "RSS MiB")]
-    rows += [
-        (name, f"{use['cpu_share'] or 0:.0%}", f"{use['rss_mib_max']:.0f}") for name, use in result["processes"].items()
-    ]
+    rows = [("PROCESS (with its functions)", "CPU", "RSS MiB", "PSS MiB")]
+    rows += [(name, f"{use['cpu_share'] or 0:.0%}", *_memory(use)) for name, use in result["processes"].items()]
     ingest = f"{result['ingest_records_per_s']:,} records/s of {result['record_bytes']} bytes, fsynced"
     windows = f"{result['records_per_window']:,} records and {result['keys']:,} keys at {result['rate']:,} records/s"
     alone = f"Spark alone takes {result['spark_alone_ms']} ms for one"

@@ -17,6 +17,7 @@ from millstream.ledger.frames import decoded
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of
+from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.view import PipelineView
 
 _LINES = (".jsonl", ".txt")
@@ -24,7 +25,6 @@ _TABLES = (".csv", ".parquet")
 _NESTED = ("keys", "headers", "headersBase64")
 """Members that a column contains as JSON text."""
 _ROWS_AT_ONCE = 1024
-_FRAMES_AT_ONCE = 50
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -63,16 +63,13 @@ async def read_buffers(view: PipelineView, graph: Graph) -> AsyncIterator[Found]
             continue
         for buffer in buffers_of(graph, edge):
             ledger = await view.ledger_of(buffer)
-            after = await view.consumed(buffer)
-            while frames := await ledger.peek(buffer, after, _FRAMES_AT_ONCE):
-                after = frames[-1].sequence
-                for stored in frames:
-                    frame = decoded(ledger.vertex, buffer, stored)
-                    ids = frame.ids() or [""] * frame.records
-                    rows = zip(frame.values(), frame.event_times_us(), frame.keys(), frame.headers(), ids, strict=True)
-                    for index, row in enumerate(rows):
-                        line = envelope_line(envelope_of(*row)).encode()
-                        yield Found(f"{buffer}:{stored.sequence}[{index}]", line, read_envelope(line))
+            async for stored in stored_frames(ledger, buffer, await view.consumed(buffer)):
+                frame = decoded(ledger.vertex, buffer, stored)
+                ids = frame.ids() or [""] * frame.records
+                rows = zip(frame.values(), frame.event_times_us(), frame.keys(), frame.headers(), ids, strict=True)
+                for index, row in enumerate(rows):
+                    line = envelope_line(envelope_of(*row)).encode()
+                    yield Found(f"{buffer}:{stored.sequence}[{index}]", line, read_envelope(line))
 
 
 def _rows_of(file: Path) -> Iterator[tuple[int, bytes | Mapping[str, Any]]]:

@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from itertools import islice
 
 from millstream import codes
 from millstream.errors import DamageError, UserError
@@ -21,11 +22,10 @@ from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pi
 from millstream_runner.cli.place import directory_of
 from millstream_runner.cli.records import check_buffer, record_line
 from millstream_runner.local import audit
+from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.stored import open_run
 from millstream_runner.local.view import PipelineView
 
-_FRAMES_AT_ONCE = 50
-_VALUE_CHARS_MAX = 200
 _Opening = Callable[[], AbstractAsyncContextManager[PipelineView]]
 
 
@@ -56,22 +56,18 @@ async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespa
         ledger = await view.ledger_of(buffer)
         left, damaged = arguments.count, False
         after = await view.consumed(buffer) if arguments.start is None else arguments.start - 1
-        while left > 0:
-            frames = await ledger.peek(buffer, after, _FRAMES_AT_ONCE)
-            if not frames:
+        async for stored in stored_frames(ledger, buffer, after):
+            try:
+                frame = decoded(ledger.vertex, buffer, stored)
+            except DamageError as error:
+                print(error, file=sys.stderr)
+                damaged = True
+                continue
+            for index, record in enumerate(islice(frame.to_records(), left)):
+                print(record_line(stored.sequence, index, record, as_json=arguments.json))
+            left -= min(left, frame.records)
+            if not left:
                 break
-            after = frames[-1].sequence
-            for stored in frames:
-                try:
-                    frame = decoded(ledger.vertex, buffer, stored)
-                except DamageError as error:
-                    print(error, file=sys.stderr)
-                    damaged = True
-                    continue
-                for index, record in enumerate(frame.to_records()):
-                    if left > 0:
-                        print(record_line(stored.sequence, index, record, as_json=arguments.json))
-                    left -= 1
     if damaged:
         return DamageError.exit_code
     if left == arguments.count and not arguments.json:

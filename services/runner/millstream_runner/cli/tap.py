@@ -122,7 +122,7 @@ async def _follow(
         finally:
             if shown.tap is not None:
                 if shown.is_over and not shown.is_enough:
-                    _print(shown.tap, shown.tap.held(), arguments, shown)
+                    _print_held(shown.tap, arguments, shown)
                 print(await _in_all(shown.tap, directory, shown), file=sys.stderr)
 
 
@@ -150,6 +150,13 @@ async def _show(tap: Tap, arguments: argparse.Namespace, shown: _Shown) -> None:
                 shown.is_ended = await tap.has_ended()
                 if shown.is_ended:
                     return
+
+
+def _print_held(tap: Tap, arguments: argparse.Namespace, shown: _Shown) -> None:
+    for passed in tap.held():
+        if shown.is_enough:
+            return
+        _print(tap, passed, arguments, shown)
 
 
 def _print(tap: Tap, passed: Sequence[Passed], arguments: argparse.Namespace, shown: _Shown) -> None:

@@ -86,7 +86,7 @@ def _program(key: str) -> str:
     from millstream.ledger.protocol import DurabilityLevel
 
     with tempfile.TemporaryDirectory(prefix="millstream-doctor-") as name:
-        server = technology(key).server(Path(name), durability=DurabilityLevel.FSYNC, port=None)
+        server = technology(key).server(Path(name), durability=DurabilityLevel.FSYNC, port=None, buffers=0)
         path = server.command()[0]
     return _first_line(path, "--version") or path
 

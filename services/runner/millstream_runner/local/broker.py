@@ -15,7 +15,8 @@ from pathlib import Path
 
 from millstream import codes, limits
 from millstream.background import open_tasks
-from millstream.buffers.technology import Access, Technology
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access
 from millstream.errors import InfrastructureError
 from millstream.health import Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
@@ -23,6 +24,7 @@ from millstream.lines import LastLines, text_of
 from millstream.pauses import until_next
 from millstream.ports import free_ports
 from millstream.processes import Process, Stop, open_process
+from millstream.spec.graph import Graph
 from millstream_runner.local.directory import ProcessIdentity, write_text
 from millstream_runner.local.policy import Ending, restart_pauses
 from millstream_runner.local.processes import identity_of
@@ -52,7 +54,7 @@ class EmbeddedBroker:
     def __init__(
         self,
         directory: Path,
-        technology: Technology,
+        graph: Graph,
         *,
         durability: DurabilityLevel,
         port: int | None,
@@ -64,7 +66,10 @@ class EmbeddedBroker:
         `on_started` is called after every start, when the port and the process are known.
         """
         self._directory = directory
-        self._server = technology.server(directory, durability=durability, port=port)
+        stored = graph.stages
+        buffers = sum(stored.vertex(edge.to).partitions for edge in stored.edges)
+        technology = technology_of(graph.pipeline)
+        self._server = technology.server(directory, durability=durability, port=port, buffers=buffers)
         self._on_line = on_line
         self._on_started = on_started
         self._stop = asyncio.Event()

@@ -107,7 +107,7 @@ class Change:
             mark.CopyFrom(stored.mark)
             mark.commit_id = uuid4().bytes
             mark.reduce.closed_us = closed_us
-            await ledger.commit(Commit(lane, (), mark, stored.sequence))
+            await ledger.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
 
     def _former(self) -> Graph:
         """The pipeline that ran last. If a change was not completed, it may lack something that the shape has: that has

@@ -5,9 +5,10 @@ Above it: the screen, `status.json`, the drain. Below it: entries of the OT stor
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
@@ -99,6 +100,8 @@ class PipelineProgress:
         }
         self._entries: dict[tuple[str, str], OtEntry] = {}
         """The last published entries."""
+        self._parts: defaultdict[tuple[str, str], dict[str, OtEntry]] = defaultdict(dict)
+        """For lanes of vertices that follow in a chain: the parts of the entries of the lanes that they run in."""
         self._moment: dict[tuple[str, str], OtEntry] = {}
         """Those of them that are consistent: no lane has read what was not written."""
         self._held_since_s: dict[tuple[str, str], float] = {}
@@ -113,8 +116,15 @@ class PipelineProgress:
         partition = int(lane_key.rpartition(".")[2])
         for member in chain:
             edge = self._graph.chained_into(member)
-            key = lane_key if edge is None else LaneId(member, edge.name, partition).key
-            self._entries[member, key] = self._part_of(member, edge.name if edge is not None else None, entry)
+            if edge is None:
+                self._entries[member, lane_key] = self._part_of(member, None, entry)
+                continue
+            # A chain that begins with a join has several lanes of each partition.
+            key = LaneId(member, edge.name, partition).key
+            parts = self._parts[member, key]
+            parts[lane_key] = self._part_of(member, edge.name, entry)
+            lanes = sum(lane.partition == partition for lane in self._lanes[vertex])
+            self._entries[member, key] = _joined(list(parts.values()), lanes)
 
     def _part_of(self, member: str, edge: str | None, entry: OtEntry) -> OtEntry:
         """What the entry of a chain's lane says about one of its vertices. `edge`: the edge that leads to it; None for
@@ -257,6 +267,34 @@ _NOTHING = OtEntry(watermark_us=START_OF_TIME_US)
 
 def _entry(lane: LaneId, entries: _Entries) -> OtEntry:
     return entries.get((lane.vertex, lane.key), _NOTHING)
+
+
+def _joined(parts: Sequence[OtEntry], lanes: int) -> OtEntry:
+    """One entry for what so many lanes have published."""
+    if len(parts) == lanes == 1:
+        return parts[0]
+    whole = len(parts) == lanes
+    joined = OtEntry(
+        epoch=max(part.epoch for part in parts),
+        watermark_us=min(part.watermark_us for part in parts) if whole else START_OF_TIME_US,
+        idle=whole and all(part.idle for part in parts),
+        ended=whole and all(part.ended for part in parts),
+        published_us=max(part.published_us for part in parts),
+    )
+    for states, given in (
+        (joined.inputs, [state for part in parts for state in part.inputs]),
+        (joined.outputs, [state for part in parts for state in part.outputs]),
+    ):
+        for buffer, of_one in groupby(sorted(given, key=_place), key=_place):
+            counts = [(state.sequence, state.records, state.bytes) for state in of_one]
+            sequences, records, sizes = zip(*counts, strict=True)
+            edge, partition = buffer
+            states.add(edge=edge, partition=partition, sequence=max(sequences), records=sum(records), bytes=sum(sizes))
+    return joined
+
+
+def _place(state: BufferState) -> tuple[str, int]:
+    return state.edge, state.partition
 
 
 def _records(entry: OtEntry) -> int:

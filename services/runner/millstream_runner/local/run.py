@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream import codes
-from millstream.buffers.registry import technology_of
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
@@ -55,7 +54,7 @@ from millstream_runner.local.replica import Failure
 from millstream_runner.local.runner_log import runner_log
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.signals import handled
-from millstream_runner.local.states import State
+from millstream_runner.local.states import OVER, State
 from millstream_runner.local.storage import refuse_small_disk
 from millstream_runner.local.summary import Summary, check_stored, summarize
 from millstream_runner.local.view import PipelineView, open_view
@@ -76,6 +75,9 @@ SAMPLE_INTERVAL_S = 0.5
 """Time between two readings of the OT stores."""
 QUIET_INTERVAL_S = 1.0
 """The same while they have nothing new: reading a store is a request to the broker."""
+_QUIET_LOOKS = 8
+"""After this many readings without anything new, each reads only the sources' stores and a part of the others, until
+there is something new."""
 FAILURE_GRACE_S = 10.0
 """Time from the failure of one vertex until the others that have not drained are killed."""
 _POLL_S = 0.05
@@ -248,7 +250,7 @@ class _Run:
 
         broker = EmbeddedBroker(
             self._directory.broker,
-            technology_of(self._graph.pipeline),
+            self._graph,
             durability=self._options.durability,
             port=port,
             on_line=broker_log.write,
@@ -352,16 +354,22 @@ class _Run:
 
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         """Keep the figures up to date, forever. While the broker does not answer, the last ones are kept."""
+        quiet = 0
         while True:
             interval_s = SAMPLE_INTERVAL_S
             with contextlib.suppress(RetryLaterError):
-                if not await self._look_once(view, ledgers):
-                    interval_s = QUIET_INTERVAL_S
+                part = quiet if quiet >= _QUIET_LOOKS else None
+                if not await self._look_once(view, ledgers, part):
+                    quiet, interval_s = quiet + 1, QUIET_INTERVAL_S
+                else:
+                    quiet = 0
+                    if part is not None:
+                        await self._look_once(view, ledgers)
             await asyncio.sleep(until_next(interval_s))
 
-    async def _look_once(self, view: PipelineView, ledgers: KnownLedgers) -> bool:
-        """Whether anything is new."""
-        await view.update(self._progress)
+    async def _look_once(self, view: PipelineView, ledgers: KnownLedgers, part: int | None = None) -> bool:
+        """Whether anything is new. `part`: see `PipelineView.update`."""
+        await view.update(self._progress, part)
         ledgers.note(await view.ledger_ids())
         news = self._display.take(self._progress, (edge.name for edge in self._graph.edges))
         await self._display.find_durability(view)
@@ -426,6 +434,9 @@ class _Run:
 
     def _on_signal(self) -> None:
         """First signal: drain. Second: end everything at once."""
+        if self._state in OVER:
+            # The result is known. Only the broker and Spark still have to end, and they have limits of their own.
+            return
         if not self._drain_asked.is_set() and self._state is State.RUNNING:
             self._screen.message(
                 "draining: no new records are read; those in flight are finished (Ctrl-C again: stop at once)"

@@ -125,7 +125,7 @@ class Watermarks:
             mark.reduce.closed_us = min(mark.reduce.closed_us, target.closed_us)
         mark.commit_id = uuid4().bytes
         mark.watermark_us = min(mark.watermark_us, target.end_us)
-        await ledger.commit(Commit(lane, (), mark, stored.sequence))
+        await ledger.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
         # What was published since then would still count as a watermark.
         await forget(await self._stores.store(lane.vertex), lane)
 

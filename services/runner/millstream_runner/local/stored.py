@@ -31,7 +31,7 @@ async def open_stored(directory: DataDirectory, graph: Graph) -> AsyncIterator[E
         async with asyncio.TaskGroup() as processes:
             broker = EmbeddedBroker(
                 directory.broker,
-                technology_of(graph.pipeline),
+                graph,
                 durability=DurabilityLevel.FSYNC,
                 port=None,
                 on_line=lambda line: None,

@@ -8,6 +8,7 @@ Above it: the runner and `status`. Below it: the marks of all lanes. Two equatio
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,7 +104,11 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
     """Add the marks up and check them. `waiting`: records counted in the buffers; buffers without a count are not
     compared."""
     written = _written(marks)
-    read = {done.buffer: done.records for lane, mark in marks.items() for done in consumed(lane, mark)}
+    # Several lanes of a chain may pass records over one edge inside it.
+    read: Counter[BufferId] = Counter()
+    for lane, mark in marks.items():
+        for done in consumed(lane, mark):
+            read[done.buffer] += done.records
     found: list[str] = []
     vertices = []
     for vertex in graph.vertices:

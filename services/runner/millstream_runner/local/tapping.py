@@ -12,7 +12,7 @@ silently. Above it: `millstream tap`. Below it: the ledgers, of any technology.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from millstream.background import open_tasks
 from millstream.errors import MillstreamError
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, StoredFrame
+from millstream.limits import MIB
 from millstream.record import BufferId, LaneId, Record
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of, upstream_lanes
@@ -27,7 +28,8 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.view import PipelineView
 
 FRAMES_HELD_MAX = 64
-"""Frames in the queue of a tap. What has arrived there is shown even if the broker has ended."""
+BYTES_HELD_MAX = 32 * MIB
+"""Frames in the queue of a tap, and their bytes. What has arrived there is shown even if the broker has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class _Writer:
 
 
 @dataclass(slots=True)
-class _Buffer:
+class WatchedBuffer:
     """The position of the tap in a buffer."""
 
     buffer: BufferId
@@ -63,6 +65,45 @@ class _Buffer:
     missed_frames: int = 0
 
 
+class Arrived:
+    """The queue of a tap: few frames, and few bytes unless one frame has more. For several tasks that put."""
+
+    def __init__(self, frames_max: int = FRAMES_HELD_MAX, bytes_max: int = BYTES_HELD_MAX) -> None:
+        self._frames: asyncio.Queue[tuple[WatchedBuffer, StoredFrame | MillstreamError]] = asyncio.Queue(frames_max)
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._room = asyncio.Event()
+
+    @property
+    def is_empty(self) -> bool:
+        return self._frames.empty()
+
+    async def put(self, buffer: WatchedBuffer, frame: StoredFrame | MillstreamError) -> None:
+        """Wait until there is room."""
+        size = _size(frame)
+        while self._bytes and self._bytes + size > self._bytes_max:
+            self._room.clear()
+            await self._room.wait()
+        self._bytes += size
+        await self._frames.put((buffer, frame))
+
+    async def get(self) -> tuple[WatchedBuffer, StoredFrame | MillstreamError]:
+        """Wait for the next one."""
+        return self._taken(*await self._frames.get())
+
+    def get_all(self) -> Iterator[tuple[WatchedBuffer, StoredFrame | MillstreamError]]:
+        """Those that are there, without waiting."""
+        while not self._frames.empty():
+            yield self._taken(*self._frames.get_nowait())
+
+    def _taken(
+        self, buffer: WatchedBuffer, frame: StoredFrame | MillstreamError
+    ) -> tuple[WatchedBuffer, StoredFrame | MillstreamError]:
+        self._bytes -= _size(frame)
+        self._room.set()
+        return buffer, frame
+
+
 @dataclass(slots=True)
 class Tap:
     """A tap on an edge. Created by `open_tap`; for one task."""
@@ -70,12 +111,10 @@ class Tap:
     graph: Graph
     view: PipelineView
     edge: str
-    buffers: list[_Buffer]
+    buffers: list[WatchedBuffer]
     is_whole: bool
     """Whether it watches all partitions."""
-    _arrived: asyncio.Queue[tuple[_Buffer, StoredFrame | MillstreamError]] = field(
-        default_factory=lambda: asyncio.Queue(FRAMES_HELD_MAX)
-    )
+    _arrived: Arrived = field(default_factory=Arrived)
 
     @property
     def seen(self) -> int:
@@ -102,12 +141,10 @@ class Tap:
             return []
         return self._taken(*arrived)
 
-    def held(self) -> Sequence[Passed]:
-        """Records that have arrived and were not taken yet."""
-        found: list[Passed] = []
-        while not self._arrived.empty():
-            found += self._taken(*self._arrived.get_nowait())
-        return found
+    def held(self) -> Iterator[Sequence[Passed]]:
+        """Records that have arrived and were not taken yet, frame by frame."""
+        for arrived in self._arrived.get_all():
+            yield self._taken(*arrived)
 
     async def has_ended(self) -> bool:
         """Whether no more records will pass, and all that could be seen were."""
@@ -122,7 +159,7 @@ class Tap:
         passed = sum(written.records for buffer in self.buffers for written in _written(marks, buffer.buffer).values())
         return max(0, passed - self.records_before - self.seen)
 
-    def _taken(self, buffer: _Buffer, frame: StoredFrame | MillstreamError) -> Sequence[Passed]:
+    def _taken(self, buffer: WatchedBuffer, frame: StoredFrame | MillstreamError) -> Sequence[Passed]:
         if isinstance(frame, MillstreamError):
             raise frame
         buffer.after = frame.sequence
@@ -138,17 +175,17 @@ class Tap:
             told = {key: writer.frames_told for key, writer in buffer.writers.items()}
             if all(told.get(key, 0) >= one.frames for key, one in _written(marks, buffer.buffer).items()):
                 continue
-            if not self._arrived.empty() or await buffer.ledger.peek(buffer.buffer, buffer.after, 1):
+            if not self._arrived.is_empty or await buffer.ledger.peek(buffer.buffer, buffer.after, 1):
                 return True
         return False
 
-    async def _watch(self, buffer: _Buffer, frames: AsyncIterator[StoredFrame]) -> None:
+    async def _watch(self, buffer: WatchedBuffer, frames: AsyncIterator[StoredFrame]) -> None:
         """Put passing frames into the queue. Errors are raised where the queue is read."""
         try:
             async for frame in frames:
-                await self._arrived.put((buffer, frame))
+                await self._arrived.put(buffer, frame)
         except MillstreamError as error:
-            await self._arrived.put((buffer, error))
+            await self._arrived.put(buffer, error)
 
 
 @asynccontextmanager
@@ -160,7 +197,7 @@ async def open_tap(
     graph = graph.stages
     buffers = [one for one in buffers_of(graph, graph.edge(edge)) if partitions is None or one.partition in partitions]
     ledgers = {buffer: await view.ledger_of(buffer) for buffer in buffers}
-    found = [_Buffer(buffer, ledger, await ledger.last_sequence(buffer)) for buffer, ledger in ledgers.items()]
+    found = [WatchedBuffer(buffer, ledger, await ledger.last_sequence(buffer)) for buffer, ledger in ledgers.items()]
     tap = Tap(graph, view, edge, found, partitions is None)
     async with AsyncExitStack() as stack:
         watched = [(one, await stack.enter_async_context(one.ledger.watch(one.buffer, one.after))) for one in found]
@@ -191,7 +228,11 @@ def _written(marks: Mapping[LaneId, mark_pb2.Mark], buffer: BufferId) -> dict[st
     }
 
 
-def _is_new(buffer: _Buffer, frame: StoredFrame) -> bool:
+def _size(frame: StoredFrame | MillstreamError) -> int:
+    return len(frame.data) if isinstance(frame, StoredFrame) else 0
+
+
+def _is_new(buffer: WatchedBuffer, frame: StoredFrame) -> bool:
     """Whether a frame was committed after the tap began; frames missing before it are counted."""
     witness = frame.witness
     writer = buffer.writers.get(witness.lane) if witness is not None else None

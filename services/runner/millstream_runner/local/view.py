@@ -7,7 +7,7 @@ while any lane runs; it can remove what a removed vertex has stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -16,20 +16,25 @@ from millstream.account import consumed
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import DamageError, RetryLaterError
-from millstream.ledger.frames import decoded
+from millstream.ledger.frames import decoded_parts
 from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
+from millstream.limits import BUFFER_BYTES_MAX
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import all_lanes, buffers_of, lanes_of
 from millstream.watermark.store import OtStore, OtStores, newest
 from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.summary import Summary, summarize
 from millstream_vertex.past import check_not_older
 from millstream_vertex.shared_copies import leave, leaving
 
+PARTS = 4
+"""Parts in which the vertices of a quiet pipeline are asked."""
 COUNTED_FRAMES_MAX = 1000
-"""A buffer with more frames than this after a drain is not counted, because that would take long."""
+COUNTED_BYTES_MAX = 2 * BUFFER_BYTES_MAX
+"""A buffer with more frames than this after a drain, or more bytes, is not counted, because that would take long."""
 
 
 class PipelineView:
@@ -43,20 +48,29 @@ class PipelineView:
         self._open_stores: dict[str, OtStore] = {}
         self._ledgers: dict[str, Ledger] = {}
 
-    async def update(self, progress: PipelineProgress) -> None:
-        """Pass on what all lanes last published. Raises `RetryLaterError` while the broker does not answer."""
+    async def update(self, progress: PipelineProgress, part: int | None = None) -> None:
+        """Pass on what all lanes last published. `part`: instead, only lanes of sources, and those of one of `PARTS`
+        parts of the other vertices. Raises `RetryLaterError` while the broker does not answer."""
         for vertex in self._graph.order:
             if vertex not in self._open_stores:
                 self._open_stores[vertex] = await self._stores.store(vertex)
         # Readers are asked before writers, so that hardly any lane appears to have read what was not written. All are
         # asked at once, which is one message to the broker instead of one for each.
-        stores = [(vertex, self._open_stores[vertex]) for vertex in reversed(self._graph.order)]
+        asked = self._graph.order if part is None else self._part(part)
+        stores = [(vertex, self._open_stores[vertex]) for vertex in reversed(asked)]
         answers = await asyncio.gather(*(store.get_all() for _, store in stores), return_exceptions=True)
         for (vertex, _), answer in zip(stores, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
             for key, update in answer.items():
                 progress.observe(vertex, key, update.entry)
+
+    def _part(self, number: int) -> Sequence[str]:
+        """Sources, because most news begins there, and a part of the other vertices, in the order of the graph."""
+        sources = {vertex.name for vertex in self._graph.sources}
+        others = [vertex for vertex in self._graph.order if vertex not in sources]
+        chosen = sources.union(others[number % PARTS :: PARTS])
+        return [vertex for vertex in self._graph.order if vertex in chosen]
 
     async def durability(self) -> Durability | None:
         """What the broker guarantees; None until there is a ledger to ask about."""
@@ -98,11 +112,9 @@ class PipelineView:
             ledger = await self._ledger(self._graph.edge(buffer.edge).from_)
             if ledger is None:
                 continue
-            position = read.get(buffer, Position(0))
-            frames = await ledger.peek(buffer, position.sequence, COUNTED_FRAMES_MAX)
-            if len(frames) < COUNTED_FRAMES_MAX:
-                records = sum(decoded(ledger.vertex, buffer, frame).records for frame in frames)
-                found[buffer] = records - (position.record_index if frames else 0)
+            records = await _records_after(ledger, buffer, read.get(buffer, Position(0)))
+            if records is not None:
+                found[buffer] = records
         return found
 
     async def summary(self) -> Summary:
@@ -157,6 +169,17 @@ class PipelineView:
 def _read(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, Position]:
     """How far each buffer is read and committed."""
     return {done.buffer: done.position for lane, mark in marks.items() for done in consumed(lane, mark)}
+
+
+async def _records_after(ledger: Ledger, buffer: BufferId, position: Position) -> int | None:
+    """Records that are stored after a position; None if it would take too long to count them."""
+    records = frames = size = 0
+    async for stored in stored_frames(ledger, buffer, position.sequence):
+        frames, size = frames + 1, size + len(stored.data)
+        if frames >= COUNTED_FRAMES_MAX or size > COUNTED_BYTES_MAX:
+            return None
+        records += sum(frame.records for frame in decoded_parts(ledger.vertex, buffer, stored))
+    return records - (position.record_index if frames else 0)
 
 
 @asynccontextmanager

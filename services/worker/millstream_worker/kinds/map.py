@@ -35,7 +35,7 @@ class Map(UdfKind):
         from millstream_vertex.map_lane import MapLane
 
         outlet = await opening.outlet()
-        base = await opening.buffer_lane()
+        base = await opening.buffer_lane(in_parts=True)
         step = await self.open_step(settings, opening, outlet, 0)
         # The default of 500 is Numaflow's. Calls are that small only for vertices that set the limit explicitly.
         limits = [opening.shared.whole.limits_of(vertex) for vertex in opening.chain]

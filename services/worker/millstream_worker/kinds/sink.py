@@ -97,7 +97,10 @@ class SinkVertex(RunnableKind[Sink]):
         from millstream_vertex.sink_lane import SinkVertexLane
         from millstream_writer.delivery import DeliveryLimits
 
-        base = await opening.buffer_lane()
+        # Without a position in the target, a write that is cut short by a stop or a crash is repeated, so it gets one
+        # frame. A target that keeps a position benefits from large writes.
+        in_parts = settings.promise().id is not GuaranteeId.TRANSACTIONAL
+        base = await opening.buffer_lane(in_parts=in_parts)
         mark = opening.core.committer.mark
         limits = opening.shared.graph.limits_of(opening.lane.vertex)
         half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
@@ -156,14 +159,16 @@ async def _opened(
 
     shared, lane = opening.shared, opening.lane
     programs = shared.outside.programs_of(lane.vertex)
-    envelope = shared.whole.writes_envelopes(lane.input, settings)
+    chained = shared.whole.chained_into(lane.vertex)
+    edge = lane.input if chained is None else chained.name
+    envelope = shared.whole.writes_envelopes(edge, settings)
     owner = replace(owner, envelope=envelope, client=programs.client("sink"))
     primary = await opening.reached(lambda: open_sink(settings, owner))
     _check_demand(settings, primary, opening)
     fallback = None
     if (instead := settings.fallback) is not None:
         aside = owner.as_fallback(
-            envelope=shared.whole.writes_envelopes(lane.input, instead),
+            envelope=shared.whole.writes_envelopes(edge, instead),
             client=programs.client("fallback"),
         )
         fallback = await opening.reached(lambda: open_sink(instead, aside))

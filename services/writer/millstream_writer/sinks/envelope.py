@@ -14,7 +14,7 @@ from millstream.dead_letter import MEMBERS, envelope_line, envelope_of
 from millstream.record import Position
 from millstream.spec.columns import Column
 from millstream_udf import columns
-from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WholeLane, WriteResult
+from millstream_writer.sink import FinishingLane, GatheringLane, Guarantee, SinkFrame, SinkLane, WholeLane, WriteResult
 
 ENVELOPE_COLUMNS = tuple(Column(name=name, type="timestamp" if name == "eventTime" else "string") for name in MEMBERS)
 """Columns of a Parquet file without configured columns."""
@@ -35,6 +35,14 @@ class EnvelopeLane:
     @property
     def durable(self) -> Position | None:
         return self._lane.durable
+
+    @property
+    def in_progress(self) -> Position | None:
+        return self._lane.in_progress if isinstance(self._lane, FinishingLane) else self._lane.durable
+
+    @property
+    def gathers(self) -> bool:
+        return isinstance(self._lane, GatheringLane) and self._lane.gathers
 
     @property
     def collects(self) -> bool:

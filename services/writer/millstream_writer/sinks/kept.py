@@ -65,7 +65,7 @@ async def check_kept(owner: SinkOwner, kept: Kept, target: str, remedy: str, *, 
     if owner.fallback:
         # A fallback gets only some records, and perhaps different ones when they are offered again.
         return
-    if owner.start.record_index == 0 and kept.position < owner.start:
+    if kept.position < owner.start:
         raise DamageError(
             codes.SINK_BEHIND,
             f"{owner.where}: {target} is at sequence {kept.position.sequence} of lane {owner.name}, but had "

@@ -1,8 +1,8 @@
 """Lanes whose target keeps a position, and refuses records only within a transaction.
 
-    write ─► converted ─► records after the position ─► one transaction: records, position
-                                                          └─ refused ─► halved, under savepoints, until it is known
-                                                                        which records are ─► those before the first one
+    write ─► one transaction: position, records after it, each frame converted when its turn comes
+                └─ refused ─► halved, under savepoints, until it is known which records are
+                                └─► those before the first one
 
 A record that the database refuses is found by halving the batch, and that attempt is rolled back. Then everything
 before the first refused record is committed, and nothing after it until the delivery has decided about it: if the lane
@@ -18,9 +18,9 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from millstream import codes
@@ -57,12 +57,22 @@ class _Row(Generic[T]):
 class Part(Generic[T]):
     """The contents of one transaction."""
 
-    made: Sequence[T]
+    made: Iterable[Sequence[T]]
+    """The records, in order, in pieces that may be empty. They can be read once, and may be converted only when they
+    are read: that raises `UnfitError` if one cannot be converted."""
     end: Position
     frame: str
     """Name of the frame at or before the end; empty if it is unknown."""
     refused: Sequence[tuple[Position, str, str]] = ()
     """Records that are set aside with it: the end of each, the reason and the detail."""
+
+    def records(self) -> list[T]:
+        """All records, for a lane that has to know them before it begins."""
+        return [one for made in self.made for one in made]
+
+
+class UnfitError(Exception):
+    """A record of a write cannot be converted, so its transaction must not be committed."""
 
 
 @dataclass(slots=True)
@@ -73,7 +83,8 @@ class _Write(Generic[T]):
     end: Position
     frame: str
     new: list[tuple[int, Sequence[int], Sequence[T]]] = field(default_factory=list)
-    """The records to write: their frame, their indexes in it, and their converted form."""
+    """The records to write of the frames that are converted so far: their frame, their indexes in it, and their
+    converted form."""
     refused: list[tuple[Position, str, str]] = field(default_factory=list)
     failures: list[list[SinkFailure]] = field(init=False)
     """Failures by frame: those from `refused`, and of records that were set aside before."""
@@ -81,12 +92,8 @@ class _Write(Generic[T]):
     def __post_init__(self) -> None:
         self.failures = [[] for _ in self.frames]
 
-    def part(self) -> Part[T]:
-        """All records to write."""
-        return Part([one for _, _, made in self.new for one in made], self.end, self.frame)
-
     def rows(self, alone: Callable[[T], T]) -> list[_Row[T]]:
-        """The same, one by one, for a batch with refused records."""
+        """The records to write, one by one, for a batch with refused records."""
         return [
             _Row(exact_position(self.frames[number], self.frames[number].indexes()[row] + 1), alone(one), number, row)
             for number, rows, made in self.new
@@ -116,9 +123,7 @@ class RefusableLane(PositionLane[T]):
             # Only now is the target's position known.
             reached, name = self._reached(frames, end)
             write: _Write[T] = _Write(frames, *((self._durable, "") if reached <= self._durable else (reached, name)))
-            for number, item in enumerate(frames):
-                self._sort(write, number, item)
-            if write.refused or not await self._tried(write):
+            if not await self._tried(write):
                 await self._without_refused(write)
         return write.result()
 
@@ -129,7 +134,8 @@ class RefusableLane(PositionLane[T]):
     @abstractmethod
     async def _transact(self, part: Part[T]) -> None:
         """One transaction: records, those that are set aside, and the position, which never moves back. If a record is
-        refused, it is rolled back, and the connection remains usable. Raises `FencedError`."""
+        refused or unfit, it is rolled back, and the connection remains usable. Raises `FencedError` and
+        `UnfitError`."""
 
     @abstractmethod
     def _trying(self) -> AbstractAsyncContextManager[Callable[[Sequence[T]], Awaitable[None]]]:
@@ -151,6 +157,15 @@ class RefusableLane(PositionLane[T]):
         self._refused = refused
         if self._rest is not None and self._rest.end <= self._durable:
             self._rest = None
+
+    def _made(self, write: _Write[T]) -> Iterator[Sequence[T]]:
+        """The records to write, frame by frame, each converted when it is asked for. Raises `UnfitError` at the first
+        frame with a record that cannot be converted."""
+        for number in range(len(write.new), len(write.frames)):
+            self._sort(write, number, write.frames[number])
+            if write.refused:
+                raise UnfitError
+            yield write.new[number][2]
 
     def _sort(self, write: _Write[T], number: int, item: SinkFrame) -> None:
         """The records of a frame to write, and the refused ones."""
@@ -175,9 +190,11 @@ class RefusableLane(PositionLane[T]):
         return self._owner.fallback or end > self._durable
 
     async def _tried(self, write: _Write[T]) -> bool:
-        """Whether everything is committed; False if the database refuses a record, and nothing is committed."""
+        """Whether everything is committed; False if a record is refused, and nothing is committed."""
         try:
-            await self._commit(write.part())
+            await self._commit(Part(self._made(write), write.end, write.frame))
+        except UnfitError:
+            return False
         except Exception as error:
             if self._refusal(error) is None:
                 raise
@@ -187,6 +204,8 @@ class RefusableLane(PositionLane[T]):
     async def _without_refused(self, write: _Write[T]) -> None:
         """Find the records that the database refuses, commit the records before them, and keep the rest until the next
         call."""
+        for number in range(len(write.new), len(write.frames)):
+            self._sort(write, number, write.frames[number])
         rows = write.rows(self._alone)
         bad = await self._find(rows)
         for row, refusal in bad:
@@ -194,17 +213,17 @@ class RefusableLane(PositionLane[T]):
             write.refused.append((row.end, *refusal))
         if not write.refused:
             # The cause has disappeared meanwhile, or does not affect single writes.
-            await self._commit(Part([row.made for row in rows], write.end, write.frame))
+            await self._commit(Part([[row.made for row in rows]], write.end, write.frame))
             return
         # A whole delivery is one transaction, which has to wait for the decision about these records.
         first = Position(0) if self._owner.whole else min(end for end, _, _ in write.refused)
         before = [row for row in rows if row.end < first]
         if before:
             last = before[-1]
-            await self._commit(Part([row.made for row in before], last.end, write.frames[last.item].name))
+            await self._commit(Part([[row.made for row in before]], last.end, write.frames[last.item].name))
         refused = {id(row) for row, _ in bad}
         behind = [row.made for row in rows if row.end >= first and id(row) not in refused]
-        self._rest = Part(behind, write.end, write.frame, write.refused)
+        self._rest = Part([behind], write.end, write.frame, write.refused)
 
     async def _find(self, rows: Sequence[_Row[T]]) -> list[tuple[_Row[T], Refusal]]:
         """The rows that the database refuses, each written after the earlier ones. The attempt is rolled back."""
@@ -244,7 +263,10 @@ class RefusableLane(PositionLane[T]):
         self._rest = None
 
     async def _commit(self, part: Part[T]) -> None:
-        if part.end <= self._durable and not part.made:
-            return
+        if part.end <= self._durable:
+            # Only a fallback may have records then.
+            part = replace(part, made=[made for made in part.made if made])
+            if not part.made:
+                return
         await self._transact(part)
         self._durable = max(self._durable, part.end)

@@ -43,6 +43,8 @@ class DeltaSourceLane(TableSourceLane[Added]):
         """Whether all files of the version are read, not only those that it added."""
         self._crc = 0
         """Checksum of the newest version from which something was read."""
+        self._newest = -1
+        """Number of the newest version, when the table was looked at last."""
         self._found_crc = 0
         """Checksum of the version whose files are being read."""
 
@@ -57,13 +59,22 @@ class DeltaSourceLane(TableSourceLane[Added]):
         except (LookupError, TypeError, ValueError) as error:
             raise unreadable_position(f"lane {self._owner.lane}", position, "a delta source") from error
 
+    def pending_versions(self) -> int | None:
+        if self._ended:
+            return 0
+        return max(0, self._newest - self._version + 1) if self._checked else None
+
+    def _later_rows(self) -> int | None:
+        # Only their entries in the log would say.
+        return 0 if self._version >= self._newest else None
+
     # Called in the thread.
 
     def _begin(self) -> None:
         found = self._table.open()
         if self._id and found != self._id:
             raise self._replaced(f"its id is now {found}, and was {self._id}")
-        newest = self._table.newest()
+        newest = self._newest = self._table.newest()
         if not self._id:
             self._id, self._version = found, newest
             self._crc = self._table.crc_of(newest) or 0
@@ -89,9 +100,10 @@ class DeltaSourceLane(TableSourceLane[Added]):
         return self._table.rows(file, skipped)
 
     def _look(self) -> None:
+        self._newest = self._table.newest()
         if self._whole:
             found = self._table.snapshot(self._version)
-        elif self._version <= self._table.newest():
+        elif self._version <= self._newest:
             found = self._table.version(self._version)
         else:
             self._at_newest()

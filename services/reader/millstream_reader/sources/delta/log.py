@@ -38,6 +38,8 @@ class Added(NamedTuple):
     """Path within the table."""
     members: bytes
     """The members that the partition adds to the JSON of each row: `,"dt":"2024-01-31"}`."""
+    rows: int | None = None
+    """None if the log does not say."""
 
 
 class Version(NamedTuple):
@@ -114,7 +116,10 @@ class TableLog:
                 "not support"
             )
             raise UserError(codes.TARGET_UNFIT, f"{what}. `REORG TABLE … APPLY (PURGE)` removes them")
-        added = [Added(unquote(row["path"]), self._members(dict(row.get("partition") or {}))) for row in rows]
+        added = [
+            Added(unquote(row["path"]), self._members(dict(row.get("partition") or {})), row.get("num_records"))
+            for row in rows
+        ]
         return Version(sorted(added), self.crc_of(version) or 0)
 
     def version(self, version: int) -> Version:
@@ -133,7 +138,8 @@ class TableLog:
             if (file := action.get("add")) is not None and file.get("dataChange", True):
                 changes |= file.get("deletionVector") is not None
                 members = {name: self._typed(name, text) for name, text in file["partitionValues"].items()}
-                added.append(Added(unquote(file["path"]), self._members(members)))
+                rows = json.loads(file.get("stats") or "{}").get("numRecords")
+                added.append(Added(unquote(file["path"]), self._members(members), rows))
         if not changes:
             return Version(added, zlib.crc32(data))
         if self._settings.skip_changes:

@@ -45,6 +45,13 @@ class FilePatterns:
         """The path of the file with that name."""
         return os.path.join(self.base_dir, name)
 
+    def size(self, name: str) -> int:
+        """Blocks. Bytes of the file with that name; 0 if it has disappeared."""
+        try:
+            return os.stat(self.path(name)).st_size
+        except FileNotFoundError:
+            return 0
+
     def plain(self) -> list[str]:
         """Patterns that name one file."""
         return [os.path.normpath(pattern) for pattern in self.patterns if not glob.has_magic(pattern)]

@@ -122,7 +122,12 @@ class FollowLane:
         """Nothing outside needs an acknowledgement."""
 
     def pending(self) -> int | None:
+        """How many records the files have is not known before they are read."""
         return None
+
+    def pending_bytes(self) -> int | None:
+        """Of the files as they were when they were looked at last."""
+        return sum(max(0, entry.file.size - entry.file.mark.offset) for entry in self._files)
 
     async def drain(self) -> None:
         self._draining = True

@@ -51,7 +51,8 @@ async def open_files(
                 f"lane {lane}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`",
             )
         names = [name for name in found if owner_of(name, partitions) == lane.partition]
-        files = FileSourceLane(names, patterns, text, lane, partitions, worker, clock)
+        sizes = await worker.run(lambda: [patterns.size(name) for name in names])
+        files = FileSourceLane(names, sizes, patterns, text, lane, partitions, worker, clock)
         try:
             if body is not None:
                 try:
@@ -69,12 +70,18 @@ def owner_of(name: str, partitions: int) -> int:
     return zlib.crc32(name.encode("utf-8", "surrogateescape")) % partitions
 
 
+def bytes_read(file: SourceFile | None) -> int:
+    """Bytes of an open file that were read. A file that is compressed, or has no lines, counts as a whole."""
+    return 0 if file is None or file.name.endswith((".gz", ".zst")) else file.mark.offset
+
+
 class FileSourceLane:
     """One lane of files that end. See `SourceLane`."""
 
     def __init__(
         self,
         names: list[str],
+        sizes: list[int],
         patterns: FilePatterns,
         text: TextFormat,
         lane: LaneId,
@@ -83,6 +90,9 @@ class FileSourceLane:
         clock: Clock,
     ) -> None:
         self._names = names
+        self._sizes = sizes
+        self._waiting_bytes = sum(sizes)
+        """Bytes of the files that are not finished."""
         self._patterns = patterns
         self._text = text
         self._lane = lane
@@ -102,6 +112,7 @@ class FileSourceLane:
         if not name:
             return
         self._done = bisect_right(self._names, name) if finished else bisect_left(self._names, name)
+        self._waiting_bytes = sum(self._sizes[self._done :])
         if self._done > done:
             _log.warning(
                 "lane %s: %d files that sort before %s appeared after the run had passed their place, and are not "
@@ -143,7 +154,11 @@ class FileSourceLane:
         """Nothing outside needs an acknowledgement."""
 
     def pending(self) -> int | None:
+        """How many records the files have is not known before they are read."""
         return None
+
+    def pending_bytes(self) -> int | None:
+        return max(0, self._waiting_bytes - bytes_read(self._file))
 
     async def drain(self) -> None:
         self._draining = True
@@ -155,6 +170,7 @@ class FileSourceLane:
 
     def _finish(self, file: SourceFile) -> None:
         self._last = (file.name, file.mark, True)
+        self._waiting_bytes -= self._sizes[self._done]
         self._done += 1
         self.close()
 

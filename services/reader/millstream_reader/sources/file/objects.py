@@ -29,7 +29,7 @@ from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
 from millstream_reader.sources.file.buckets import Buckets, ChangedObjectError
 from millstream_reader.sources.file.disk import Worker, open_worker
-from millstream_reader.sources.file.lane import owner_of
+from millstream_reader.sources.file.lane import bytes_read, owner_of
 from millstream_reader.sources.file.listing import Ledger, Listed, Past, ReplacedError
 from millstream_reader.sources.file.opening import SourceFile, open_any_file
 from millstream_reader.sources.file.text_file import FileMark, TextFormat
@@ -64,6 +64,8 @@ class ObjectSourceLane:
         self._directory = directory
         self._ledger = Ledger()
         self._next: deque[Listed] = deque()
+        self._next_bytes = 0
+        """Bytes of these."""
         self._item: Listed | None = None
         """The object that is being read."""
         self._mark = FileMark()
@@ -140,7 +142,18 @@ class ObjectSourceLane:
         """Nothing outside needs an acknowledgement."""
 
     def pending(self) -> int | None:
+        """How many records the objects have is not known before they are read."""
         return None
+
+    def pending_bytes(self) -> int | None:
+        """Of the objects in the last listing; None before the first one."""
+        if not self._started:
+            return None
+        current = self._item.size if self._item is not None else 0
+        return self._next_bytes + max(0, current - bytes_read(self._file))
+
+    def is_held_up(self) -> bool:
+        return self._reaching.is_away
 
     async def drain(self) -> None:
         self._draining = True
@@ -161,6 +174,7 @@ class ObjectSourceLane:
                 await self._look()
                 return False
             self._item, self._mark = self._next.popleft(), FileMark()
+            self._next_bytes -= self._item.size
         self._file = await self._worker.run(self._open, self._item, self._mark)
         self._reaching.worked()
         return True
@@ -180,6 +194,7 @@ class ObjectSourceLane:
             self._next = deque(self._ledger.unread(listing, in_hand))
         except ReplacedError as error:
             raise self._replaced(error) from error
+        self._next_bytes = sum(item.size for item in self._next)
 
     async def _listing(self) -> list[Listed]:
         return await self._worker.run(self._buckets.list)

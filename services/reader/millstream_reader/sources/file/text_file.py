@@ -112,6 +112,8 @@ class TextFile:
         """The mark after the records that were taken."""
         self.at_end = False
         """Whether the last `fill` found nothing more."""
+        self.size = 0
+        """Bytes of the file on the disk, when it was looked at last."""
         self._block_bytes = block_bytes
         self._descriptor = descriptor
         self._unpacked = unpacked
@@ -164,7 +166,7 @@ class TextFile:
         """Why this is not the file that the mark belongs to; None if it is. `whole`: also check the text before the
         mark."""
         mark = self.mark
-        size = self.stat().st_size
+        self.size = size = self.stat().st_size
         if self._unpacked is None and size < self._read_offset:
             return f"it has {size} bytes, but {self._read_offset} were already read"
         if zlib.crc32(os.pread(self._descriptor, mark.head_bytes, 0)) != mark.head_crc:

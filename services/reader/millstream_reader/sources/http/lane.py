@@ -19,13 +19,12 @@ import os
 import socket
 import ssl
 import zlib
-from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, repeat
+from itertools import accumulate
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -34,7 +33,7 @@ from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import InfrastructureError, UserError
 from millstream.extract import Extraction
-from millstream.frame import Frame, build_frame
+from millstream.frame import Frame, join_frames
 from millstream.limits import (
     BYTES_IN_FLIGHT_MAX,
     HTTP_BODY_GRACE_S,
@@ -50,13 +49,15 @@ from millstream.wire.http_server import HttpServer, open_http_server
 from millstream.wire.replaced import Tokens
 from millstream_reader.ids import FULL_TOLD_EVERY_S, SeenIds, full
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.http.records import RequestRecords, RequestRefused, Unpacker, read_records
+from millstream_reader.sources.http.records import RequestRefused, Unpacker, read_records
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 
 KIND = "http"
 
 BODY_BYTES_MAX = MESSAGE_BYTES_MAX
 """Largest body in bytes, after decompression."""
+_SENT_AGAIN_S = 1.0
+"""How much later than `Retry-After` says a sender may send a record again."""
 _ANSWER_TIMEOUT_S = 5.0
 """Time limit for the answers to requests in flight when the source is closed."""
 
@@ -122,6 +123,8 @@ async def open_http(
         http = HttpSourceLane(plan, extraction, lane, partitions, taken, address, clock, seen)
         # The limit on bodies applies while they are read, to their decompressed size.
         application = web.Application()
+        # Found without a pattern. The other route answers for the names of other vertices.
+        application.router.add_post(f"/vertices/{lane.vertex}", http.take_in)
         application.router.add_post("/vertices/{vertex}", http.take_in)
         application.router.add_get("/health", http.tell_health)
         async with open_http_server(
@@ -192,8 +195,10 @@ class HttpSourceLane:
         self._ids_waiting = 0
         """Waiting records with an id from their sender."""
         self._full_told_s: float | None = None
-        self._waiting: deque[tuple[RequestRecords, int]] = deque()
-        """Unread records by request, and when each arrived."""
+        self._refused_until_s = -math.inf
+        """When senders whose records were refused for lack of room for their ids may have sent them again."""
+        self._waiting: deque[tuple[Frame, bool]] = deque()
+        """Unread records by request, and whether their ids are made up."""
         self._unanswered: deque[_Request] = deque()
         self._arrived = asyncio.Event()
         self._read = taken
@@ -227,42 +232,27 @@ class HttpSourceLane:
     def _next_frame(self, records_max: int, bytes_max: int) -> tuple[Frame | None, bytes]:
         if not self._waiting:
             return None, b""
-        ingest_us = self._waiting[0][1]
         parts = list(self._next_parts(records_max, bytes_max))
-        values = list(chain.from_iterable(part.values for part in parts))
-        times = array("q")
-        for part in parts:
-            times.extend(part.event_times_us)
-        made_up = b"".join((b"\1" if part.ids_are_made_up else b"\0") * len(part) for part in parts)
-        self._read += len(values)
+        made_up = b"".join((b"\1" if ids_are_made_up else b"\0") * part.records for part, ids_are_made_up in parts)
+        self._read += len(made_up)
         self._ids_waiting -= made_up.count(0)
-        has_keys = any(part.keys is not None for part in parts)
-        has_headers = any(part.headers for part in parts)
-        frame = build_frame(
-            values,
-            times,
-            ingest_time_us=ingest_us,
-            keys=list(chain.from_iterable(part.keys or repeat((), len(part)) for part in parts)) if has_keys else None,
-            headers=[part.headers for part in parts for _ in part.values] if has_headers else None,
-            ids=list(chain.from_iterable(part.ids for part in parts)),
-        )
-        return frame, made_up
+        return join_frames([part for part, _ in parts]), made_up
 
-    def _next_parts(self, records_max: int, bytes_max: int) -> Iterator[RequestRecords]:
+    def _next_parts(self, records_max: int, bytes_max: int) -> Iterator[tuple[Frame, bool]]:
         """Removes the next waiting records, at least one, within the limits."""
         taken = size = 0
         while self._waiting and taken < records_max:
-            records, came_us = self._waiting.popleft()
-            if taken + len(records) > records_max or size + records.size() > bytes_max:
-                ends = list(accumulate(records.sizes()[: records_max - taken], initial=size))
+            part, made_up = self._waiting.popleft()
+            if taken + part.records > records_max or size + part.size > bytes_max:
+                ends = list(accumulate(part.record_sizes()[: records_max - taken], initial=size))
                 count = max(bisect_right(ends, bytes_max) - 1, 0 if taken else 1)
-                if count < len(records):
-                    self._waiting.appendleft((records.part(count, len(records)), came_us))
+                if count < part.records:
+                    self._waiting.appendleft((part.slice(count, part.records), made_up))
                     if count:
-                        yield records.part(0, count)
+                        yield part.slice(0, count), made_up
                     return
-            taken, size = taken + len(records), size + records.size()
-            yield records
+            taken, size = taken + part.records, size + part.size
+            yield part, made_up
 
     async def committed(self, position: bytes) -> None:
         body = unpack_position(position, KIND, self._partitions, self._lane)
@@ -279,6 +269,9 @@ class HttpSourceLane:
 
     def listener(self) -> ListenerStatistics:
         return self.server.statistics() if self.server is not None else ListenerStatistics(0, {})
+
+    def is_held_up(self) -> bool:
+        return self._clock.monotonic_s() < self._refused_until_s
 
     async def drain(self) -> None:
         self._draining = True
@@ -326,7 +319,7 @@ class HttpSourceLane:
             valid = self._plan.tokens().holds(_text(shown).strip().encode())
             if scheme.lower() != "bearer" or not valid:
                 raise RequestRefused(401, "a bearer token is required: `Authorization: Bearer <token>`")
-        vertex = request.match_info["vertex"]
+        vertex = request.match_info.get("vertex", self._lane.vertex)
         if vertex != self._lane.vertex:
             raise RequestRefused(404, f"there is no source {vertex!r} here; this is {self._lane.vertex!r}")
         if self._draining:
@@ -339,14 +332,12 @@ class HttpSourceLane:
             body = await self._body(request, held)
             came_us = self._clock.now_us()
             # Names are lower case; if a header is repeated, the first one counts.
-            headers: dict[str, str] = {}
-            for name, value in request.headers.items():
-                headers.setdefault(name.lower(), _text(value))
+            headers = {name.lower(): _text(value) for name, value in reversed(list(request.headers.items()))}
             records = read_records(body, request.content_type, headers, self._extraction, now_us=came_us)
-            if not len(records):
+            if records.frame is None:
                 return 0
-            await self._admit(records, came_us)
-            return len(records)
+            await self._admit(records.frame, records.ids_are_made_up)
+            return records.frame.records
         finally:
             held.release()
 
@@ -358,11 +349,13 @@ class HttpSourceLane:
         loop, came = asyncio.get_running_loop(), 0
         begun_s = loop.time()
         try:
-            async with asyncio.timeout(HTTP_BODY_GRACE_S) as waiting:
+            # Most bodies are here with their heads, and need no timer.
+            async with asyncio.timeout(None if request.content.is_eof() else HTTP_BODY_GRACE_S) as waiting:
                 while part := await request.content.readany():
                     came += len(part)
-                    allowed_s = HTTP_BODY_GRACE_S + came / HTTP_BODY_RATE_MIN
-                    waiting.reschedule(begun_s + min(HTTP_BODY_TIMEOUT_S, allowed_s))
+                    if not request.content.is_eof():
+                        allowed_s = HTTP_BODY_GRACE_S + came / HTTP_BODY_RATE_MIN
+                        waiting.reschedule(begun_s + min(HTTP_BODY_TIMEOUT_S, allowed_s))
                     for text in unpacker.add(part):
                         held.add(len(text))
                         parts.append(text)
@@ -375,38 +368,40 @@ class HttpSourceLane:
             raise RequestRefused(400, f"the body cannot be read: {error}") from None
         return b"".join(parts)
 
-    async def _admit(self, records: RequestRecords, came_us: int) -> None:
+    async def _admit(self, frame: Frame, ids_are_made_up: bool) -> None:
         room = self._plan.buffer_records
-        if len(records) > room:
+        if frame.records > room:
             raise RequestRefused(
                 413,
-                f"the batch has {len(records)} records; the source holds at most {room} (`http.buffer`). Send "
+                f"the batch has {frame.records} records; the source holds at most {room} (`http.buffer`). Send "
                 "smaller batches",
             )
-        if self._taken - self._committed + len(records) > room:
+        if self._taken - self._committed + frame.records > room:
             raise _later(429, f"{self._taken - self._committed} records are waiting to be committed; try again later")
         # The body may have taken long, and the source may be stopping by now.
         if self._draining:
             raise _later(503, "the source accepts no new records: it is stopping")
-        self._check_ids(records)
-        self._taken += len(records)
+        if not ids_are_made_up:
+            self._check_ids(frame.id_bytes() or ())
+        self._taken += frame.records
         request = _Request(self._taken, asyncio.get_running_loop().create_future())
         self._unanswered.append(request)
-        self._waiting.append((records, came_us))
+        self._waiting.append((frame, ids_are_made_up))
         self._arrived.set()
         await request.committed
 
-    def _check_ids(self, records: RequestRecords) -> None:
-        """Check that there is space to remember the ids of these records. Ids of records that were already committed
+    def _check_ids(self, given: Sequence[bytes]) -> None:
+        """Check that there is space to remember these ids from a sender. Ids of records that were already committed
         need none."""
-        given = () if records.ids_are_made_up else records.ids
-        if self._seen is not None and given and not self._seen.has_room(given, self._ids_waiting):
+        if self._seen is not None and not self._seen.has_room(given, self._ids_waiting):
             reason = full(self._seen)
             now_s = self._clock.monotonic_s()
             if self._full_told_s is None or now_s >= self._full_told_s + FULL_TOLD_EVERY_S:
                 self._full_told_s = now_s
                 _log.warning("lane %s refuses records with new ids: %s", self._lane, reason)
-            raise RequestRefused(503, reason, max(HTTP_RETRY_AFTER_S, math.ceil(self._seen.frees_in_s)))
+            again_s = max(HTTP_RETRY_AFTER_S, math.ceil(self._seen.frees_in_s))
+            self._refused_until_s = max(self._refused_until_s, now_s + again_s + _SENT_AGAIN_S)
+            raise RequestRefused(503, reason, again_s)
         self._ids_waiting += len(given)
 
     def hold(self, count: int) -> None:
@@ -435,7 +430,7 @@ class _HeldBytes:
 
 def _text(header: str) -> str:
     """A header's value, with replacement characters for bytes that are not UTF-8."""
-    return header.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return header if header.isascii() else header.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _later(status: int, reason: str) -> RequestRefused:

@@ -15,24 +15,23 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import chain
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from pydantic_core import from_json
 
 from millstream.extract import Extraction, key_text, member, time_parser
-from millstream.json_text import all_json, elements_of
+from millstream.frame import Frame
+from millstream.json_text import all_json, elements_of, lines_of
 from millstream.limits import KIB, RECORD_BYTES_MAX
 from millstream_reader.sources.parsing import checked_json
+from millstream_udf import columns
 
 ID_BYTES_MAX = 256
 """Longest record id, in bytes. Ids are remembered, so their size is bounded."""
 
-_RECORD_OVERHEAD = 16
-"""Bytes of a record in the columns besides its value, keys, headers and id."""
 _UNPACKED_BYTES = 256 * KIB
 """Bytes decompressed at a time, so that a small body with a huge content is noticed early."""
 _ID_HEADERS = ("x-millstream-id", "x-numaflow-id")
@@ -58,122 +57,120 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestRecords:
-    """Records of one request, in columns."""
+    """Records of one request, in the columns of a frame."""
 
-    values: Sequence[bytes]
-    event_times_us: array[int]
-    keys: Sequence[tuple[bytes, ...]] | None
-    """Keys of the records; None if they have none."""
-    headers: Mapping[str, bytes]
-    """Headers of each record."""
-    ids: Sequence[bytes]
+    frame: Frame | None
+    """None if there are none."""
     ids_are_made_up: bool
     """Whether the ids were generated because the sender gave none."""
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def size(self) -> int:
-        """Bytes of the records in the columns."""
-        keys = sum(map(len, chain.from_iterable(self.keys))) if self.keys is not None else 0
-        return sum(map(len, self.values)) + sum(map(len, self.ids)) + keys + self._beside() * len(self)
-
-    def sizes(self) -> list[int]:
-        """Bytes of each record in the columns."""
-        beside = self._beside()
-        sizes = [beside + len(value) + len(record_id) for value, record_id in zip(self.values, self.ids, strict=True)]
-        if self.keys is not None:
-            sizes = [size + sum(map(len, parts)) for size, parts in zip(sizes, self.keys, strict=True)]
-        return sizes
-
-    def _beside(self) -> int:
-        return sum(len(name) + len(value) for name, value in self.headers.items()) + _RECORD_OVERHEAD
-
-    def part(self, start: int, stop: int) -> RequestRecords:
-        """Records `start` to `stop`, exclusive."""
-        return replace(
-            self,
-            values=self.values[start:stop],
-            event_times_us=self.event_times_us[start:stop],
-            keys=self.keys[start:stop] if self.keys is not None else None,
-            ids=self.ids[start:stop],
-        )
 
 
 def read_records(
     body: bytes, content_type: str, headers: Mapping[str, str], extraction: Extraction, *, now_us: int
 ) -> RequestRecords:
     """The records of a request whose `headers` have lower-case names. Errors: `RequestRefused`, with 400 or 413."""
-    values, places = _values(body, content_type)
-    reader = _Reader(values, places is not None, content_type, headers, extraction, now_us)
+    reader = _Reader(headers, extraction, now_us)
+    frame = reader.read_lines(body) if content_type in _LINE_TYPES else None
+    if frame is None:
+        frame = _read_values(reader, body, content_type)
+    # Records that fit together also fit one by one.
+    if frame is not None and frame.size > RECORD_BYTES_MAX:
+        large = next((size for size in frame.record_sizes() if size > RECORD_BYTES_MAX), None)
+        if large is not None:
+            raise RequestRefused(413, f"a record has {large} bytes; the limit is {RECORD_BYTES_MAX}")
+    return RequestRecords(frame, reader.ids_are_made_up)
+
+
+def _read_values(reader: _Reader, body: bytes, content_type: str) -> Frame | None:
+    values, places, known = _values(body, content_type)
+    batch, checks_json = places is not None, not known and (places is not None or content_type == "application/json")
     try:
-        records = reader.read(0, len(values), partial(from_json, allow_inf_nan=False))
+        parse = partial(from_json, allow_inf_nan=False)
+        return reader.read(values, 0, parse, batch=batch, checks_json=checks_json) if values else None
     except ValueError:
         # One by one, to find the first invalid one.
-        for index in range(len(values)):
+        for index, value in enumerate(values):
             try:
-                reader.read(index, index + 1, checked_json)
+                reader.read([value], index, checked_json, batch=batch, checks_json=checks_json)
             except ValueError as error:
                 reason = str(error) if places is None else f"{places}{index + 1}: {error}"
                 raise RequestRefused(400, reason) from None
         raise
-    # Records that fit together also fit one by one.
-    if records.size() > RECORD_BYTES_MAX and (large := [size for size in records.sizes() if size > RECORD_BYTES_MAX]):
-        raise RequestRefused(413, f"a record has {large[0]} bytes; the limit is {RECORD_BYTES_MAX}")
-    return records
 
 
 class _Reader:
-    """The parts of one request from which its records are built."""
+    """What a request says about its records beside their values, and the frames of both."""
 
-    def __init__(
-        self,
-        values: Sequence[bytes],
-        is_batch: bool,
-        content_type: str,
-        headers: Mapping[str, str],
-        extraction: Extraction,
-        now_us: int,
-    ) -> None:
+    def __init__(self, headers: Mapping[str, str], extraction: Extraction, now_us: int) -> None:
         """Errors: `RequestRefused`."""
-        self._values = values
-        self._is_batch = is_batch
         self._extraction = extraction
         self._carried = _carried_headers(headers)
+        self._now_us = now_us
         self._time_us = _header_time_us(headers, extraction, now_us)
         self._keys = _header_keys(headers)
         self._id_field = headers.get(_ID_FIELD_HEADER)
         given = _first(headers, _ID_HEADERS, "")
-        self._ids_are_made_up = not given and self._id_field is None
+        self.ids_are_made_up = not given and self._id_field is None
         # Random, so that they are unique; a repeated request would get other ids.
         self._id = given or str(uuid4())
-        self._is_json = is_batch or content_type == "application/json"
         self._reads_items = extraction.reads_value or self._id_field is not None
 
-    def read(self, start: int, stop: int, parse: Callable[[bytes], Any]) -> RequestRecords:
-        """Records `start` to `stop`, exclusive. Errors: `ValueError`."""
-        extraction, values = self._extraction, self._values[start:stop]
+    def read_lines(self, body: bytes) -> Frame | None:
+        """All lines of JSON lines, without a look at the single ones; None if that is not possible."""
+        if self._reads_items or (values := lines_of(body)) is None:
+            return None
+        try:
+            return self._frame(values, 0, (), batch=True)
+        except ValueError:
+            return None
+
+    def read(
+        self, values: Sequence[bytes], first: int, parse: Callable[[bytes], Any], *, batch: bool, checks_json: bool
+    ) -> Frame:
+        """These values, of which there is at least one; `first` is the index of the first one. `checks_json`: whether
+        they have to be JSON, and may not be. Errors: `ValueError`."""
         items: list[Any] = []
         if self._reads_items:
             items = list(map(parse, values))
-        elif self._is_json and not all_json(values):
+        elif checks_json and not all_json(values):
             # Each value is released immediately.
             deque(map(parse, values), maxlen=0)
-        times = array("q", [self._time_us]) * len(values)
+        return self._frame(values, first, items, batch=batch)
+
+    def _frame(self, values: Sequence[bytes], first: int, items: Sequence[Any], *, batch: bool) -> Frame:
+        extraction, count = self._extraction, len(values)
+        times = array("q", [self._time_us]) * count
+        earliest = latest = self._time_us
         if extraction.time_field is not None:
             times = array("q", map(extraction.event_time_us, items))
-        keys: Sequence[tuple[bytes, ...]] | None = [self._keys] * len(values) if self._keys else None
+            earliest, latest = min(times), max(times)
+        keys: Sequence[tuple[bytes, ...]] = [self._keys] * count if self._keys else ()
         if extraction.key_fields:
             keys = list(map(extraction.keys, items))
+        return Frame(
+            records=count,
+            event_time_min_us=earliest,
+            event_time_max_us=latest,
+            ingest_time_us=self._now_us,
+            values_column=columns.pack_bytes(values),
+            event_times_column=columns.pack_times(times),
+            keys_column=columns.pack_lists(keys),
+            headers_column=columns.pack_headers([self._carried] * count) if self._carried else b"",
+            ids_column=self._ids_column(first, count, items, batch=batch),
+        )
+
+    def _ids_column(self, first: int, count: int, items: Sequence[Any], *, batch: bool) -> bytes:
         if self._id_field is not None:
             ids = [key_text(member(item, self._id_field)).encode() for item in items]
-        elif self._is_batch:
-            given = self._id.encode() if values else b""
-            ids = [given + number for number in _numbers(stop)[start:]]
-        else:
-            ids = [self._id.encode()]
-        _check_ids(ids)
-        return RequestRecords(values, times, keys, self._carried, ids, self._ids_are_made_up)
+            _check_ids(ids)
+            return columns.pack_bytes(ids)
+        given = self._id.encode()
+        if not batch:
+            _check_ids([given])
+            return columns.pack_bytes([given])
+        # None is longer than the last one.
+        _check_ids([b"%b#%d" % (given, first + count - 1)])
+        return columns.pack_numbered(given + b"#", first, first + count)
 
 
 class Unpacker:
@@ -203,13 +200,13 @@ class Unpacker:
             raise zlib.error("the compressed body is truncated, or is followed by more data")
 
 
-def _values(body: bytes, content_type: str) -> tuple[list[bytes], str | None]:
-    """The values, and for a batch the name of its parts in messages."""
+def _values(body: bytes, content_type: str) -> tuple[list[bytes], str | None, bool]:
+    """The values; for a batch, the name of its parts in messages; and whether the values are known to be JSON."""
     if content_type in _LINE_TYPES:
-        return [line for piece in body.split(b"\n") if (line := piece.strip())], "record "
+        return list(filter(None, map(bytes.strip, body.split(b"\n")))), "record ", False
     if content_type == "application/json" and body.lstrip()[:1] == b"[":
-        return _elements(body), "element "
-    return [body], None
+        return _elements(body), "element ", True
+    return [body], None, False
 
 
 def _elements(body: bytes) -> list[bytes]:
@@ -273,12 +270,6 @@ def _header_time_us(headers: Mapping[str, str], extraction: Extraction, now_us: 
         return _parse_epoch_ms(written) if written else now_us
     except ValueError as error:
         raise RequestRefused(400, str(error)) from None
-
-
-@lru_cache(maxsize=8)
-def _numbers(count: int) -> Sequence[bytes]:
-    """The last parts of the ids of a batch. Cached, because senders send batches of one size."""
-    return tuple(b"#%d" % index for index in range(count))
 
 
 def _check_ids(ids: Sequence[bytes]) -> None:

@@ -135,6 +135,9 @@ class HttpPollLane:
     def pending(self) -> int | None:
         return len(self._rest)
 
+    def is_held_up(self) -> bool:
+        return self._reaching.is_away
+
     async def drain(self) -> None:
         self._draining = True
         self.stop()

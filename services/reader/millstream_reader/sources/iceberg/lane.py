@@ -42,6 +42,10 @@ class IcebergSourceLane(TableSourceLane[Added]):
         """The snapshot that is being read."""
         self._whole = False
         """Whether all its files are read, not only those that it added."""
+        self._later: list[int] = []
+        """The snapshots after it, when the table was looked at last."""
+        self._later_count: int | None = 0
+        """Rows that they add."""
 
     def resume(self, position: bytes) -> None:
         body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
@@ -53,6 +57,14 @@ class IcebergSourceLane(TableSourceLane[Added]):
             self._done, self._row = int(body["files"]), int(body["row"])
         except (LookupError, TypeError, ValueError) as error:
             raise unreadable_position(f"lane {self._owner.lane}", position, "an iceberg source") from error
+
+    def pending_versions(self) -> int | None:
+        if self._ended:
+            return 0
+        return len(self._later) + (self._at is not None) if self._checked else None
+
+    def _later_rows(self) -> int | None:
+        return self._later_count
 
     def _begin(self) -> None:
         found = self._table.open()
@@ -77,7 +89,8 @@ class IcebergSourceLane(TableSourceLane[Added]):
             if not behind:
                 self._at_newest()
                 return
-            self._at = behind[0]
+            self._at, self._later = behind[0], behind[1:]
+            self._later_count = self._table.rows_added(self._later)
         found = self._table.whole(self._at) if self._whole else self._table.added(self._at)
         if found.skipped:
             _log.warning(

@@ -29,6 +29,7 @@ class Added(NamedTuple):
     path: str
     schema: Schema
     """Schema of its snapshot, for the names of columns."""
+    rows: int | None
 
 
 class Changes(NamedTuple):
@@ -89,6 +90,18 @@ class Snapshots:
             if at is None:
                 raise self._gone(parent)
         return found if at is not None or last is None else None
+
+    def rows_added(self, snapshot_ids: Sequence[int]) -> int | None:
+        """Rows that these snapshots have added, by their summaries; None if one does not say."""
+        rows = 0
+        for snapshot_id in snapshot_ids:
+            snapshot = self._opened.metadata.snapshot_by_id(snapshot_id)
+            summary = None if snapshot is None else snapshot.summary
+            if summary is None:
+                return None
+            if summary.operation == Operation.APPEND:
+                rows += int(summary.additional_properties.get("added-records", 0))
+        return rows
 
     def whole(self, snapshot_id: int) -> Changes:
         """All files that the table has in a snapshot."""
@@ -172,7 +185,8 @@ class Snapshots:
         if other is not None:
             what = f"{self._where}: {other.file_path} of {self._named} is not a Parquet file"
             raise UserError(codes.TARGET_UNFIT, what)
-        return [Added(path, schema) for path in sorted(file.file_path for file in files)]
+        ordered = sorted(files, key=lambda file: file.file_path)
+        return [Added(file.file_path, schema, file.record_count) for file in ordered]
 
     def _changed(self, snapshot_id: int, operation: str) -> Changes:
         if self._settings.skip_changes:

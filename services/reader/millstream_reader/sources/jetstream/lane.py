@@ -165,6 +165,9 @@ class JetStreamSourceLane:
     def pending(self) -> int | None:
         return 0 if self._idle else self._waiting + len(self._arrived)
 
+    def is_held_up(self) -> bool:
+        return not self._idle and (self._reaching.is_away or not self._connection.is_up)
+
     async def drain(self) -> None:
         self._draining = True
 

@@ -10,6 +10,7 @@ thread, because its calls block.
 from __future__ import annotations
 
 import logging
+import math
 import time
 import zlib
 from collections import deque
@@ -22,8 +23,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from millstream import codes
 from millstream.blocking import ClientThread, open_thread
-from millstream.errors import DamageError
-from millstream.limits import KAFKA_FETCH_AGAIN_MS, KAFKA_PREFETCH_BYTES, KAFKA_TOPICS_REREAD_S, RECORD_BYTES_MAX
+from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.limits import (
+    KAFKA_FETCH_AGAIN_MS,
+    KAFKA_LEADER_ANSWER_S,
+    KAFKA_LEADERS_EVERY_S,
+    KAFKA_PREFETCH_BYTES,
+    KAFKA_TOPICS_REREAD_S,
+    RECORD_BYTES_MAX,
+)
 from millstream.wire.kafka import Heard, client_settings, made, reach, topic_partitions, topics_like, user_error
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
@@ -57,6 +65,14 @@ class KafkaSourceLane:
         self._waiting: deque[Run] = deque()
         """Records that were polled and not read yet."""
         self._looked_s = 0.0
+        self._is_away = False
+        """Whether the client has reported an error, and not every leader has answered since."""
+        self._heard_s = -math.inf
+        """When it reported the last one."""
+        self._asked_s = -math.inf
+        """When the leaders were asked last."""
+        self._unknown_s: float | None = None
+        """Since when a topic is unknown to brokers that have been away."""
         self._known_ends: dict[Split, int] = {}
         """By split: its end when its broker last answered."""
         self._draining = False
@@ -73,7 +89,7 @@ class KafkaSourceLane:
         if self._draining or self._is_ended():
             return SourceBatch(None, self._position(), ended=self._is_ended() and not self._draining)
         if not self._waiting:
-            self._waiting.extend(await self._thread.run(self._poll, records_max, timeout_s))
+            self._waiting.extend(await self._thread.run(self._polled, records_max, timeout_s))
         return self._take(records_max, bytes_max)
 
     async def committed(self, position: bytes) -> None:
@@ -82,6 +98,9 @@ class KafkaSourceLane:
 
     def pending(self) -> int | None:
         return sum(max(0, end - self._next[split]) for split, end in self._known_ends.items())
+
+    def is_held_up(self) -> bool:
+        return self._is_away
 
     async def drain(self) -> None:
         self._draining = True
@@ -106,7 +125,7 @@ class KafkaSourceLane:
             "isolation.level": "read_committed",
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
-            "error_cb": self._heard.hear,
+            "error_cb": self._hear,
         }
         self._consumer = made(Consumer, settings, self._where)
         splits = self._splits()
@@ -188,7 +207,34 @@ class KafkaSourceLane:
     def _assign(self) -> None:
         self._client.assign([TopicPartition(*split, offset) for split, offset in self._next.items()])
 
+    def _polled(self, records_max: int, timeout_s: float) -> list[Run]:
+        try:
+            found = self._poll(records_max, timeout_s)
+        except RetryLaterError:
+            self._unknown_s = None
+            # Records that the client has returned arrive again, and new partitions that were found are read.
+            self._assign()
+            raise
+        except UserError as error:
+            if not self._may_become_known(error):
+                raise
+            self._assign()
+            raise RetryLaterError(codes.TARGET_AWAY, str(error)) from error
+        self._unknown_s = None
+        return found
+
+    def _may_become_known(self, error: UserError) -> bool:
+        """Whether an error says that a topic is unknown, and a broker that has just started may say so."""
+        now_s, limit_s = time.monotonic(), self._spec.timeout_s
+        if error.code is not codes.TARGET_UNFIT or now_s >= self._heard_s + limit_s:
+            return False
+        self._unknown_s = now_s if self._unknown_s is None else self._unknown_s
+        return now_s < self._unknown_s + limit_s
+
     def _poll(self, records_max: int, timeout_s: float) -> list[Run]:
+        if self._is_away and time.monotonic() >= self._asked_s + KAFKA_LEADERS_EVERY_S:
+            self._is_away = not self._all_answer()
+            self._asked_s = time.monotonic()
         if time.monotonic() >= self._looked_s + KAFKA_TOPICS_REREAD_S and self._add(self._splits()):
             self._assign()
         # The call waits until it has the requested number.
@@ -210,6 +256,23 @@ class KafkaSourceLane:
             self._known_ends[split] = known[1]
         return runs
 
+    def _all_answer(self) -> bool:
+        """Whether the leader of each partition answers now."""
+        try:
+            for topic in {topic for topic, _ in self._next}:
+                # The client connects to lost brokers for it.
+                topic_partitions(self._client, topic, KAFKA_LEADER_ANSWER_S)
+            for split in self._next:
+                self._client.get_watermark_offsets(TopicPartition(*split), KAFKA_LEADER_ANSWER_S)
+        except KafkaException:
+            return False
+        return True
+
+    def _hear(self, error: KafkaError) -> None:
+        """The client reports lost brokers, but not that they are back, so they are asked."""
+        self._is_away, self._heard_s = True, time.monotonic()
+        self._heard.hear(error)
+
     def _bear(self, error: KafkaError, message: Message) -> list[Run]:
         """Handles an error or the end of a partition, which arrives in place of records."""
         topic, partition = message.topic(), message.partition()
@@ -224,7 +287,7 @@ class KafkaSourceLane:
         elif (stop := user_error(error, self._where)) is not None:
             raise stop
         else:
-            self._heard.hear(error)
+            self._hear(error)
         return []
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:

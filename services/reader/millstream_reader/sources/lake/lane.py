@@ -35,6 +35,10 @@ class TableFile(Protocol):
     @property
     def path(self) -> str: ...
 
+    @property
+    def rows(self) -> int | None:
+        """None if the table does not say."""
+
 
 F = TypeVar("F", bound=TableFile)
 
@@ -60,6 +64,8 @@ class TableSourceLane(ABC, Generic[F]):
         self._values: list[bytes] = []
         self._next = 0
         self._checked = False
+        self._is_at_newest = False
+        """Whether there was no later state when the table was looked at last."""
         self._draining = False
         self._ended = owner_of(place, owner.partitions) != owner.lane.partition
         """For another lane that reads from the beginning."""
@@ -102,12 +108,29 @@ class TableSourceLane(ABC, Generic[F]):
         """Nothing outside needs an acknowledgement."""
 
     def pending(self) -> int | None:
-        return None
+        """Rows of the current state and of later ones, as far as the table says."""
+        later = self._later_rows()
+        if self._files is None or later is None:
+            return 0 if self._ended or self._is_at_newest else None
+        left = [file.rows for file in self._files[self._done :]]
+        known = [rows for rows in left if rows is not None]
+        return max(0, sum(known) - self._row) + later if len(known) == len(left) else None
+
+    @abstractmethod
+    def pending_versions(self) -> int | None:
+        """States that are not read to their end, of those that existed when the table was looked at last."""
+
+    def is_held_up(self) -> bool:
+        return self._reaching.is_away
 
     async def drain(self) -> None:
         self._draining = True
 
     # Called in the thread.
+
+    @abstractmethod
+    def _later_rows(self) -> int | None:
+        """Rows that the states after the current one add; None if that is not known."""
 
     @abstractmethod
     def _begin(self) -> None:
@@ -134,6 +157,7 @@ class TableSourceLane(ABC, Generic[F]):
         if not self._checked:
             self._begin()
         if self._files is None:
+            self._is_at_newest = False
             self._look()
             return
         if self._done == len(self._files):
@@ -152,6 +176,7 @@ class TableSourceLane(ABC, Generic[F]):
 
     def _at_newest(self) -> None:
         """Called when there is no later state."""
+        self._is_at_newest = True
         self._reaching.worked()
         if self._poll_every_s is None:
             self._ended = True

@@ -85,8 +85,10 @@ class NatsStream:
             with translated(self._connection, self._where):
                 while True:
                     await self._connection.connected()
+                    inbox.away = False
                     await lost.wait()
                     lost.clear()
+                    inbox.away = True
         finally:
             deaf()
 

@@ -189,6 +189,9 @@ class PostgresCdcLane:
         at = max(self._looked_lsn, self._stream.server_lsn if self._stream is not None else 0)
         return max(0, at - self._changes.lsn) if at else None
 
+    def is_held_up(self) -> bool:
+        return self._reaching.is_away
+
     async def drain(self) -> None:
         self._draining = True
 

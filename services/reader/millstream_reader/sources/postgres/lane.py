@@ -93,6 +93,10 @@ class PostgresQueryLane:
         """Rows of a page that wait; None if later rows were not counted."""
         return len(self._waiting) if self._round is None or self._finished else None
 
+    def is_held_up(self) -> bool:
+        # Rows wait for transactions that may still write others before them.
+        return self._reaching.is_away or bool(self._open)
+
     async def drain(self) -> None:
         self._draining = True
 

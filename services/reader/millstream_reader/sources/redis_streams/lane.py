@@ -160,6 +160,9 @@ class RedisSourceLane:
     def pending(self) -> int | None:
         return sum(stream.pending for stream in self._streams)
 
+    def is_held_up(self) -> bool:
+        return self._reaching.is_away
+
     async def drain(self) -> None:
         self._draining = True
 

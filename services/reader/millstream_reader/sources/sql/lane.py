@@ -81,6 +81,9 @@ class SqlSourceLane:
         """Rows of a page that wait; None if later rows were not counted."""
         return len(self._waiting) if self._finished else None
 
+    def is_held_up(self) -> bool:
+        return self._reaching.is_away
+
     async def drain(self) -> None:
         self._draining = True
 
@@ -176,6 +179,7 @@ class SqlSourceLane:
     async def _advance(self) -> None:
         query, way, spec = self._query, self._way, self._spec
         if query.is_idle or self._finished:
+            self._reaching.worked()
             self._reaching.rest(spec.poll_every_s)
             return
         end = self._end

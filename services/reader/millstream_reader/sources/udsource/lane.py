@@ -87,6 +87,9 @@ class UserDefinedLane:
     def pending(self) -> int | None:
         return self._pending
 
+    def is_held_up(self) -> bool:
+        return self._failed_reads > 0 or self._stream.is_away
+
     async def drain(self) -> None:
         self._draining = True
 

@@ -9,19 +9,21 @@ Above it: the repair. Below it: what is stored.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from millstream.account import consumed
-from millstream.ledger.protocol import Commit, Ledger, StoredFrame, StoredMark, Witness
+from millstream.ledger.packs import finished_bytes, frames_in
+from millstream.ledger.protocol import Commit, GivenUp, Ledger, StoredFrame, StoredMark, Witness
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.plurals import counted
 from millstream.record import BufferId, LaneId
 from millstream.spec.lanes import all_lanes, inputs_of, lanes_of, upstream_lanes
 from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.local.pages import stored_frames
 from millstream_runner.local.repair.finding import Finding, Lost, bare, records_text
 from millstream_runner.local.repair.reading import Look, Reading, ReadUpTo
 from millstream_runner.local.repair.stored import Stored
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from millstream_runner.local.repair.logs import LogLook, ReduceLogs
 
 _OWNER = "repair"
-_FRAMES_AT_ONCE = 200
 _END = 2**63
 """After every sequence."""
 
@@ -150,11 +151,7 @@ class Inputs:
         self, upstream: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark, look: LogLook | None
     ) -> Reading:
         """What is wrong between the reader's position and the end of the buffer."""
-        sequence, read = _position(mark, buffer), _read(mark, buffer)
-        if look is not None and look.contents is not None and not look.is_behind:
-            # The lane has read beyond its mark, into its log.
-            sequence = look.contents.sequences.get(buffer.edge, 0)
-            read = from_messages(look.contents.read.get(buffer.edge, ()))
+        sequence, read = _read_up_to(mark, buffer, look)
         written = {}
         for writer in upstream_lanes(self._stored.graph, buffer):
             stored = await self._stored.mark(upstream, writer)
@@ -220,7 +217,7 @@ class Inputs:
         accepted = accepted or mark.accepted.add(edge=buffer.edge)
         accepted.records += records
         accepted.bytes += size
-        await self._give_up(own, lane, StoredMark(mark, stored.sequence), reading)
+        await self._give_up(own, lane, StoredMark(mark, stored.sequence), buffer.edge, reading.gaps)
         await self._remove_unusable(upstream, buffer, reading)
         return f"lane {lane} continues after sequence {reading.up_to.sequence}; {records_text(records)}"
 
@@ -238,8 +235,10 @@ class Inputs:
         for done in consumed(lane, mark):
             if done.buffer == buffer:
                 records, size = records - done.records, size - done.bytes
-        if reading.last_is_there:
+        if reading.last_is_there and mark.record_index:
+            # What waits includes the whole frame that was read in part.
             records += mark.record_index
+            size += await _counted_bytes(upstream, reading.up_to, mark.record_index)
         if look is not None and look.contents is not None and not look.is_behind:
             for item in look.contents.unacknowledged:
                 for position in item.appended.inputs:
@@ -247,21 +246,40 @@ class Inputs:
                         records, size = records - position.records, size - position.bytes
         return records, size
 
-    async def _give_up(self, own: Ledger, lane: LaneId, stored: StoredMark, reading: Reading) -> None:
-        edge = reading.up_to.buffer.edge
-        stored.mark.commit_id = uuid4().bytes
-        stored.mark.given_up.extend(mark_pb2.GivenUp(edge=edge, **gap._asdict()) for gap in reading.gaps)
-        await own.commit(Commit(lane, (), stored.mark, stored.sequence))
+    async def _give_up(self, own: Ledger, lane: LaneId, stored: StoredMark, edge: str, gaps: Sequence[GivenUp]) -> None:
+        replaces, stored.mark.commit_id = stored.mark.commit_id, uuid4().bytes
+        stored.mark.given_up.extend(mark_pb2.GivenUp(edge=edge, **gap._asdict()) for gap in gaps)
+        await own.commit(Commit(lane, (), stored.mark, stored.sequence, replaces=replaces))
 
     async def _remove_unusable(self, ledger: Ledger, buffer: BufferId, reading: Reading) -> None:
         """Remove unusable frames. A reader that reaches their positions finds a gap that it knows about."""
         for item in reading.unusable:
+            if item.stored.witness is not None:
+                await self._rely_on_it_no_more(ledger, buffer, item.stored.witness)
             if await self._stored.repairs.holds_mark(ledger.vertex, item.stored.sequence):
                 writer = item.stored.witness.lane if item.stored.witness is not None else ""
                 lanes = lanes_of(self._stored.graph, ledger.vertex)
                 for lane in (lane for lane in lanes if lane.key == writer):
                     await ledger.take_over(lane, _OWNER)
             await self._stored.repairs.remove(ledger.vertex, buffer, item.stored.sequence)
+
+    async def _rely_on_it_no_more(self, ledger: Ledger, buffer: BufferId, frame: Witness) -> None:
+        """The newest frame that a lane has read has to be stored. Record in the marks of the other readers of the same
+        copy, where it is this frame, that it may be missing."""
+        graph = self._stored.graph
+        edges = {edge.name: edge.to for edge in graph.edges}
+        others = [one for one in ledger.sharing.readers(ledger.sharing.stored(buffer)) if one != buffer]
+        for other in (one for one in others if one.edge in edges):
+            for lane in (lane for lane in lanes_of(graph, edges[other.edge]) if other in inputs_of(graph, lane)):
+                own, mark = await self._stored.ledger_and_mark(lane)
+                if own is None:
+                    continue
+                look = self._reduce_logs().look(lane, own, mark) if mark.HasField("reduce") else None
+                sequence, read = _read_up_to(mark, other, look)
+                if max(read, key=lambda item: item.sequence, default=None) == frame and frame.sequence <= sequence:
+                    stored = await own.take_over(lane, _OWNER)
+                    gap = GivenUp(frame.lane, frame.sequence, frame.number, frame.number)
+                    await self._give_up(own, lane, stored, other.edge, [gap])
 
     def _kept_finding(self, upstream: Ledger, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
         async def accept() -> str:
@@ -296,8 +314,9 @@ class Inputs:
         stored = await own.take_over(lane, _OWNER)
         mark = mark_pb2.Mark()
         mark.CopyFrom(stored.mark)
-        await self._give_up(own, lane, StoredMark(mark, stored.sequence), reading)
-        await self._remove_unusable(holder, reading.up_to.buffer, reading)
+        buffer = reading.up_to.buffer
+        await self._give_up(own, lane, StoredMark(mark, stored.sequence), buffer.edge, reading.gaps)
+        await self._remove_unusable(holder, buffer, reading)
 
     def _reduce_logs(self) -> ReduceLogs:
         # The modules that read logs take half a second to import, and pipelines without a reduce do not need them.
@@ -306,13 +325,20 @@ class Inputs:
         return ReduceLogs(self._stored.graph, self._windows)
 
 
+async def _counted_bytes(upstream: Ledger, up_to: ReadUpTo, records: int) -> int:
+    """Stored bytes, of the frame that was read in part, that the account of the lane has. Only lanes that get the
+    frames of a pack one by one have such a frame."""
+    if up_to.in_part is None:
+        return 0
+    (stored,) = await upstream.peek(up_to.buffer, up_to.in_part - 1, 1)
+    return finished_bytes(frames_in(stored.data), len(stored.data), records)
+
+
 async def _frames(ledger: Ledger, buffer: BufferId, after: int, through: int | None) -> AsyncIterator[StoredFrame]:
-    while frames := await ledger.peek(buffer, after, _FRAMES_AT_ONCE):
-        for frame in frames:
-            if through is not None and frame.sequence > through:
-                return
-            yield frame
-        after = frames[-1].sequence
+    async for frame in stored_frames(ledger, buffer, after):
+        if through is not None and frame.sequence > through:
+            return
+        yield frame
 
 
 def _position(mark: mark_pb2.Mark, buffer: BufferId) -> int:
@@ -325,6 +351,15 @@ def _read(mark: mark_pb2.Mark, buffer: BufferId) -> list[Witness]:
     if mark.HasField("reduce"):
         return from_messages(next((done.read for done in mark.reduce.inputs if done.edge == buffer.edge), ()))
     return from_messages(mark.read)
+
+
+def _read_up_to(mark: mark_pb2.Mark, buffer: BufferId, look: LogLook | None) -> tuple[int, list[Witness]]:
+    """The sequence up to which a lane has read, and the last frames. `look`: at the log of a reduce lane."""
+    if look is not None and look.contents is not None and not look.is_behind:
+        # The lane has read beyond its mark, into its log.
+        sequences, read = look.contents.sequences, look.contents.read
+        return sequences.get(buffer.edge, 0), from_messages(read.get(buffer.edge, ()))
+    return _position(mark, buffer), _read(mark, buffer)
 
 
 def _is(total: mark_pb2.Written, buffer: BufferId) -> bool:

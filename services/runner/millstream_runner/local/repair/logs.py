@@ -149,7 +149,7 @@ class ReduceLogs:
         mark.account.CopyFrom(account.to_message())
         mark.reduce.closing, mark.reduce.result_records, mark.ended = False, 0, False
         mark.commit_id = uuid4().bytes
-        receipt = await ledger.commit(Commit(look.lane, (), mark, stored.sequence))
+        receipt = await ledger.commit(Commit(look.lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
         if look.directory.exists():
             self.remove(look)
         await self._make(look, ledger, StoredMark(mark, receipt.mark_sequence))

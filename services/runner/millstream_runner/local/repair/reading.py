@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millstream.dead_letter import time_text
-from millstream.frame import Frame
+from millstream.frame import join_frames
 from millstream.ledger.frames import name_for_people, readable
+from millstream.ledger.packs import frames_in
 from millstream.ledger.protocol import GivenUp, StoredFrame, Witness
 from millstream.naming import Naming, Origin
 from millstream.record import BufferId, LaneId
@@ -33,6 +34,11 @@ class ReadUpTo:
     """The last frame of each upstream lane, including one that was read in part."""
     given_up: Sequence[GivenUp]
     """What earlier repairs gave up."""
+
+    @property
+    def in_part(self) -> int | None:
+        """Sequence of the frame that was read in part; None if there is none."""
+        return next((item.sequence for item in self.read if item.sequence > self.sequence), None)
 
 
 @dataclass(slots=True)
@@ -57,7 +63,7 @@ class Reading:
     """Records in usable frames after the position."""
     waiting_bytes: int = 0
     last_is_there: bool = True
-    """Whether the newest frame that was read, completely or in part, still exists."""
+    """Whether the newest frame that was read, completely or in part, still exists, and its rest can be read."""
     first_sequence: int | None = None
     """First sequence of the frames that were checked."""
 
@@ -199,13 +205,15 @@ class Look:
     def _note_unusable(self, stored: StoredFrame, why: str) -> None:
         which = f"{name_for_people(self._writer, stored)} at sequence {stored.sequence}"
         self._found.unusable.append(Unusable(stored, why))
+        if stored.sequence == self._up_to.in_part:
+            self._found.last_is_there = False
         self._found.faults.append(f"{which} cannot be used: {why}")
         self._found.lost.append(Lost(which, records=self._salvaged(stored)))
 
     def _salvaged(self, stored: StoredFrame) -> list[str]:
         """What is known about the records of an unusable frame."""
         try:
-            frame = Frame.decode(stored.data)
+            frame = join_frames(frames_in(stored.data))
             ids, times = frame.ids(), frame.event_times_us()
         except Exception:  # noqa: BLE001  # whatever its bytes are, they are not relied on
             return []

@@ -61,6 +61,9 @@ class Appending:
         """Append the requests in order. Returns how many were appended. If that is not all, BigQuery refuses rows of
         the next one, and `refusal` says which. Raises `NotAppendedError` and gRPC's errors; then it is not known what
         was written."""
+        if self.has_ended:
+            # BigQuery ends a connection that has had no traffic for 10 minutes. All requests have had their answers.
+            self._call = None
         done = sent = appended = 0
         first: Exception | None = None
         async with asyncio.timeout(self._link.settings.timeout_s):
@@ -102,6 +105,11 @@ class Appending:
         except asyncio.InvalidStateError as error:
             # The service has ended the call.
             raise NotAppendedError(await self._call.code(), await self._call.details() or "it was ended") from error
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether BigQuery has ended the connection. The next request opens another one."""
+        return self._call is not None and self._call.done()
 
     def close(self) -> None:
         """End the connection. BigQuery may still write the requests in flight."""

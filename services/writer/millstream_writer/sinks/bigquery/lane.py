@@ -30,6 +30,7 @@ from millstream import codes
 from millstream.bigquery.link import FAILURES, BigQueryLink, linked
 from millstream.durable import step
 from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.limits import BIGQUERY_NOTE_PAUSE_S, BIGQUERY_NOTED_AGAIN_S
 from millstream.plurals import counted
 from millstream.record import Position
 from millstream_writer.connector import SinkOwner
@@ -102,6 +103,10 @@ class BigQuerySinkLane(RefusableLane[Row]):
         self._positions_type: RowType | None = None
         self._open_lane: _Open | None = None
         self._last = (owner.start, "")
+        self._noted_s = owner.clock.monotonic_s()
+        """When a position was noted last, or the lane was opened."""
+        self._note_after_s = 0.0
+        """When a closed lane may be taken over to note its position."""
 
     def close(self) -> None:
         """Ends the connections."""
@@ -111,8 +116,16 @@ class BigQuerySinkLane(RefusableLane[Row]):
 
     async def tick(self) -> None:
         await super().tick()
-        if self._open_lane is not None and self._open_lane.unconfirmed:
-            # BigQuery removes a stream after days without traffic. Then this note alone says how many rows it had.
+        now_s = self._owner.clock.monotonic_s()
+        is_old = now_s - self._noted_s >= BIGQUERY_NOTED_AGAIN_S
+        if self._open_lane is None:
+            if is_old and now_s >= self._note_after_s:
+                # Taking the lane over notes its position.
+                self._note_after_s = now_s + BIGQUERY_NOTE_PAUSE_S
+                await self.open()
+        elif self._open_lane.unconfirmed or is_old:
+            # BigQuery removes a stream after days without traffic. Then this note alone says how many rows it had. And
+            # the table may remove notes of a certain age.
             async with self._session():
                 await self._note([self._noted(self._open_lane.count, *self._last)])
                 self._lane.unconfirmed = False
@@ -145,7 +158,8 @@ class BigQuerySinkLane(RefusableLane[Row]):
         lane = self._lane
         end = max(part.end, self._durable)
         # Requests before a refused one have been written.
-        made = part.made if self._owner.fallback else [row for row in part.made if row.end > self._durable]
+        records = part.records()
+        made = records if self._owner.fallback else [row for row in records if row.end > self._durable]
         parts = requests_of(made)
         if not parts and end <= self._durable and not part.refused:
             return
@@ -199,6 +213,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
         rows = [noted_cells(owner.pipeline, owner.name, lane.claim, one) for one in noted]
         with step("bigquery_sink.note", owner.lane.vertex):
             await self._add_positions(lane.positions, rows)
+        self._noted_s = owner.clock.monotonic_s()
 
     async def _add_positions(self, to: Appending, rows: Sequence[Sequence[Any]]) -> None:
         assert self._positions_type is not None, "it is known before anything is noted"

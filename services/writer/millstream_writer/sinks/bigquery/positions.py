@@ -3,8 +3,9 @@
     claim      this owner writes to this stream                  added before the owner reads what others wrote
     position   with n rows in the stream, the lane is here       added before the rows are appended
 
-Rows are only added. BigQuery counts the rows of a stream, and this count alone determines which of the noted positions
-has been reached. If two positions have the same count, the later one applies.
+Rows are only added. Each lane adds one a day, so the table may remove those that are weeks old. BigQuery counts the
+rows of a stream, and this count alone determines which of the noted positions has been reached. If two positions have
+the same count, the later one applies.
 
 Above it: the lane. Below it: nothing.
 """
@@ -152,8 +153,9 @@ def schema_faults(schema: Any) -> list[str]:
 
 
 def creation(table: str) -> str:
-    """A statement that creates the table."""
-    return f"CREATE TABLE `{table}` ({', '.join(f'{name} {kind}' for name, kind in COLUMNS.items())})"
+    """A statement that creates the table, which removes rows after a while."""
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+    return f"CREATE TABLE `{table}` ({columns}) PARTITION BY _PARTITIONDATE OPTIONS (partition_expiration_days = 60)"
 
 
 def restriction(pipeline: str, lane: str) -> str:

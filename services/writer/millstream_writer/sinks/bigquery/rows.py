@@ -81,6 +81,29 @@ class RowType:
         values = {field.name: _value(field, value) for field, value in zip(self._fields, cells, strict=True)}
         return bytes(self._message(**values).SerializeToString())
 
+    def encode_all(self, columns: Sequence[Sequence[Any]]) -> list[bytes] | None:
+        """The messages of many rows, column by column, with the same result; None if a value may not fit."""
+        try:
+            made = [
+                column if _fits(field, column) else [_value(field, value) for value in column]
+                for field, column in zip(self._fields, columns, strict=True)
+            ]
+            names, message = [field.name for field in self._fields], self._message
+            rows = (dict(zip(names, cells, strict=True)) for cells in zip(*made, strict=True))
+            return [message(**row).SerializeToString() for row in rows]
+        except ValueError:
+            return None
+
+
+def _fits(field: Any, column: Sequence[Any]) -> bool:
+    """Whether all values are of the type that messages have for this column, so that none has to be converted."""
+    if field.mode == _Mode.REPEATED or field.max_length:
+        return False
+    kinds = set(map(type, column))
+    if field.mode != _Mode.REQUIRED:
+        kinds.discard(type(None))
+    return kinds <= _PLAIN.get(field.type_, frozenset())
+
 
 def column_faults(schema: Any, settings: BigQuerySink) -> list[ColumnFault]:
     """Mismatches between the table's schema and the settings."""
@@ -125,6 +148,9 @@ class BigQueryFormat(RowFormat[bytes]):
     def made(
         self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool]
     ) -> tuple[Sequence[int], Sequence[bytes], Sequence[SinkFailure]]:
+        together = self.row_type.encode_all(columns)
+        if together is not None and max(map(len, together), default=0) <= ROW_BYTES_MAX:
+            return rows, together, ()
         kept: list[int] = []
         made: list[bytes] = []
         failures: list[SinkFailure] = []
@@ -333,3 +359,11 @@ _SCALARS: dict[int, tuple[Any, Callable[[Any], Any]]] = {
     _Type.JSON: (_Field.TYPE_STRING, as_json),
 }
 """For each column type: the field's type in messages, and the conversion of a value."""
+_PLAIN: dict[int, frozenset[type]] = {
+    # Messages refuse whole numbers and texts that do not fit.
+    _Type.STRING: frozenset((str,)),
+    _Type.INT64: frozenset((int,)),
+    _Type.DOUBLE: frozenset((float,)),
+    _Type.BOOL: frozenset((bool,)),
+}
+"""Types of values that need no conversion."""

@@ -34,7 +34,7 @@ import obstore
 
 from millstream import codes
 from millstream.durable import step
-from millstream.errors import DamageError, FencedError, UserError
+from millstream.errors import DamageError, FencedError, RetryLaterError, UserError
 from millstream.objects.settings import ObjectStore, ObjectUrl, parse_url
 from millstream.objects.stores import FAILURES, TAKEN, error_of, make_store
 from millstream.record import Position
@@ -44,6 +44,9 @@ from millstream_writer.sinks.kept import Kept
 
 HIDDEN = "_millstream"
 _CLAIMS_KEPT = 20
+_PART_BYTES = 16 * 1024
+"""What is appended is joined to parts of this size, so that a file of small frames does not become many small writes
+to a connection."""
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +82,8 @@ class UnfinishedObjects:
 
 
 class LaneBucket:
-    """One lane's access to the prefix, under one epoch. Blocking; used by one thread."""
+    """One lane's access to the prefix, under one epoch. Blocking; used by one thread, except that another one may call
+    `begin` and `append`, which concern only the file."""
 
     def __init__(self, path: str, settings: ObjectStore, layout: str, partitioned: bool, owner: SinkOwner) -> None:
         """Raises `UserError` for missing credentials."""
@@ -95,6 +99,8 @@ class LaneBucket:
         self._claims = self._key(HIDDEN, f"{owner.pipeline}.{lane_text(owner.name)}")
         self._number = -1
         """Number of the newest known claim."""
+        self._listed: list[int] = []
+        """Numbers of all claims, as listed after this owner's newest one was created; in order."""
         self._last: Claim | None = None
 
     # Opening: `look`, then `take_over`.
@@ -148,6 +154,8 @@ class LaneBucket:
                 break
             if self._last is not None and self._last.epoch >= owner.epoch:
                 raise self._fenced()
+        # Here, too, so that lanes that are opened often and write nothing do not leave more and more claims.
+        self._remove_old()
         return max(owner.start, Position(*(claim.end if claim.done else claim.after)))
 
     def begun(self) -> Position | None:
@@ -174,7 +182,11 @@ class LaneBucket:
 
     def append(self, file: UnfinishedObjects, data: bytes, partition: str) -> int:
         """Keep a file until it is put."""
-        file.parts.setdefault(partition, []).append(data)
+        parts = file.parts.setdefault(partition, [])
+        if parts and len(parts[-1]) + len(data) <= _PART_BYTES:
+            parts[-1] += data
+        else:
+            parts.append(data)
         return len(data)
 
     def finish(self, file: UnfinishedObjects, after: Position, end: Position, extension: str, frame: str) -> None:
@@ -198,7 +210,7 @@ class LaneBucket:
         name = self._file_name(claimed)
         for partition, parts in file.parts.items():
             if partition not in file.put:
-                self._put(self._key(partition, str(name)), b"".join(parts))
+                self._put(self._key(partition, str(name)), parts)
                 file.put.add(partition)
         self._last = replace(claimed, done=True)
         self._remove_old()
@@ -211,12 +223,12 @@ class LaneBucket:
 
     # Requests.
 
-    def _put(self, key: str, data: bytes) -> None:
-        """Put an object of a claimed file, unless it exists."""
+    def _put(self, key: str, parts: Sequence[bytes]) -> None:
+        """Put an object of a claimed file, unless it exists. The parts are sent without a joined copy."""
         try:
             # In one request, so that no partial upload is left.
             with step("object_sink.put", self._owner.lane.vertex):
-                obstore.put(self._store, key, data, mode="create", use_multipart=False)
+                obstore.put(self._store, key, parts, mode="create", use_multipart=False)
         except TAKEN:
             # It was put by this owner, whose answer was lost, or by another one with the same claim.
             pass
@@ -241,13 +253,19 @@ class LaneBucket:
                 if found is None or (found.owner, found.end) != (self._name, claim.end):
                     self._read_last()
                     return False
-            # A paused owner may create a number that was removed; then newer ones exist.
-            newer = obstore.list(self._store, self._claims, offset=self._claim_key(number)).collect()
+            # A paused owner may create a number that was removed; then newer ones exist. All are listed: Azure's
+            # services differ in where a listing with an offset begins, and some of them return nothing.
+            listed = self._numbers()
         except FAILURES as error:
             raise self._error(error) from error
-        if newer:
+        newest = max(listed, default=-1)
+        if newest > number:
             raise self._fenced()
-        self._number, self._last = number, claim
+        if newest < number:
+            # A listing without this claim may lack newer ones, too.
+            what = f"{self._owner.where}: {self._url} does not list the claim {number} that it has just stored"
+            raise RetryLaterError(codes.TARGET_AWAY, what)
+        self._number, self._last, self._listed = number, claim, listed
         return True
 
     def _read_last(self) -> None:
@@ -274,16 +292,17 @@ class LaneBucket:
             ) from error
 
     def _remove_old(self) -> None:
-        """Remove obsolete claims; the last ones stay for users to inspect."""
-        if self._number % _CLAIMS_KEPT:
+        """Remove obsolete claims, if there are many; the last ones stay for users to inspect."""
+        if len(self._listed) <= 2 * _CLAIMS_KEPT:
             return
+        old, kept = self._listed[:-_CLAIMS_KEPT], self._listed[-_CLAIMS_KEPT:]
         try:
-            old = [self._claim_key(number) for number in self._numbers() if number <= self._number - _CLAIMS_KEPT]
-            if old:
-                with step("object_sink.claims.remove", self._owner.lane.vertex):
-                    obstore.delete(self._store, old)
+            with step("object_sink.claims.remove", self._owner.lane.vertex):
+                obstore.delete(self._store, [self._claim_key(number) for number in old])
         except FAILURES as error:
             _log.warning("%s; old claims are removed later", self._error(error))
+        else:
+            self._listed = kept
 
     def _check_orphans(self) -> None:
         """Raises `DamageError` if objects of this run after the mark exist, and the claims are missing."""

@@ -8,7 +8,8 @@ the lane offers the records again from its mark. The names of finished files con
 that are offered again are not written twice.
 
 Above it: the delivery. Below it: `directory` and `bucket` (who may write, how files become visible) and `formats`.
-Everything that touches the disk runs in one worker thread per lane.
+Everything that touches the disk runs in one worker thread per lane. Where files are finished by requests (a bucket, a
+table), another thread does that, one file at a time, while the worker fills the next file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,8 @@ class _Sealed(NamedTuple):
     end: Position
     frame: str
     """Name of the frame with its last record."""
+    covers: Position
+    """Position of the lane when the file is finished: `end`, or behind it if no record lies between."""
 
 
 class FileSinkLane:
@@ -88,12 +91,14 @@ class FileSinkLane:
         finished: Position | None,
         clock: Clock,
         worker: ThreadPoolExecutor,
+        finisher: ThreadPoolExecutor | None = None,
         whole: bool = False,
         partition_of: PartitionOf | None = None,
         begun: Position | None = None,
     ) -> None:
         """`start` is the lane's mark; `finished` its position from its files, None to write everything that is offered.
-        `whole`: files end only at a flush. `begun`: the end of the first file, if a former owner has fixed it."""
+        `finisher`: a thread that finishes files while the next one grows; without it, the worker does. `whole`: files
+        end only at a flush. `begun`: the end of the first file, if a former owner has fixed it."""
         self._whole = whole
         self._directory = directory
         self._format = file_format
@@ -102,6 +107,11 @@ class FileSinkLane:
         self._finished = finished
         self._clock = clock
         self._worker = worker
+        self._finisher = finisher
+        self._finishing: Future[None] | None = None
+        """The first of the sealed files, while the finisher has it."""
+        self._failed = False
+        """Whether the last attempt to finish a file failed. Then no record is accepted before the next one."""
         self._partition_of = partition_of
         self._begun = begun
         self._durable = start if finished is None else max(start, finished)
@@ -118,6 +128,10 @@ class FileSinkLane:
     @property
     def durable(self) -> Position | None:
         return self._durable
+
+    @property
+    def in_progress(self) -> Position | None:
+        return self._durable if self._finishing is None else max(self._durable, self._sealed[-1].covers)
 
     @property
     def collects(self) -> bool:
@@ -168,6 +182,8 @@ class FileSinkLane:
             # The lane may be past the last frame with records for this sink, whose name would then be wrong.
             is_last = bool(frames) and frames[-1].sequence == frame_at(taken)
             self._taken, self._taken_frame = taken, frames[-1].name if is_last else ""
+        if self._growing is None and self._sealed:
+            self._sealed[-1] = self._sealed[-1]._replace(covers=max(self._sealed[-1].covers, self._taken))
         # 3. Store as much as possible. A full disk is not a failure of this write: the next call reports it.
         with suppress(RetryLaterError):
             if self._whole:
@@ -245,7 +261,7 @@ class FileSinkLane:
             file.keep(partition, body.finish())
         # If names do not count (in a fallback), records from before the end of the last file may be offered again.
         self._chain = max(end, file.after)
-        self._sealed.append(_Sealed(file, self._chain, frame))
+        self._sealed.append(_Sealed(file, self._chain, frame, self._chain))
         self._growing = None
 
     def _tick(self) -> None:
@@ -256,7 +272,7 @@ class FileSinkLane:
     def _flush(self) -> None:
         if self._begun is None:
             self._seal(self._taken, self._taken_frame)
-        self._store()
+        self._store(wait=True)
 
     def _is_old(self) -> bool:
         file = self._growing
@@ -266,18 +282,39 @@ class FileSinkLane:
             and self._clock.monotonic_s() - file.begun_s >= self._rolling.max_age_s
         )
 
-    def _store(self) -> None:
-        """Finish sealed files and write large growing ones to disk. After a failure, the next call continues."""
+    def _store(self, *, wait: bool = False) -> None:
+        """Finish sealed files and write large growing ones to disk. After a failure, the next call continues. With a
+        finisher, the last file may still be in its hands, unless `wait` is set."""
         while self._sealed:
-            file, end, frame = self._sealed[0]
-            self._directory.finish(self._write_out(file), file.after, end, self._format.extension, frame)
+            sealed = self._sealed[0]
+            if not self._is_finished(sealed, wait=wait or len(self._sealed) > 1):
+                return
             self._sealed.popleft()
-            self._durable = max(self._durable, end)
+            self._durable = max(self._durable, sealed.covers)
         if self._growing is None:
             if self._begun is None:
                 self._durable = self._taken
         else:
             self._write_out_large()
+
+    def _is_finished(self, sealed: _Sealed, *, wait: bool) -> bool:
+        """Finish a file; False if the finisher still has it, and `wait` is not set."""
+        if self._finisher is None:
+            self._finish(sealed)
+            return True
+        if self._finishing is None:
+            self._finishing = self._finisher.submit(self._finish, sealed)
+        if not wait and not self._failed and not self._finishing.done():
+            return False
+        finishing, self._finishing = self._finishing, None
+        self._failed = True
+        finishing.result()
+        self._failed = False
+        return True
+
+    def _finish(self, sealed: _Sealed) -> None:
+        file = sealed.file
+        self._directory.finish(self._write_out(file), file.after, sealed.end, self._format.extension, sealed.frame)
 
     def _write_out_large(self) -> None:
         if self._growing is not None and self._growing.unwritten_bytes >= WRITE_BYTES:

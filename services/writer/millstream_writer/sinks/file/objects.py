@@ -43,14 +43,15 @@ def partitions(names: Sequence[str]) -> PartitionOf:
 async def open_object_sink(spec: FileSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
     """Opens the prefix for one lane and fences every earlier owner. Raises as `SinkConnector.open` does."""
     worker = ThreadPoolExecutor(1, thread_name_prefix="object-sink")
+    finisher = ThreadPoolExecutor(1, thread_name_prefix="object-sink-put")
     loop = asyncio.get_running_loop()
     bucket = LaneBucket(spec.path, spec.store or ObjectStore(), _layout(spec), bool(spec.partition_by), owner)
     try:
         file_format = await loop.run_in_executor(worker, format_of, spec, owner.where)
-        kept = await loop.run_in_executor(worker, bucket.look)
+        kept = await loop.run_in_executor(finisher, bucket.look)
         if kept is not None:
             await check_kept(owner, kept, bucket.target, bucket.remedy, ours=False)
-        reached = await loop.run_in_executor(worker, bucket.take_over)
+        reached = await loop.run_in_executor(finisher, bucket.take_over)
         lane = FileSinkLane(
             bucket,
             file_format,
@@ -59,12 +60,14 @@ async def open_object_sink(spec: FileSink, owner: SinkOwner) -> AsyncIterator[Si
             finished=None if owner.fallback else reached,
             clock=owner.clock,
             worker=worker,
+            finisher=finisher,
             partition_of=partitions(spec.partition_by) if spec.partition_by else None,
             begun=bucket.begun(),
         )
         yield lane
     finally:
         worker.shutdown(wait=False)
+        finisher.shutdown(wait=False)
 
 
 def _layout(spec: FileSink) -> str:

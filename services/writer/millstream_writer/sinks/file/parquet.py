@@ -16,6 +16,8 @@ from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
+from operator import itemgetter
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,6 +37,8 @@ NESTING_MAX = 500
 """Number of arrays and objects in one value up to which their nesting need not be checked."""
 
 _CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf(?:inity)?)\s*[,\]}]")
+_FIRST, _LAST = itemgetter(0), itemgetter(-1)
+_OPENED, _CLOSED = {ord("{")}, {ord("}")}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES_US = [
     (moment - _EPOCH) // timedelta(microseconds=1)
@@ -114,11 +118,9 @@ class Parquet:
         for field in self.schema:
             column = table.column(field.name)
             if field.type == _TIMESTAMP:
-                has_offset = pc.match_substring_regex(column, _OFFSET)
-                if pc.all(has_offset).as_py() is False:
-                    # The stubs require arguments of one shape; a scalar is combined with every item.
-                    zoned = pc.binary_join_element_wise(column, _ZULU, _NOTHING)  # type: ignore[call-overload]
-                    column = pc.if_else(has_offset, column, zoned)
+                # Most times end like this, and looking for a pattern takes ten times as long.
+                if pc.all(pc.ends_with(column, "Z")).as_py() is False:
+                    column = _with_offsets(column)
                 column = pc.cast(column, _TIMESTAMP)
                 times_us = column.cast(pa.int64())
                 early, late = pc.less(times_us, _EARLIEST), pc.greater(times_us, _LATEST)
@@ -130,20 +132,34 @@ class Parquet:
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
 
+def _with_offsets(times: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
+    """A time without an offset is in UTC."""
+    has_offset = pc.match_substring_regex(times, _OFFSET)
+    if pc.all(has_offset).as_py() is not False:
+        return times
+    # The stubs require arguments of one shape; a scalar is combined with every item.
+    zoned = pc.binary_join_element_wise(times, _ZULU, _NOTHING)  # type: ignore[call-overload]
+    found: pa.ChunkedArray[Any] = pc.if_else(has_offset, times, zoned)
+    return found
+
+
 def _is_plain(values: Sequence[bytes], text: bytes) -> bool:
     """Whether the two parsers agree on these values, which are joined with line breaks in `text`.
 
-    1. There are as many lines as values, and each begins an object: so each value is exactly one row.
+    1. There are as many lines as values, and each begins with `{` and ends with `}`. Arrow reads over line breaks, and
+       takes several objects in a line. But no object continues with `{` after `}`, so each value is at least one row;
+       if there are as many rows as values, each is exactly one.
     2. There is no NaN or Infinity outside of texts, which Arrow accepts and JSON does not have.
     3. There is no nesting that Python's parser refuses and Arrow's does not.
     """
-    if b"\r" in text or not text.startswith(b"{"):
+    # A search for one byte takes a hundredth of the time of a search for two.
+    if b"\r" in text or text.count(b"\n") != len(values) - 1:
         return False
-    if text.count(b"\n") != len(values) - 1 or text.count(b"\n{") != len(values) - 1:
+    if not all(values) or set(map(_FIRST, values)) != _OPENED or set(map(_LAST, values)) != _CLOSED:
         return False
-    if (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None:
+    if (b"N" in text or b"I" in text) and (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None:
         return False
-    if text.count(b"[") + text.count(b"{") - len(values) > NESTING_MAX:
+    if (b"[" in text and text.count(b"[")) + text.count(b"{") - len(values) > NESTING_MAX:
         return max(value.count(b"[") + value.count(b"{") for value in values) <= NESTING_MAX
     return True
 

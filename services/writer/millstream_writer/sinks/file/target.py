@@ -8,7 +8,8 @@ from millstream.record import Position
 
 
 class Target(Protocol):
-    """One lane's place for files, under one epoch. Blocking; used by one thread."""
+    """One lane's place for files, under one epoch. Blocking. Files are finished by one thread; another one may call
+    `begin` and `append` for the next file meanwhile, where the lane has a finisher."""
 
     def begin(self, extension: str) -> Any:
         """A new unfinished file. Raises `RetryLaterError` if there is no space."""

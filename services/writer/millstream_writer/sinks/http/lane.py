@@ -24,7 +24,17 @@ import aiohttp
 
 from millstream.limits import KIB
 from millstream.record import Position
-from millstream.web.link import CONTROL, NOT_A_HEADER_NAME, PASSING, WebLink, check_header, linked, retry_after_s, said
+from millstream.web.link import (
+    CONTROL,
+    NOT_A_HEADER_NAME,
+    PASSING,
+    WebLink,
+    body_of,
+    check_header,
+    linked,
+    retry_after_s,
+    said,
+)
 from millstream.web.settings import HTTP as SCHEMES
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 from millstream_writer.sinks.file.formats import one_line, parse_json
@@ -184,7 +194,7 @@ class HttpSinkLane(UnkeptLane):
             headers["traceparent"] = traceparent
         try:
             async with self._link.session.request(
-                self._spec.method, self._link.url, data=batch.body, headers=headers, allow_redirects=False
+                self._spec.method, self._link.url, data=body_of(batch.body), headers=headers, allow_redirects=False
             ) as response:
                 return await _judge(response, self._link)
         except TimeoutError:

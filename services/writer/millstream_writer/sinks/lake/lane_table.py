@@ -39,7 +39,8 @@ class ConflictError(Exception):
 
 
 class LaneTable(ABC, Generic[T]):
-    """One lane's access to a table, under one epoch. Blocking; used by one thread. `T`: the client's table class."""
+    """One lane's access to a table, under one epoch. Blocking; used by one thread, except that another one may call
+    `begin` and `append`, which concern only the file. `T`: the client's table class."""
 
     def __init__(self, owner: SinkOwner, target: str, remedy: str) -> None:
         """`target` names the table in messages; `remedy` tells a user how to start a lane without its stored

@@ -27,6 +27,7 @@ async def open_table_sink(
 ) -> AsyncIterator[SinkLane]:
     """Opens the table for one lane and fences every earlier owner. Raises as `SinkConnector.open` does."""
     worker = ThreadPoolExecutor(1, thread_name_prefix="table-sink")
+    finisher = ThreadPoolExecutor(1, thread_name_prefix="table-sink-commit")
     loop = asyncio.get_running_loop()
     limits = {
         "max_bytes": settings.max_bytes,
@@ -34,10 +35,10 @@ async def open_table_sink(
         "max_age_s": settings.commit_every_s,
     }
     try:
-        kept = await loop.run_in_executor(worker, table.look)
+        kept = await loop.run_in_executor(finisher, table.look)
         if kept is not None:
             await check_kept(owner, kept, table.target, table.remedy, ours=False)
-        reached = await loop.run_in_executor(worker, table.take_over)
+        reached = await loop.run_in_executor(finisher, table.take_over)
         yield FileSinkLane(
             table,
             rows,
@@ -46,9 +47,11 @@ async def open_table_sink(
             finished=None if owner.fallback else reached,
             clock=owner.clock,
             worker=worker,
+            finisher=finisher,
             whole=owner.whole,
         )
     finally:
         # After what it is still doing: a cancelled call continues there.
-        worker.submit(table.close)
+        finisher.submit(table.close)
         worker.shutdown(wait=False)
+        finisher.shutdown(wait=False)

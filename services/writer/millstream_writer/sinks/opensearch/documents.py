@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from millstream.json_text import all_json
-from millstream.limits import FRAME_RECORDS_MAX, RESULT_FRAME_RECORDS_MAX
+from millstream.limits import FRAME_INDEX_BITS
 from millstream_writer.sink import SinkFailure, SinkFrame
 from millstream_writer.sinks.carried import keys_text, message_id
 from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON, one_line, parse_json
@@ -31,13 +31,11 @@ BUSY = "OpenSearch is busy"
 CONFLICT = 409
 """Status of a write that was rejected because the document exists, or is newer."""
 
-_RECORD_BITS = 15
 _FRAME_BITS = 28
 FRAMES_MAX = 1 << _FRAME_BITS
 """Number of frames after which an owner needs a new number."""
-OWNERS_MAX = 1 << (63 - _FRAME_BITS - _RECORD_BITS)
+OWNERS_MAX = 1 << (63 - _FRAME_BITS - FRAME_INDEX_BITS)
 """Upper limit of the owners' numbers; a version has 63 bits."""
-assert max(FRAME_RECORDS_MAX, RESULT_FRAME_RECORDS_MAX) <= 1 << _RECORD_BITS
 
 _BLANK = b" \t\n\r"
 _WAITING = frozenset((429, 500, 502, 503, 504))
@@ -54,6 +52,8 @@ class Put(NamedTuple):
     """Lines of the request, with their line breaks."""
     id: str = ""
     """Id of the document if a newer version of it may exist."""
+    number: int = 0
+    """Index of its frame in the write."""
 
 
 class Owned(NamedTuple):
@@ -67,12 +67,12 @@ class Owned(NamedTuple):
     def version(self, sequence: int, index: int) -> int:
         """The version for a record, by its index in the frame with this sequence."""
         assert 0 <= sequence - self.first < FRAMES_MAX, "the lane has taken a new number"
-        assert index < 1 << _RECORD_BITS, "frames are cut to fewer"
-        return (((self.number << _FRAME_BITS) + sequence - self.first) << _RECORD_BITS) + index
+        assert index < 1 << FRAME_INDEX_BITS, "frames are cut to fewer"
+        return (((self.number << _FRAME_BITS) + sequence - self.first) << FRAME_INDEX_BITS) + index
 
     def is_newer(self, version: int) -> bool:
         """Whether a version was written by a later owner."""
-        return version >> (_FRAME_BITS + _RECORD_BITS) > self.number
+        return version >> (_FRAME_BITS + FRAME_INDEX_BITS) > self.number
 
 
 class Misfit(NamedTuple):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,9 +24,10 @@ from urllib.parse import quote
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, MillstreamError, UserError
+from millstream.limits import OPENSEARCH_OWNER_KNOWN_S
 from millstream.plurals import counted
 from millstream.record import Position
-from millstream.web.link import WebLink, linked, translated
+from millstream.web.link import WebLink, body_of, linked, translated
 from millstream.web.settings import HTTP
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
@@ -44,8 +46,12 @@ from millstream_writer.sinks.opensearch.documents import (
     judged,
 )
 
+_log = logging.getLogger(__name__)
+
 _NDJSON = "application/x-ndjson"
 _ONLY = "?filter_path=items.*.status,items.*.error"
+_LOOKED_AT = "docs.found,docs._version,docs.error.type,docs.error.reason"
+"""`found` is there for every document that could be read, so the answer is never empty."""
 _CONFLICTS_MAX = 20
 
 
@@ -58,38 +64,41 @@ class OpenSearchSinkLane(UnkeptLane):
         self._link = link
         self._base = link.url.rstrip("/")
         self._bulk = f"{self._base}/{quote(settings.index, safe='')}/_bulk{_ONLY}"
+        self._bytes_max = settings.max_bytes
+        """Of a request. Half of the smallest one that was too large for the server, if there was one."""
         self._owned: Owned | None = None
         """The versions of this owner with `upsert`, once they are known."""
+        self._looked_s = 0.0
+        """When this lane was known to belong to this owner."""
 
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee.EXACTLY_ONCE_IDEMPOTENT
 
+    @property
+    def gathers(self) -> bool:
+        return True
+
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        puts: list[Put] = []
         failures: list[list[SinkFailure]] = []
-        for item in frames:
-            puts, found = convert(item, self._settings, self._owner.ledger_id, await self._versions(item.sequence))
-            for batch in batches(puts, self._settings.max_bytes):
-                found += await self._send(batch)
-            failures.append(sorted(found, key=lambda failure: failure.index))
+        for number, item in enumerate(frames):
+            made, unfit = convert(item, self._settings, self._owner.ledger_id, await self._versions(item.sequence))
+            puts += made if number == 0 else [put._replace(number=number) for put in made]
+            failures.append(unfit)
+        # A request may have records of several frames: a small frame takes as long as a large one.
+        for batch in batches(puts, self._bytes_max):
+            for put, failure in await self._send(batch):
+                failures[put.number].append(failure)
+        for found in failures:
+            found.sort(key=lambda failure: failure.index)
         return WriteResult(failures if any(failures) else ())
 
-    async def _send(self, batch: Sequence[Put]) -> list[SinkFailure]:
-        body = b"".join(put.lines for put in batch)
-        headers = {"Content-Type": _NDJSON}
-        size = len(body)
-        if self._settings.compression == "gzip":
-            body = gzip.compress(body, 1)
-            headers["Content-Encoding"] = "gzip"
-        with translated(self._link), step("opensearch_sink.bulk", self._owner.lane.vertex):
-            async with self._link.session.post(
-                self._bulk, data=body, headers=headers, allow_redirects=False
-            ) as response:
-                if response.status == 413:
-                    return self._too_large(batch, size)
-                if response.status != 200:
-                    raise self._refused(response.status, response.headers, await response.read())
-                items = json.loads(await response.read())["items"]
+    async def _send(self, batch: Sequence[Put]) -> list[tuple[Put, SinkFailure]]:
+        """Send writes in one request, or in smaller ones if the server accepts none of that size."""
+        items = await self._answers(batch)
+        if items is None:
+            return await self._divided(batch)
         failures = []
         newer = []
         for put, item in zip(batch, items, strict=True):
@@ -100,12 +109,46 @@ class OpenSearchSinkLane(UnkeptLane):
                 continue
             if misfit.everything:
                 raise self._unusable(misfit)
-            failures.append(
-                SinkFailure(put.row, misfit.reason, retryable=misfit.retryable, detail=misfit.detail, shows_value=True)
-            )
+            detail, retryable = misfit.detail, misfit.retryable
+            failures.append((put, SinkFailure(put.row, misfit.reason, retryable, detail=detail, shows_value=True)))
         if newer:
             await self._check_newer(newer)
         return failures
+
+    async def _answers(self, batch: Sequence[Put]) -> Sequence[Mapping[str, Any]] | None:
+        """The answer to each write; None if the request is too large for the server."""
+        body = b"".join(put.lines for put in batch)
+        headers = {"Content-Type": _NDJSON}
+        if self._settings.delete_when is not None:
+            await self._check_owner()
+        if self._settings.compression == "gzip":
+            body = gzip.compress(body, 1)
+            headers["Content-Encoding"] = "gzip"
+        with translated(self._link), step("opensearch_sink.bulk", self._owner.lane.vertex):
+            async with self._link.session.post(
+                self._bulk, data=body_of(body), headers=headers, allow_redirects=False
+            ) as response:
+                if response.status == 413:
+                    return None
+                if response.status != 200:
+                    raise self._refused(response.status, response.headers, await response.read())
+                items: Sequence[Mapping[str, Any]] = self._parsed(await response.read(), "items")["items"]
+                return items
+
+    async def _divided(self, batch: Sequence[Put]) -> list[tuple[Put, SinkFailure]]:
+        """Send writes that are too large for one request, in order. A single one cannot be divided, so it fails."""
+        size = sum(len(put.lines) for put in batch)
+        if len(batch) == 1:
+            detail = f"the server accepts no request of {size} bytes"
+            return [(batch[0], SinkFailure(batch[0].row, TOO_LARGE, retryable=False, detail=detail))]
+        # The same server would refuse later requests of this size, too.
+        self._bytes_max = min(self._bytes_max, size // 2)
+        _log.warning(
+            "%s: %s accepts no request of %d bytes, so it gets smaller ones. Lower `maxBytes`, or let the server and "
+            "the proxies in front of it accept more",
+            *(self._owner.where, self._link.place, size),
+        )
+        return [failed for half in batches(batch, self._bytes_max) for failed in await self._send(half)]
 
     async def _check_newer(self, ids: Sequence[str]) -> None:
         """Raises an error if a later owner, or another lane, has written a newer version of one of the documents.
@@ -114,12 +157,15 @@ class OpenSearchSinkLane(UnkeptLane):
         """
         owned, owner, settings = self._owned, self._owner, self._settings
         assert owned is not None, "there are no conflicts without versions"
-        place = f"{self._base}/{quote(settings.index, safe='')}/_mget?filter_path=docs._version"
+        place = f"{self._base}/{quote(settings.index, safe='')}/_mget?filter_path={_LOOKED_AT}"
         with translated(self._link):
             async with self._link.session.post(place, json={"ids": ids}, allow_redirects=False) as response:
                 if response.status != 200:
                     raise self._refused(response.status, response.headers, await response.read())
-                found = json.loads(await response.read()).get("docs", ())
+                found = self._parsed(await response.read(), "docs")["docs"]
+        for one in found:
+            if (error := one.get("error")) is not None:
+                raise self._link.away(f"does not show a document of {settings.index} now: {error.get('reason', error)}")
         if not any(owned.is_newer(int(one.get("_version", 0))) for one in found):
             return
         number, _ = await self._former(self._lane_document())
@@ -132,11 +178,15 @@ class OpenSearchSinkLane(UnkeptLane):
             f"written. Let records with the same id reach one lane, by their key; or write to a new index",
         )
 
-    def _too_large(self, batch: Sequence[Put], size: int) -> list[SinkFailure]:
-        if len(batch) > 1:
-            raise self._link.unfit(f"accepts no request of {size} bytes; lower `maxBytes`")
-        detail = f"the server accepts no request of {size} bytes"
-        return [SinkFailure(batch[0].row, TOO_LARGE, retryable=False, detail=detail)]
+    def _parsed(self, body: bytes, member: str) -> Mapping[str, Any]:
+        """An answer, which has this member. Raises `UserError` for one of something else, such as a proxy."""
+        try:
+            found = json.loads(body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or member not in found:
+            raise self._link.unfit(f"answers unlike OpenSearch, without `{member}`: {body[:100]!r}. Correct `url`")
+        return found
 
     def _refused(self, status: int, headers: Mapping[str, str], body: bytes) -> MillstreamError:
         """The error for a request that was rejected as a whole."""
@@ -157,6 +207,19 @@ class OpenSearchSinkLane(UnkeptLane):
 
     # The number of the owner
 
+    async def _check_owner(self) -> None:
+        """Raises an error if the lane has a later owner. The server forgets the versions of deleted documents after a
+        minute, and would then create them again for an owner that stood still for so long."""
+        owned, clock = self._owned, self._owner.clock
+        assert owned is not None, "documents are only deleted with `upsert`"
+        now_s = clock.monotonic_s()
+        if now_s - self._looked_s < OPENSEARCH_OWNER_KNOWN_S:
+            return
+        number, _ = await self._former(self._lane_document())
+        if number > owned.number:
+            raise fenced(self._owner, self._settings.index)
+        self._looked_s = now_s
+
     async def _versions(self, sequence: int) -> Owned | None:
         if self._settings.mode != "upsert":
             return None
@@ -168,6 +231,7 @@ class OpenSearchSinkLane(UnkeptLane):
         """Reserve a number above those of all earlier owners of the lane. A lost answer leaves a number unused."""
         owner, settings, place = self._owner, self._settings, self._lane_document()
         for _ in range(_CONFLICTS_MAX):
+            self._looked_s = owner.clock.monotonic_s()
             number, condition = await self._former(place)
             if number + 1 >= OWNERS_MAX:
                 what = f"{owner.where}: lane {owner.name} has had {counted(number, 'owner')}, more than versions count"
@@ -198,7 +262,7 @@ class OpenSearchSinkLane(UnkeptLane):
                 body = await response.read()
                 if response.status != 200:
                     raise self._refused(response.status, response.headers, body)
-        found = json.loads(body)
+        found = self._parsed(body, "_source")
         kept: Mapping[str, Any] = found["_source"]
         if kept["run"] == owner.ledger_id and kept["epoch"] > owner.epoch:
             raise fenced(owner, self._settings.index)

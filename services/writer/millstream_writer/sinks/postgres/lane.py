@@ -2,8 +2,11 @@
 
     write ─► records after the position ─► BEGIN
                                             move the lane's row, if the lane is still ours (locks it)
-                                            COPY, or COPY and merge
+                                            COPY, or COPY and merge, of frames that are converted meanwhile
                                             COMMIT ─► durable
+
+The client sends a COPY in parts of half a megabyte. While the server takes one, the frames of the next one are
+converted. If a record cannot be, the transaction is rolled back, as if the database had refused the record.
 
 The lane's row in the table of positions names the owner that opened the lane last. Only that owner can update it, so an
 older one changes nothing, however late it resumes. The row is locked from the first statement of a transaction to its
@@ -45,7 +48,7 @@ from millstream_writer.sinks.postgres.rows import CopyFormat, line_of
 from millstream_writer.sinks.postgres.target import Target
 from millstream_writer.sinks.postgres.typed import Row, typed_rows
 from millstream_writer.sinks.reaching import first_try
-from millstream_writer.sinks.refusable import Part, RefusableLane, Refusal
+from millstream_writer.sinks.refusable import Part, RefusableLane, Refusal, UnfitError
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +92,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
 
         async def attempt(lines: Sequence[bytes | Row]) -> None:
             async with connection.transaction():
-                await self._target.put(connection, lines)
+                await self._target.put(connection, [lines])
 
         async with asyncio.timeout(self._settings.timeout_s):
             transaction = connection.transaction()
@@ -110,13 +113,12 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
                     raise fenced(owner, self._settings.table)
                 if part.refused:
                     await target.refuse(connection, owner.pipeline, owner.name, part.refused)
-                if part.made:
-                    await target.put(connection, part.made)
+                await target.put(connection, part.made)
                 with step("postgres_sink.commit", owner.lane.vertex):
                     await transaction.commit()
-            except FAILURES as error:
+            except (*FAILURES, UnfitError) as error:
                 # After any other failure, the connection is closed.
-                if is_of_a_record(error):
+                if isinstance(error, UnfitError) or is_of_a_record(error):
                     await transaction.rollback()
                 raise
 
@@ -150,7 +152,8 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
                 await self._target.prepare(connection)
                 if self._settings.delete_when is None:
                     types = await self._target.types(connection)
-                    self._format.typed = typed_rows(self._settings.row, types)
+                    keys = self._settings.keys if self._format.identified else ()
+                    self._format.typed = typed_rows(self._settings.row, types, keys)
         except BaseException:
             connection.terminate()
             raise

@@ -14,10 +14,13 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from msgspec.structs import astuple
+
 from millstream_writer.sink import SinkFailure, SinkFrame
 from millstream_writer.sinks.kept import Converted
 from millstream_writer.sinks.postgres.typed import Row, TypedRows
 from millstream_writer.sinks.tables.rows import NOT_TEXT, RowFormat, as_json
+from millstream_writer.sinks.tables.settings import TableSink
 
 _NULL = "\\N"
 _SPECIAL = re.compile(r"[\\\n\r\t]")
@@ -49,33 +52,30 @@ def line_of(row: bytes | Row) -> bytes:
     """Encodes a row as a line."""
     if isinstance(row, bytes):
         return row
-    return ("\t".join([_FIELDS[type(value)](value) for value in row]) + "\n").encode()
+    return ("\t".join([_FIELDS[type(value)](value) for value in astuple(row)]) + "\n").encode()
 
 
 class CopyFormat(RowFormat[bytes | Row]):
-    """A line for each record, with its line break; or a row for each."""
+    """A line for each record, with its line break; or a row for each. With `deleteWhen`, a line ends with a flag that
+    tells whether the record deletes."""
 
     typed: TypedRows | None = None
     """Rows in the table's own types, once these are known and if they are supported."""
 
-    def convert(self, item: SinkFrame) -> Converted[bytes | Row]:
-        if self.typed is not None and (typed := self._typed(self.typed, item)) is not None:
-            return Converted(range(item.frame.records), typed, [])
-        return super().convert(item)
+    def __init__(self, settings: TableSink) -> None:
+        super().__init__(settings)
+        self.is_flagged = settings.delete_when is not None
 
-    def _typed(self, typed: TypedRows, item: SinkFrame) -> Sequence[Row] | None:
-        rows = typed(item.frame.values())
-        if rows is None or not self.identified:
-            return rows
-        if any(row[index] is None for row in rows for index in self.keys):
-            return None
-        return [(*row, self.deletes_all) for row in rows]
+    def convert(self, item: SinkFrame) -> Converted[bytes | Row]:
+        if self.typed is not None and (rows := self.typed(item.frame.values())) is not None:
+            return Converted(range(item.frame.records), rows, [])
+        return super().convert(item)
 
     def made(
         self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool]
     ) -> tuple[Sequence[int], Sequence[bytes], Sequence[SinkFailure]]:
         fields = [_texts(column) for column in columns]
-        if self.identified:
+        if self.is_flagged:
             fields.append(["t" if is_delete else "f" for is_delete in deletes])
         joined = list(map("\t".join, zip(*fields, strict=True)))
         with suppress(UnicodeEncodeError):

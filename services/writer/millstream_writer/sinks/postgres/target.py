@@ -8,10 +8,13 @@ Every statement of the sink is here. Above it: the lane, and `validate --online`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from io import BytesIO
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from itertools import chain, groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+from msgspec.structs import astuple
 
 from millstream.durable import step
 from millstream.postgres.connecting import Connection, connected
@@ -22,6 +25,7 @@ from millstream_writer.sinks.kept import Kept
 from millstream_writer.sinks.postgres.connector import PostgresSink
 from millstream_writer.sinks.postgres.rows import line_of
 from millstream_writer.sinks.postgres.typed import Row
+from millstream_writer.sinks.refusable import UnfitError
 from millstream_writer.sinks.tables.settings import TableColumn
 
 _BATCH = "millstream_batch"
@@ -49,6 +53,7 @@ class Target:
         self._refused = quoted_table(f"{settings.position_table}_refused")
         self._columns = [column.name for column in settings.row]
         self._is_staged = settings.mode != "insert"
+        self._batch_columns = [*self._columns, _DELETE] if settings.delete_when is not None else self._columns
 
     async def create(self, connection: Connection) -> None:
         """Create the tables that do not exist."""
@@ -90,7 +95,8 @@ class Target:
             await connection.execute(
                 f"CREATE TEMP TABLE {_BATCH} ON COMMIT DELETE ROWS AS SELECT {names}, false AS {_DELETE} "
                 f"FROM {self._table} WITH NO DATA; "
-                f"ALTER TABLE {_BATCH} ADD COLUMN {_ROW} bigint GENERATED ALWAYS AS IDENTITY"
+                f"ALTER TABLE {_BATCH} ALTER COLUMN {_DELETE} SET DEFAULT {self._settings.mode == 'delete'}, "
+                f"ADD COLUMN {_ROW} bigint GENERATED ALWAYS AS IDENTITY"
             )
 
     async def types(self, connection: Connection) -> Mapping[str, str]:
@@ -209,15 +215,20 @@ class Target:
 
     # The records
 
-    async def put(self, connection: Connection, lines: Sequence[bytes | Row]) -> None:
-        """Write rows, and check every constraint now: at the commit, the faulty row could not be identified."""
+    async def put(self, connection: Connection, made: Iterable[Sequence[bytes | Row]]) -> None:
+        """Write rows, piece by piece, and check every constraint now: at the commit, the faulty row could not be
+        identified. An `UnfitError` of the pieces is raised when those before it are written."""
+        pieces = _Pieces(made)
         if self._is_staged:
-            await _copy(connection, lines, _BATCH, [*self._columns, _DELETE], schema="pg_temp")
-            for statement in self._merges():
-                await connection.execute(statement)
+            is_any = await _copy(connection, pieces, _BATCH, self._batch_columns, schema="pg_temp")
         else:
-            await _copy(connection, lines, self._name, self._columns, schema=self._schema)
-        await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            is_any = await _copy(connection, pieces, self._name, self._columns, schema=self._schema)
+        if pieces.is_unfit:
+            raise UnfitError
+        if is_any:
+            for statement in self._merges() if self._is_staged else ():
+                await connection.execute(statement)
+            await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def _merges(self) -> Iterator[str]:
         """The statements that move rows from the batch's table to the user's. The last record of each key counts."""
@@ -252,17 +263,51 @@ def _type_of(column: TableColumn) -> str:
     )
 
 
+class _Pieces:
+    """Pieces that are not empty, up to one that cannot be converted. An error that is raised within a COPY would make
+    the client ask the server, over another connection, to cancel it."""
+
+    def __init__(self, made: Iterable[Sequence[bytes | Row]]) -> None:
+        self._made = made
+        self.is_unfit = False
+        """Whether there was one. The error itself would keep the whole write, in its traceback."""
+
+    def __iter__(self) -> Iterator[Sequence[bytes | Row]]:
+        try:
+            yield from filter(None, self._made)
+        except UnfitError:
+            self.is_unfit = True
+
+
 async def _copy(
-    connection: Connection, lines: Sequence[bytes | Row], table: str, columns: Sequence[str], *, schema: str | None
-) -> None:
-    """Copy rows into a table, within the transaction of their position."""
+    connection: Connection,
+    pieces: Iterable[Sequence[bytes | Row]],
+    table: str,
+    columns: Sequence[str],
+    *,
+    schema: str | None,
+) -> bool:
+    """Copy rows into a table, within the transaction of their position.
+
+    Returns whether there were any. While the server takes what is already sent, the next pieces are converted."""
     place = {"columns": list(columns), "schema_name": schema}
-    with step("postgres_sink.copy"):
-        if set(map(type, lines)) == {tuple}:
-            await connection.copy_records_to_table(table, records=lines, **place)
-        else:
-            text = BytesIO(b"".join(map(line_of, lines)))
-            await connection.copy_to_table(table, source=text, format="text", **place)
+    is_any = False
+    for is_text, run in groupby(pieces, lambda piece: isinstance(piece[0], bytes)):
+        is_any = True
+        with step("postgres_sink.copy"):
+            if is_text:
+                async with aclosing(_texts(run)) as texts:
+                    await connection.copy_to_table(table, source=texts, format="text", **place)
+            else:
+                # A piece is all lines or all rows: the records of a frame.
+                rows = chain.from_iterable(cast("Iterable[Sequence[Row]]", run))
+                await connection.copy_records_to_table(table, records=map(astuple, rows), **place)
+    return is_any
+
+
+async def _texts(pieces: Iterable[Sequence[bytes | Row]]) -> AsyncGenerator[bytes, None]:
+    for lines in pieces:
+        yield b"".join(map(line_of, lines))
 
 
 async def look(settings: PostgresSink, base_dir: Path) -> list[Fault]:

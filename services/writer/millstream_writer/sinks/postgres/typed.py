@@ -7,12 +7,12 @@ accept more values and report errors. Both forms write the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from millstream.json_text import members_reader
+from millstream.json_text import structs_reader
 from millstream_writer.sinks.tables.settings import TableColumn
 
 
@@ -31,19 +31,24 @@ _KINDS: Mapping[str, Any] = {
     "bool": bool,
 }
 
-Row = tuple[int | float | str | bool | None, ...]
+Row = msgspec.Struct
+"""Its fields are the values of the columns."""
 
 
 TypedRows = Callable[[Sequence[bytes]], Sequence[Row] | None]
 """A row for each value; None if one of them does not have these types, or is not JSON."""
 
 
-def typed_rows(columns: Sequence[TableColumn], types: Mapping[str, str]) -> TypedRows | None:
-    """The converter for these columns, with `types` by name; None if text lines are required."""
+def typed_rows(columns: Sequence[TableColumn], types: Mapping[str, str], keys: Container[str] = ()) -> TypedRows | None:
+    """The converter for these columns, with `types` by name; None if text lines are required. Rows of the converter
+    have a value in each column of `keys`."""
     members: dict[str, Any] = {}
+    required: list[str] = []
     for column in columns:
         member, kind = column.field or column.name, types.get(column.name, "")
         if column.part is not None or "." in member or member in members or kind not in _KINDS:
             return None
         members[member] = _KINDS[kind]
-    return members_reader(members)
+        if column.name in keys:
+            required.append(member)
+    return structs_reader(members, required)

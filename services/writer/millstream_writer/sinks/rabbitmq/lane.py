@@ -81,8 +81,9 @@ class RabbitSinkLane(UnkeptLane):
         try:
             failures = [await self._publish(link.channel, item) for item in frames]
         except FAILURES as error:
+            found = await link.error_of_publishing(error)
             await self.close()
-            raise link.error_of(error) from error
+            raise found from error
         except BaseException:
             # Publications in progress are abandoned, so this channel's confirmations cannot be used any more.
             await self.close()

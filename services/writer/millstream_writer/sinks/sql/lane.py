@@ -102,10 +102,11 @@ class SqlSinkLane(RefusableLane[Change]):
         savepoint.commit()
 
     async def _transact(self, part: Part[Change]) -> None:
-        if not await self._way.run(lambda connection: self._write(connection, part)):
+        changes = part.records()
+        if not await self._way.run(lambda connection: self._write(connection, part, changes)):
             raise fenced(self._owner, self._settings.table)
 
-    def _write(self, connection: Connection, part: Part[Change]) -> bool:
+    def _write(self, connection: Connection, part: Part[Change], changes: Sequence[Change]) -> bool:
         """Runs in the thread. Whether the lane still belongs to this owner; otherwise nothing is written."""
         owner, target = self._owner, self._target
         try:
@@ -114,8 +115,8 @@ class SqlSinkLane(RefusableLane[Change]):
                 return False
             if part.refused:
                 target.refuse(connection, owner.pipeline, owner.name, part.refused)
-            if part.made:
-                target.put(connection, part.made)
+            if changes:
+                target.put(connection, changes)
             with step("sql_sink.commit", owner.lane.vertex):
                 connection.commit()
         except FAILURES as error:

@@ -1,0 +1,53 @@
+"""Which marks a trim leaves where they are, if a reader has seen marks and the connection is lost meanwhile."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from millstream.buffers.jetstream.trims import SeenMarks, purges
+from millstream.ledger.batch import MARK
+from millstream.record import BufferId
+
+STREAM = "p-in"
+SUBJECT = "p-in.source.0.d.in-a.0"
+BUFFER = BufferId("in-a", 0)
+
+
+class Server:
+    """A stream with messages 1 to 30 of one lane, the last of which holds its mark. It may be set back before it
+    answers a request about itself."""
+
+    def __init__(self, *, set_back_to: int | None = None) -> None:
+        self.losses = 0
+        self._set_back_to = set_back_to
+        self._last = 30
+
+    async def info(self, _: str) -> dict[str, Any]:
+        if self._set_back_to is not None:
+            self.losses += 1
+            self._last = self._set_back_to
+        return {"state": {"subjects": {SUBJECT: self._last}}}
+
+    async def get(self, _: Mapping[str, object]) -> dict[str, Any]:
+        headers = f"NATS/1.0\r\n{MARK}: x\r\n\r\n"
+        return {"subject": SUBJECT, "seq": self._last, "hdrs": b64encode(headers.encode()).decode()}
+
+
+async def trimmed(server: Server, seen: SeenMarks) -> list[tuple[str, int]]:
+    wanted = purges(STREAM, {BUFFER: 20}, server.info, server.get, seen, lambda: server.losses)
+    return [one async for one in wanted]
+
+
+@pytest.mark.guarantee("I1", "I15")
+@pytest.mark.parametrize(("set_back_to", "first"), [(None, 21), (15, 15)])
+async def test_a_mark_that_was_seen_before_the_stream_was_set_back_does_not_count(
+    set_back_to: int | None, first: int
+) -> None:
+    server, seen = Server(set_back_to=set_back_to), SeenMarks()
+    seen.note(SUBJECT, 25, {MARK: "x"}, server.losses)
+    ((_, found),) = await trimmed(server, seen)
+    assert found == first

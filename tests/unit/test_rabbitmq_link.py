@@ -1,0 +1,47 @@
+"""Which errors of a RabbitMQ server pass, and which ones a user has to do something about."""
+
+from __future__ import annotations
+
+import pytest
+from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed
+
+from millstream.errors import RetryLaterError, UserError
+from millstream.rabbitmq.link import error_of
+from millstream.rabbitmq.settings import RabbitServer
+
+SERVER = RabbitServer.model_validate({"url": "amqp://127.0.0.1:5672"})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ChannelPreconditionFailed(
+            "PRECONDITION_FAILED - queue 'queue 'orders' in vhost '/'' does not have a replica on the local node"
+        ),
+        ChannelPreconditionFailed(
+            "PRECONDITION_FAILED - stream queue 'orders' in vhost '/' does not have a running replica on the local node"
+        ),
+        ChannelPreconditionFailed(
+            "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 1800000 ms"
+        ),
+        ChannelNotFoundEntity(
+            "NOT_FOUND - home node 'rabbit@here' of durable queue 'orders' in vhost '/' is down or inaccessible"
+        ),
+        ConnectionResetError(),
+        TimeoutError(),
+    ],
+)
+def test_a_server_that_is_starting_or_away_is_tried_again(error: BaseException) -> None:
+    assert isinstance(error_of(error, SERVER, "lane in.0"), RetryLaterError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ChannelPreconditionFailed("PRECONDITION_FAILED - inequivalent arg 'durable' for queue 'orders' in vhost '/'"),
+        ChannelNotFoundEntity("NOT_FOUND - no queue 'orders' in vhost '/'"),
+        ChannelAccessRefused("ACCESS_REFUSED - access to queue 'orders' in vhost '/' refused for user 'guest'"),
+    ],
+)
+def test_what_a_user_has_to_change_stops_the_lane(error: BaseException) -> None:
+    assert isinstance(error_of(error, SERVER, "lane in.0"), UserError)
