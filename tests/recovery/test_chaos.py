@@ -86,6 +86,16 @@ def test_a_run_that_ends_before_all_faults_is_no_success(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(180)
+def test_a_run_without_a_fault_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(OWN)
+    command = [sys.executable, "-m", "millstream_runner", "chaos", "own.yaml", "--seconds", "0.01"]
+    command += ["--dir", str(tmp_path / "one")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path)
+    assert ended.returncode == 1, ended.stdout
+    assert "INCOMPLETE: no fault could be injected; give it more time" in ended.stdout
+
+
+@pytest.mark.timeout(180)
 @pytest.mark.guarantee("I1", "I9")
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     with open_small_disk(tmp_path / "disk", 1 << 30) as disk:

@@ -105,6 +105,8 @@ class Experiment:
                 f"{done} of {self.planned} faults could be injected before the run ended; give it more to do (more "
                 "input, a slower source), or ask for fewer"
             )
+        if not done:
+            return "no fault could be injected; give it more time (--seconds), or more to do"
         met = Counter(one.strike.role for one in self.outcome.struck)
         for role in ALWAYS_THERE:
             if (missed := self.outcome.missed[role]) > met[role]:

@@ -10,6 +10,7 @@ stores of its broker. It judges only how soon the run recovers.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -52,8 +53,8 @@ class Plan:
     strikes_max: int | None
     """None: as many as occur until `seconds` are over."""
     seconds: float | None
-    """The run is drained after this time. None: it ends by itself, or, if it never would, is drained after the
-    strikes."""
+    """The run is drained this long after its sinks have their first records. None: it ends by itself, or, if it never
+    would, is drained after the strikes."""
     bounded: bool
     """It ends by itself."""
 
@@ -126,6 +127,7 @@ class Session:
         self._clock = SystemClock()
         self._outcome = Outcome()
         self._begun_s = time.monotonic()
+        self._until_s = math.inf
         self._pending: tuple[Struck, Waiting] | None = None
 
     async def run(self) -> Outcome:
@@ -134,6 +136,8 @@ class Session:
             watching = tasks.create_task(watch(self._graph, self._runner, self._board), name="watch")
             try:
                 await self._first_progress()
+                if self._plan.seconds is not None:
+                    self._until_s = time.monotonic() + self._plan.seconds
                 await self._strike_all()
                 await self._end()
             finally:
@@ -294,9 +298,7 @@ class Session:
 
     def _left_s(self, wanted_s: float) -> float:
         """The part of a pause for which there is time left."""
-        if self._plan.seconds is None:
-            return wanted_s
-        return max(0.0, min(wanted_s, self._begun_s + self._plan.seconds - time.monotonic()))
+        return max(0.0, min(wanted_s, self._until_s - time.monotonic()))
 
 
 def roles_of(graph: Graph) -> tuple[Role, ...]:

@@ -753,7 +753,12 @@ def _add_chaos(commands: Commands) -> None:
     command.add_argument(
         "--kills", type=int, metavar="N", help="number of faults of all kinds to inject, then wait for the end"
     )
-    command.add_argument("--seconds", type=float, metavar="S", help="inject faults for this long, then drain and end")
+    command.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="inject faults for this long once the sinks have records, then drain and end",
+    )
     command.add_argument(
         "--faults",
         default="kill",
