@@ -113,6 +113,7 @@ class JetStreamLedger:
         server_start: ServerStart,
         sharing: Sharing,
         packs: bool,
+        seen: SeenMarks,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -122,7 +123,7 @@ class JetStreamLedger:
         self._statistics = LedgerStatistics()
         self._sharing = sharing
         self._packs = packs
-        self._seen = SeenMarks()
+        self._seen = seen
         self._looked: dict[LaneId, int] = {}
         """How often the connection had been lost when the mark of a lane was read."""
         self._torn = TornEnds(stream, self._last_stored, self._get, server_start)
@@ -401,6 +402,7 @@ class JetStreamBroker:
         pipeline: str,
         require: DurabilityLevel,
         monitor_url: str | None,
+        seen: SeenMarks,
         *,
         tolerate_lost: bool = False,
     ) -> None:
@@ -409,6 +411,7 @@ class JetStreamBroker:
         self._tolerate_lost = tolerate_lost
         self._require = require
         self._monitor_url = monitor_url
+        self._seen = seen
         self._ledgers: dict[str, JetStreamLedger] = {}
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
@@ -519,6 +522,7 @@ class JetStreamBroker:
             sharing_of(metadata),
             # A server that accepts only smaller messages still stores each frame.
             packs_of(metadata) and self._connection.client.max_payload >= limits.MESSAGE_BYTES_MAX,
+            self._seen,
         )
         self._ledgers[vertex] = ledger
         return ledger
@@ -557,14 +561,16 @@ def jetstream_broker(
     connection: BrokerConnection,
     access: BrokerAccess,
     pipeline: str,
+    seen: SeenMarks,
     *,
     require: DurabilityLevel = DurabilityLevel.FSYNC,
     tolerate_lost: bool = False,
 ) -> Broker:
     """The pipeline's broker over an open connection, which has to outlive it. `access`: the access with which the
-    connection was opened. Raises `InfrastructureError` if the server is too old."""
+    connection was opened. `seen`: what all readers of the connection have seen, because one of several brokers over it
+    may read what another one trims. Raises `InfrastructureError` if the server is too old."""
     check_version(connection.server, access.place)
-    return JetStreamBroker(connection, pipeline, require, access.monitor_url, tolerate_lost=tolerate_lost)
+    return JetStreamBroker(connection, pipeline, require, access.monitor_url, seen, tolerate_lost=tolerate_lost)
 
 
 @asynccontextmanager
@@ -581,4 +587,6 @@ async def open_jetstream_broker(
     finds out which messages these were.
     """
     async with open_connection(access, name=f"millstream {pipeline}") as connection:
-        yield jetstream_broker(connection, access, pipeline, require=require, tolerate_lost=tolerate_lost)
+        yield jetstream_broker(
+            connection, access, pipeline, SeenMarks(), require=require, tolerate_lost=tolerate_lost
+        )

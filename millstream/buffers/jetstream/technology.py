@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from millstream.buffers.jetstream.access_file import files_of, load_access
 from millstream.buffers.jetstream.ledger import jetstream_broker
 from millstream.buffers.jetstream.ot_store import JetStreamOtStores, open_jetstream_ot_stores
 from millstream.buffers.jetstream.repairs import JetStreamRepairs
+from millstream.buffers.jetstream.trims import SeenMarks
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import BrokerConnection, open_connection
@@ -44,12 +45,15 @@ class JetStreamLink:
 
     connection: BrokerConnection
     access: BrokerAccess
+    seen: SeenMarks = field(default_factory=SeenMarks)
 
     @asynccontextmanager
     async def open(
         self, pipeline: str, *, require: DurabilityLevel = DurabilityLevel.FSYNC, tolerate_lost: bool = False
     ) -> AsyncIterator[JetStreamBuffer]:
-        broker = jetstream_broker(self.connection, self.access, pipeline, require=require, tolerate_lost=tolerate_lost)
+        broker = jetstream_broker(
+            self.connection, self.access, pipeline, self.seen, require=require, tolerate_lost=tolerate_lost
+        )
         async with open_jetstream_ot_stores(self.connection, pipeline) as stores:
             yield JetStreamBuffer(broker, stores, JetStreamRepairs(self.connection, pipeline), self.connection)
 

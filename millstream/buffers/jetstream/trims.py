@@ -22,8 +22,8 @@ Get = Callable[[Mapping[str, object]], Awaitable[dict[str, Any] | None]]
 
 
 class SeenMarks:
-    """Marks that a reader has seen with the frames that it read. They show where the mark of a lane is, at least, and a
-    request to the server would be answered with the whole message that has it."""
+    """Marks that the readers of a connection have seen with the frames that they read. They show where the mark of a
+    lane is, at least, and a request to the server would be answered with the whole message that has it."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, int]] = {}
@@ -38,10 +38,10 @@ class SeenMarks:
         if batch.holds_mark(subject, headers):
             self._seen[lane_filter_of(subject)] = subject, sequence
 
-    def after(self, lane: str, sequence: int, losses: int) -> tuple[str, int] | None:
-        """Subject and sequence of a message with a mark of the lane after `sequence`, if one was seen."""
+    def from_on(self, sequence: int, lane: str, losses: int) -> tuple[str, int] | None:
+        """Subject and sequence of a message with a mark of the lane, at `sequence` or later, if one was seen."""
         seen = self._seen.get(lane)
-        return seen if seen is not None and losses == self._losses and seen[1] > sequence else None
+        return seen if seen is not None and losses == self._losses and seen[1] >= sequence else None
 
 
 async def purges(
@@ -63,7 +63,7 @@ async def purges(
     # A lane continues after what is now its last message, or after a later one. None of these is removed.
     lanes = {lane_filter_of(subject) for buffer in through for subject in subjects.get(buffer, ())}
     newest = max(through.values())
-    marks = {lane: seen.after(lane, newest, lost) or await _mark_of(lane, get) for lane in sorted(lanes)}
+    marks = {lane: seen.from_on(newest, lane, lost) or await _mark_of(lane, get) for lane in sorted(lanes)}
     for buffer, last in through.items():
         firsts = {
             subject: _first_that_stays(subject, last, marks[lane_filter_of(subject)])
