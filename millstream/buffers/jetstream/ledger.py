@@ -587,6 +587,4 @@ async def open_jetstream_broker(
     finds out which messages these were.
     """
     async with open_connection(access, name=f"millstream {pipeline}") as connection:
-        yield jetstream_broker(
-            connection, access, pipeline, SeenMarks(), require=require, tolerate_lost=tolerate_lost
-        )
+        yield jetstream_broker(connection, access, pipeline, SeenMarks(), require=require, tolerate_lost=tolerate_lost)
