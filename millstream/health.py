@@ -33,6 +33,9 @@ BEAT_INTERVAL_S = 1.0
 """Time between two beats, and between an answer and the next question, unless the process may rest."""
 LOOK_INTERVAL_S = 0.5
 """Time between two checks of how long a process has been silent."""
+REST_S = 4.0
+"""How much later a process that has answered is asked again than others, if a question costs much: a function's 4 ms of
+processor time, about the streams of 14 vertices 2.4 ms."""
 _LOOK_COUNTS_S = 2 * LOOK_INTERVAL_S
 """The most silence that one check may add: if more time has passed, the check itself was late."""
 

@@ -42,7 +42,7 @@ from pathlib import Path
 from millstream import codes
 from millstream.die_with_parent import NOT_FOUND, NOT_RUNNABLE
 from millstream.errors import InfrastructureError, UdfError
-from millstream.health import Health, Patience
+from millstream.health import REST_S, Health, Patience
 from millstream.limits import DRAIN_TIMEOUT_S, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.lines import LastLines, text_of
 from millstream.pauses import Pauses, until_next
@@ -65,9 +65,6 @@ REPORTED_AFTER_S = 10.0
 """A function that has not answered for this long is reported. This is not immediate, because a slow function may be in
 a server that cannot answer while it computes."""
 _PROBE_TIMEOUT_S = 5.0
-_REST_S = 4.0
-"""A function that has answered is asked again so much later than other processes. A question costs both sides 4 ms of
-processor time together, which is most of what an idle function takes."""
 CHANGE_GRACE_S = 0.5
 """How long a function whose file has changed may take to answer the calls that it has read."""
 _LOOK_INTERVAL_S = 0.1
@@ -369,7 +366,7 @@ class Sidecar:
             report=lambda text: _log.warning("%s %s", spec.where, text),
             has_answered=True,
             waits=spec.held.strict,
-            rest_s=_REST_S,
+            rest_s=REST_S,
         )
         async with beside(process.kill_when_hung(health, self._is_well), "health"):
             code = await process.wait()

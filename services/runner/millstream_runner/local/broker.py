@@ -18,7 +18,7 @@ from millstream.background import open_tasks
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import InfrastructureError
-from millstream.health import Health, Patience
+from millstream.health import REST_S, Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.lines import LastLines, text_of
 from millstream.pauses import until_next
@@ -112,7 +112,7 @@ class EmbeddedBroker:
                 environment={**os.environ, **self._server.environment},
             ) as child:
                 self.identity = identity_of(child.pid)
-                health = Health(child.pid, Patience(), report=self._report_health)
+                health = Health(child.pid, Patience(), report=self._report_health, rest_s=REST_S)
                 async with open_tasks() as tasks:
                     watching = tasks.create_task(
                         child.kill_when_hung(health, self._server.answers), name="health of the broker"
