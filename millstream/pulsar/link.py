@@ -15,6 +15,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pulsar
@@ -22,8 +23,9 @@ from pulsar import exceptions
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
-from millstream.pulsar.credentials import Credentials, credentials_of
+from millstream.pulsar.credentials import Credentials, credentials_now, identity_of
 from millstream.pulsar.handshake import answer_size, connect_frame, refusal
+from millstream.pulsar.issuer import Issuer
 from millstream.pulsar.settings import PulsarCluster
 from millstream.spec.references import Secret, resolve
 from millstream.spec.tls import ServerTls
@@ -31,11 +33,8 @@ from millstream.wire.client_tls import context_of, file_in_memory
 
 FAILURES = (exceptions.PulsarException,)
 """Exceptions of the client."""
-_REFUSED = (
-    exceptions.AuthenticationError,
-    exceptions.AuthorizationError,
-    exceptions.ErrorGettingAuthenticationData,
-)
+_UNKNOWN = (exceptions.AuthenticationError, exceptions.ErrorGettingAuthenticationData)
+_REFUSED = (*_UNKNOWN, exceptions.AuthorizationError)
 _UNFIT = (
     exceptions.TopicNotFound,
     exceptions.InvalidTopicName,
@@ -44,30 +43,35 @@ _UNFIT = (
     exceptions.IncompatibleSchema,
     exceptions.TopicTerminated,
 )
+_ANSWERS = (*_UNFIT, exceptions.AuthorizationError)
+"""Errors of a cluster that knows who connects."""
 
 
 class PulsarLink:
     """A client and the certificates that it reads. All methods block."""
 
-    def __init__(self, cluster: PulsarCluster, base_dir: Path, where: str, who: Credentials | None) -> None:
+    def __init__(self, cluster: PulsarCluster, base_dir: Path, where: str, who: Credentials | Issuer | None) -> None:
         """Raises `UserError` for a certificate that cannot be resolved."""
         self._cluster = cluster
         self._where = where
+        self._who = who
         self._descriptors: list[int] = []
         tls = cluster.tls or ServerTls()
         paths = ssl.get_default_verify_paths()
         try:
+            certificate = self._file(tls.certificate, base_dir, "tls.certificate")
+            key = self._file(tls.key, base_dir, "tls.key")
             self.client = pulsar.Client(
                 cluster.service_url,
-                authentication=_authentication(who),
+                authentication=_authentication(who, cluster.timeout_s, certificate, key),
                 operation_timeout_seconds=max(1, math.ceil(cluster.timeout_s)),
                 connection_timeout_ms=max(1, math.ceil(cluster.timeout_s * 1000)),
                 stats_interval_in_seconds=0,
                 tls_trust_certs_file_path=self._file(tls.ca, base_dir, "tls.ca")
                 or paths.cafile
                 or paths.openssl_cafile,
-                tls_certificate_file_path=self._file(tls.certificate, base_dir, "tls.certificate"),
-                tls_private_key_file_path=self._file(tls.key, base_dir, "tls.key"),
+                tls_certificate_file_path=certificate,
+                tls_private_key_file_path=key,
                 tls_validate_hostname=True,
                 # Errors are in the answers; the client would also write them to the standard output.
                 logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
@@ -97,6 +101,14 @@ class PulsarLink:
 
     def error_of(self, error: BaseException) -> MillstreamError:
         """The Millstream error for an error of the client."""
+        if isinstance(self._who, Issuer):
+            # A client whose token has expired tries to connect until its time is over.
+            if self._who.failure is not None and not isinstance(error, _ANSWERS):
+                return self._who.failure
+            # The next link gets a new token, and the answer to that is final.
+            if isinstance(error, _UNKNOWN):
+                what = f"{_place(self._cluster, self._where)} does not accept a token that was issued earlier"
+                return RetryLaterError(codes.TARGET_AWAY, what)
         return error_of(error, self._cluster, self._where)
 
     def _file(self, secret: Secret | None, base_dir: Path, name: str) -> str | None:
@@ -119,7 +131,7 @@ def open_link(cluster: PulsarCluster, base_dir: Path, where: str) -> PulsarLink:
 
     Raises `UserError` if the user has to change something, and `RetryLaterError` if it cannot be reached now.
     """
-    who = credentials_of(cluster, base_dir, where)
+    who = identity_of(cluster, base_dir, where)
     context = context_of(cluster.tls or ServerTls(), base_dir, where) if cluster.encrypted else None
     errors: list[MillstreamError] = []
     deadline_s = time.monotonic() + cluster.timeout_s
@@ -137,21 +149,34 @@ def open_link(cluster: PulsarCluster, base_dir: Path, where: str) -> PulsarLink:
         refused = next((error for error in errors if isinstance(error, UserError)), None)
         if refused is not None:
             raise refused
-        texts = [str(error).removeprefix(f"{where}: ") for error in errors]
+        texts = dict.fromkeys(str(error).removeprefix(f"{where}: ") for error in errors)
         raise RetryLaterError(codes.TARGET_AWAY, f"{where}: {'; '.join(texts)}") from errors[0]
     return PulsarLink(cluster, base_dir, where, who)
 
 
-def _authentication(who: Credentials | None) -> pulsar.Authentication | None:
+def _authentication(
+    who: Credentials | Issuer | None, timeout_s: float, certificate: str | None, key: str | None
+) -> pulsar.Authentication | None:
+    """`certificate`, `key`: the files of the client's own."""
     if who is None:
         return None
+    if isinstance(who, Issuer):
+        # The client asks at each connection, and when a broker asks for a new token.
+        return pulsar.AuthenticationToken(partial(who.token_or_last, timeout_s))
+    if who.secret is None:
+        return pulsar.AuthenticationTLS(certificate, key)
     if who.user is not None:
         return pulsar.AuthenticationBasic(who.user, who.secret)
     return pulsar.AuthenticationToken(who.secret)
 
 
 def _connect(
-    host: str, port: int, context: ssl.SSLContext | None, who: Credentials | None, deadline_s: float, where: str
+    host: str,
+    port: int,
+    context: ssl.SSLContext | None,
+    who: Credentials | Issuer | None,
+    deadline_s: float,
+    where: str,
 ) -> None:
     """Connect once without the client, to learn why that is not possible."""
 
@@ -169,7 +194,9 @@ def _connect(
             if context is not None:
                 connection = life.enter_context(context.wrap_socket(connection, server_hostname=host))
                 connection.settimeout(left_s())
-            connection.sendall(connect_frame(who))
+            # An issuer is asked for a token only if the cluster can be reached.
+            connection.sendall(connect_frame(credentials_now(who, left_s())))
+            connection.settimeout(left_s())
             stream = life.enter_context(connection.makefile("rb"))
             size = answer_size(stream.read(4))
             connection.settimeout(left_s())

@@ -18,9 +18,10 @@ import pytest
 from aiohttp import ClientSession, web
 from pyiceberg.catalog.rest import RestCatalog
 
-from tests.support import mariadb_server, mqtt_broker, object_server, postgres_server, rabbit_server
+from tests.support import mariadb_server, mqtt_broker, object_server, postgres_server, rabbit_server, token_issuer
 from tests.support.nats_outside import open_outside_nats
 from tests.support.registry_server import open_registry_server
+from tests.support.token_issuer import open_token_issuer
 from tests.support.web_server import HANDLERS, TOKEN, open_web
 
 if TYPE_CHECKING:
@@ -181,6 +182,27 @@ async def _pulsar(request: pytest.FixtureRequest, directory: Path, life: Life) -
         {"out": {"pulsar": settings}},
         {"back": {"pulsar": {**settings, "subscriptionName": "back"}}},
         users=(pulsar_server.USER,),
+    )
+
+
+async def _pulsar_oauth2(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    """The tokens that the issuer gives are secrets, too."""
+    from tests.support import pulsar_server
+
+    server: PulsarServer = request.getfixturevalue("pulsar")
+    topic = await asyncio.to_thread(server.topic, namespace=pulsar_server.EXACT)
+    token = server.token(pulsar_server.ADMIN)
+    issuer = await life.enter_async_context(open_token_issuer(lambda *_: token))
+    issuer.echoes = True
+    auth = {"oauth2": {**issuer.settings, "clientId": token_issuer.CLIENT_ID, "clientSecret": SECRET}}
+    settings = {**server.settings, "auth": auth, "topic": topic, "timeout": "5s"}
+    file = {"oauth2": {**issuer.settings, "privateKey": {"secret": {"name": "outside", "key": "file"}}}}
+    return Outside(
+        token_issuer.CLIENT_SECRET,
+        {"out": {"pulsar": {**settings, "adminUrl": server.admin_url}}},
+        {"back": {"pulsar": {**settings, "auth": file, "subscriptionName": "back"}}},
+        more={"file": issuer.key_file},
+        parts=(token,),
     )
 
 
@@ -350,6 +372,7 @@ KINDS: Mapping[str, Maker] = {
     "redis": _redis,
     "rabbitmq": _rabbit,
     "pulsar": _pulsar,
+    "pulsar-oauth2": _pulsar_oauth2,
     "mqtt": _mqtt,
     "sqs": _sqs,
     "objects": _objects,

@@ -37,8 +37,10 @@ EXACT, BRIEF = "public/exact", "public/brief"
 LEDGER_ENTRIES = 25
 USER, PASSWORD = "shop", "a long, secret word"
 """Who may connect by user and password; the role has the user's name."""
+ADMIN = "admin"
+"""A role that may do everything."""
 _PROVIDERS = ",".join(
-    f"org.apache.pulsar.broker.authentication.AuthenticationProvider{kind}" for kind in ("Token", "Basic")
+    f"org.apache.pulsar.broker.authentication.AuthenticationProvider{kind}" for kind in ("Token", "Basic", "Tls")
 )
 _JAVA = [
     "-Xms128m",
@@ -93,12 +95,14 @@ authenticationEnabled=true
 authenticationProviders={providers}
 tokenSecretKey=data:;base64,{secret}
 basicAuthConf=data:;base64,{users}
+authenticationRefreshCheckSeconds=1
 authorizationEnabled=true
 anonymousUserRole=everyone
-superUserRoles=everyone
+superUserRoles=everyone,{admin}
 brokerServicePortTls={tls}
 tlsCertificateFilePath={certificate}
 tlsKeyFilePath={key}
+tlsTrustCertsFilePath={trusted}
 """
 _LOGGING = """\
 <Configuration status="error">
@@ -140,9 +144,21 @@ class PulsarServer(ServerProcess):
         tls = {"ca": {"file": str(self.directory / "server.pem")}}
         return {"serverAddr": f"pulsar+ssl://127.0.0.1:{self._port + 2}", "tls": tls}
 
-    def token(self, role: str) -> str:
-        """A JSON Web Token. Who connects without one may do everything; a role, what it was granted."""
-        parts = [json.dumps({"alg": "HS256"}).encode(), json.dumps({"sub": role}).encode()]
+    @property
+    def certificate_settings(self) -> dict[str, Any]:
+        """The same, with a certificate of the user `USER`."""
+        settings = self.tls_settings
+        own = {
+            name: {"file": str(self.directory / f"client.{end}")}
+            for name, end in (("certificate", "pem"), ("key", "key"))
+        }
+        return {**settings, "tls": {**settings["tls"], **own}}
+
+    def token(self, role: str, lifetime_s: float | None = None) -> str:
+        """A JSON Web Token. Who connects without one may do everything; a role, what it was granted. `lifetime_s`: None
+        if it does not expire."""
+        claims = {"sub": role} if lifetime_s is None else {"sub": role, "exp": int(time.time() + lifetime_s)}
+        parts = [json.dumps({"alg": "HS256"}).encode(), json.dumps(claims).encode()]
         signed = b".".join(map(_base64url, parts))
         return (signed + b"." + _base64url(hmac.digest(self._secret, signed, "sha256"))).decode()
 
@@ -153,13 +169,14 @@ class PulsarServer(ServerProcess):
     def make(self) -> None:
         """The files of a server that has nothing."""
         made = make_certificate(self.directory)
+        known = make_certificate(self.directory, USER, "client")
         ports = {"port": self._port, "web": self._port + 1, "tls": self._port + 2}
         secret = base64.b64encode(self._secret).decode()
-        files = {"certificate": made.certificate, "key": made.key}
+        files = {"certificate": made.certificate, "key": made.key, "trusted": known.certificate}
         hashing = ["openssl", "passwd", "-apr1", PASSWORD]
         hashed = subprocess.run(hashing, capture_output=True, text=True, check=True).stdout.strip()
         users = base64.b64encode(f"{USER}:{hashed}\n".encode()).decode()
-        who = {"providers": _PROVIDERS, "secret": secret, "users": users}
+        who = {"providers": _PROVIDERS, "secret": secret, "users": users, "admin": ADMIN}
         text = _SETTINGS.format(**ports, **files, **who, entries=self._ledger_entries)
         (self.directory / "standalone.conf").write_text(text)
         (self.directory / "log4j2.xml").write_text(_LOGGING)

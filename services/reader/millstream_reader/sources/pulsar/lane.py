@@ -101,6 +101,8 @@ class PulsarSourceLane:
         self._draining = False
         self._is_looking = False
         """Whether a message has arrived and has to be compared before it can be read."""
+        self._apart_since_s: float | None = None
+        """When it was first seen that a reader has no connection; None if all have one."""
 
     @property
     def replayable(self) -> bool:
@@ -133,6 +135,7 @@ class PulsarSourceLane:
 
     def close(self) -> None:
         """Runs in the thread."""
+        self._apart_since_s = None
         if self._link is not None:
             link, self._link = self._link, None
             link.close()
@@ -227,11 +230,28 @@ class PulsarSourceLane:
         what was read: messages that have left a reader do not come twice."""
         try:
             link = self._link or self._open_again()
+            self._check_connected()
             with link.translated():
                 return self._received(records_max, bytes_max, timeout_s)
         except BaseException:
             self.close()
             raise
+
+    def _check_connected(self) -> None:
+        """Raise `RetryLaterError` if a reader has had no connection for the cluster's timeout.
+
+        The client connects again by itself, but does not report why it cannot, such as a token that has expired. A new
+        link reads the secrets again, and reports it.
+        """
+        reading = [split.reader for split in self._splits.values() if not split.is_ended]
+        now_s = time.monotonic()
+        if all(reader.is_connected() for reader in reading):
+            self._apart_since_s = None
+        elif self._apart_since_s is None:
+            self._apart_since_s = now_s
+        elif now_s - self._apart_since_s >= self._spec.timeout_s:
+            what = f"{self._where}: the connection to Pulsar at {self._spec.shown} is lost; a new one is opened"
+            raise RetryLaterError(codes.TARGET_AWAY, what)
 
     def _received(self, records_max: int, bytes_max: int, timeout_s: float) -> list[Arrived]:
         found: list[Arrived] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
@@ -11,7 +12,7 @@ from yarl import URL
 
 from millstream import codes
 from millstream.errors import RetryLaterError, UserError
-from millstream.pulsar.credentials import credentials_of
+from millstream.pulsar.credentials import credentials_now, identity_of
 from millstream.pulsar.settings import PERSISTENT
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
@@ -25,8 +26,9 @@ async def deduplicates(settings: PulsarSink, base_dir: Path) -> bool | None:
     if settings.admin_url is None:
         return None
     headers = {}
-    who = credentials_of(settings, base_dir, _WHERE)
-    if who is not None:
+    identity = identity_of(settings, base_dir, _WHERE)
+    who = await asyncio.to_thread(credentials_now, identity, settings.timeout_s)
+    if who is not None and who.header is not None:
         headers["Authorization"] = who.header
     topic = quote(settings.full_topic.removeprefix(PERSISTENT))
     path = f"/admin/v2/persistent/{topic}/deduplicationEnabled?applied=true"

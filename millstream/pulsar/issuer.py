@@ -1,0 +1,205 @@
+"""Tokens for a Pulsar cluster, from an issuer of OAuth 2.0, by its flow for client credentials.
+
+    issuer ─► /.well-known/openid-configuration: where it issues tokens ─► id and secret, by POST ─► token, its lifetime
+
+pulsar-client has the same flow. But its only error does not say whether the issuer refuses the client or is away, and
+it trusts the same authorities for issuer and cluster. So it gets its tokens from here.
+
+Above it: the link, and what asks the web service. Below it: the settings, and Python's client for HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from ssl import SSLContext, SSLEOFError, SSLError
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.pulsar.settings import PulsarOauth2
+from millstream.spec.references import resolve
+from millstream.spec.tls import ServerTls
+from millstream.wire.client_tls import context_of
+
+ANSWER_BYTES_MAX = 256 * 1024
+_USED_SHARE = 0.9
+"""Share of a token's lifetime for which it is used. The rest is for clocks that differ."""
+_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+"""Answers to a request that is refused now, and may be accepted later."""
+_SAID = frozenset(
+    (
+        *("invalid_request", "invalid_client", "invalid_grant", "unauthorized_client", "unsupported_grant_type"),
+        *("invalid_scope", "invalid_target", "access_denied"),
+    )
+)
+"""Errors that OAuth 2.0 names. Other text of an answer is not shown, because it may repeat the secret."""
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A secret is sent to the address that the issuer's document names, and to no other."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+class Issuer:
+    """An issuer, and the client that gets tokens from it. Methods block, and may be called from any thread."""
+
+    def __init__(
+        self,
+        settings: PulsarOauth2,
+        client: tuple[str, str],
+        context: SSLContext | None,
+        where: str,
+        now_s: Callable[[], float],
+    ) -> None:
+        """`client`: its id and secret."""
+        self._settings = settings
+        self._client = client
+        self._opener = build_opener(_NoRedirects(), HTTPSHandler(context=context))
+        self._place = f"{where}: the issuer of tokens at {settings.issuer_url}"
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._token = ""
+        self._used_until_s = -1.0
+        self.failure: MillstreamError | None = None
+        """Why the last request for a token failed; None if it succeeded."""
+
+    def token(self, timeout_s: float) -> str:
+        """A token that has not expired. Raises `UserError` if the issuer refuses the client, and `RetryLaterError` if
+        it cannot be asked now."""
+        with self._lock:
+            asked_s = self._now_s()
+            if asked_s >= self._used_until_s:
+                try:
+                    self._token, lifetime_s = self._issued(time.monotonic() + timeout_s)
+                except (UserError, RetryLaterError) as error:
+                    self.failure = error
+                    raise
+                self._used_until_s = asked_s + lifetime_s * _USED_SHARE
+                self.failure = None
+            return self._token
+
+    def token_or_last(self, timeout_s: float) -> str:
+        """For a caller that can handle no errors: the last token, if there is no new one. `failure` says why."""
+        try:
+            return self.token(timeout_s)
+        except (UserError, RetryLaterError):
+            return self._token
+
+    def _issued(self, deadline_s: float) -> tuple[str, float]:
+        """A new token, and its lifetime in seconds; 0 if the issuer does not say it."""
+        settings = self._settings
+        document = self._asked(settings.issuer_url.rstrip("/") + "/.well-known/openid-configuration", None, deadline_s)
+        endpoint = document.get("token_endpoint")
+        schemes = ("https",) if settings.encrypted else ("http", "https")
+        if not isinstance(endpoint, str) or urlsplit(endpoint).scheme not in schemes:
+            what = f"its document names no `token_endpoint` with {' or '.join(schemes)}://"
+            raise UserError(codes.TARGET_UNFIT, f"{self._place} issues no tokens: {what}. Correct `issuerUrl`")
+        fields = {"grant_type": "client_credentials", "client_id": self._client[0], "client_secret": self._client[1]}
+        fields |= {"audience": settings.audience} if settings.audience else {}
+        fields |= {"scope": settings.scope} if settings.scope else {}
+        answer = self._asked(endpoint, urlencode(fields).encode(), deadline_s)
+        token, lifetime_s = answer.get("access_token"), answer.get("expires_in")
+        if not isinstance(token, str) or not token:
+            raise self._away("its answer has no `access_token`")
+        return token, float(lifetime_s) if isinstance(lifetime_s, int | float) else 0.0
+
+    def _asked(self, address: str, form: bytes | None, deadline_s: float) -> Mapping[str, Any]:
+        """One request, and its answer. `form`: sent by POST; None for GET."""
+        try:
+            request = Request(address, form, {"Accept": "application/json"})
+            with self._opener.open(request, timeout=_left_s(deadline_s)) as answer:
+                found = json.loads(_body(answer, deadline_s))
+        except HTTPError as error:
+            with error:
+                raise self._refusal(error, form is not None, deadline_s) from None
+        except (OSError, HTTPException, ValueError) as error:
+            # A request that gets no answer at all has the reason in an error of its own.
+            cause = error.reason if isinstance(error, URLError) else error
+            if isinstance(cause, SSLError) and not isinstance(cause, SSLEOFError | TimeoutError):
+                raise UserError(codes.TARGET_REFUSES, f"{self._place}: no encrypted connection: {cause}") from error
+            if isinstance(cause, TimeoutError):
+                raise self._away("it did not answer in time") from error
+            said = "its answer is not JSON" if isinstance(cause, ValueError) else str(cause) or type(cause).__name__
+            raise self._away(said) from None
+        if not isinstance(found, dict):
+            raise self._away("its answer is not a JSON object")
+        return found
+
+    def _refusal(self, error: HTTPError, is_token: bool, deadline_s: float) -> MillstreamError:
+        """The error for an answer that is not a success."""
+        if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in _PASSING:
+            return self._away(f"it answered {error.code}")
+        if not is_token or error.code < HTTPStatus.BAD_REQUEST:
+            what = f"{self._place} issues no tokens: it answered {error.code} to {urlsplit(error.url).path}"
+            return UserError(codes.TARGET_UNFIT, f"{what}. Correct `issuerUrl`")
+        said = f"it answered {error.code}"
+        try:
+            found = json.loads(_body(error, deadline_s))
+        except (OSError, HTTPException, ValueError):
+            found = None
+        if isinstance(found, dict) and found.get("error") in _SAID:
+            said += f", {found['error']}"
+        return UserError(codes.TARGET_REFUSES, f"{self._place} refuses the client: {said}. Check `auth.oauth2`")
+
+    def _away(self, said: str) -> RetryLaterError:
+        return RetryLaterError(codes.TARGET_AWAY, f"{self._place} cannot be used now: {said}")
+
+
+def open_issuer(
+    settings: PulsarOauth2, base_dir: Path, where: str, now_s: Callable[[], float] = time.monotonic
+) -> Issuer:
+    """Sends nothing yet. Raises `UserError` for a secret or certificate that cannot be read."""
+    at = f"{where}: auth.oauth2"
+    if settings.private_key is not None:
+        client = _client_of(resolve(settings.private_key, base_dir, f"{at}.privateKey"), f"{at}.privateKey")
+    else:
+        client = (
+            resolve(settings.client_id, base_dir, f"{at}.clientId"),
+            resolve(settings.client_secret, base_dir, f"{at}.clientSecret"),
+        )
+    context = context_of(settings.tls or ServerTls(), base_dir, at) if settings.encrypted else None
+    return Issuer(settings, client, context, where, now_s)
+
+
+def _client_of(key: str, what: str) -> tuple[str, str]:
+    """Id and secret in a key file. No message has a part of its text."""
+    try:
+        found = json.loads(key)
+    except ValueError:
+        found = None
+    values = [found.get(name) for name in ("client_id", "client_secret")] if isinstance(found, dict) else []
+    texts = [value for value in values if isinstance(value, str) and value]
+    if len(texts) != 2:
+        raise UserError(
+            codes.TARGET_REFUSES, f"{what} is not a key file: it has to be JSON with `client_id` and `client_secret`"
+        )
+    return texts[0], texts[1]
+
+
+def _left_s(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
+def _body(answer: IO[bytes], deadline_s: float) -> bytes:
+    """The whole answer. Raises `ValueError` if it is too long, and `TimeoutError` if it comes too slowly."""
+    found = b""
+    while part := answer.read1(ANSWER_BYTES_MAX):  # type: ignore[attr-defined]  # both kinds of answers have it
+        _left_s(deadline_s)
+        found += part
+        if len(found) > ANSWER_BYTES_MAX:
+            raise ValueError("too long")
+    return found
