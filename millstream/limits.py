@@ -195,6 +195,8 @@ POLL_ANSWER_BYTES_MAX = 32 * MIB
 """Size of an answer to a polling HTTP source; the whole answer is in memory."""
 KAFKA_CALL_S = 1.0
 """Duration of one call of Kafka's client: a lane that is closed does not wait longer for it."""
+KAFKA_LOOK_S = ONLINE_CHECK_TIMEOUT_S - 2.0
+"""How long `validate --online` waits for a cluster: then there is time to say why it did not answer."""
 KAFKA_COMMIT_S = 10.0
 """How long to wait for the answer to a commit before reopening the session to check whether it happened."""
 KAFKA_REPORTED_EVERY_S = 60.0

@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from millstream import codes
-from millstream.spec.addresses import without_secrets
+from millstream.spec.addresses import address_check, without_secrets
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After, NotEmpty
+from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 
 PATTERN = "^"
 """First character of a regular expression in place of a topic."""
 _BROKER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _OURS = re.compile(
-    r"(sasl|ssl)\..*|security\.protocol|bootstrap\.servers|metadata\.broker\.list|.*_cb|plugin\..*|opaque|"
+    r"(sasl|ssl|https)\..*|security\.protocol|bootstrap\.servers|metadata\.broker\.list|.*_cb|plugin\..*|opaque|"
     r"transactional\.id|enable\.idempotence|acks|request\.required\.acks|partitioner|compression\.(codec|type)|"
     r"message\.max\.bytes|delivery\.report\.only\.error|"
     r"group\..*|isolation\.level|auto\.offset\.reset|enable\.auto\..*|enable\.partition\.eof|client\.rack"
@@ -37,6 +39,23 @@ def _checked_setting(written: str) -> str:
         what = f"`{written}` cannot be set: Millstream sets it, or there is a field for it"
         raise problem(codes.NOT_ALLOWED, what, "another setting of librdkafka")
     return written
+
+
+def _checked_extension(name: str) -> str:
+    if _EXTENSION.fullmatch(name) is None or name == "auth":
+        raise problem(
+            codes.VALUE_MALFORMED, f"{name!r} is not the name of an extension", "letters, such as logicalCluster"
+        )
+    return name
+
+
+_EXTENSION = re.compile("[A-Za-z]+")
+_TOKEN_ENDPOINT = address_check(
+    "the address of a token endpoint", ("http", "https"), "https://host/path", path=lambda _: True
+)
+_PASSWORDS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_TOKENS = ("OAUTHBEARER",)
+_MECHANISMS = (*_PASSWORDS, *_TOKENS)
 
 
 class KafkaTls(SpecModel):
@@ -61,17 +80,61 @@ class KafkaTls(SpecModel):
             )
 
 
+class KafkaOauthbearer(SpecModel):
+    """A client that gets tokens by OAuth 2 (client credentials)."""
+
+    noun = "oauthbearer"
+
+    client_id: TextOrReference
+    """The client's id, as text or as `{env: NAME}` or `{file: PATH}`."""
+    client_secret: Secret
+    """Its secret: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
+    token_endpoint_url: Annotated[Text, After(_TOKEN_ENDPOINT)]
+    """Address at which it gets its tokens: `https://host/path`."""
+    scope: Text | None = None
+    """Scopes to ask for, separated by spaces. Default: none, so the server decides."""
+    extensions: dict[Annotated[Text, After(_checked_extension)], Text] = field(default_factory=dict)
+    """Extensions for the brokers, such as `logicalCluster` and `identityPoolId` of Confluent Cloud."""
+    ca: Secret | None = None
+    """Certificates of the authorities that are trusted to sign that of the token endpoint. Default: those of the
+    system."""
+
+    @classmethod
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+        """An authority only where there is encryption."""
+        if data.get("ca") is not None and str(data.get("tokenEndpointUrl")).startswith("http:"):
+            what = "`ca` has no effect on an `http://` address"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("ca",), what, "`tokenEndpointUrl: https://host/path`")
+
+
 class KafkaSasl(SpecModel):
     """Credentials for the brokers."""
 
     noun = "sasl"
 
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
     """The mechanism that the brokers are configured for."""
-    user: TextOrReference
-    """The user's name, as text or as `{env: NAME}` or `{file: PATH}`."""
-    password: Secret
-    """The password: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
+    user: TextOrReference | None = None
+    """The user's name, as text or as `{env: NAME}` or `{file: PATH}`. Not for `OAUTHBEARER`."""
+    password: Secret | None = None
+    """The password: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret. Not for `OAUTHBEARER`."""
+    oauthbearer: KafkaOauthbearer | None = None
+    """The client that gets tokens, for `OAUTHBEARER`."""
+
+    @classmethod
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+        """Requires what the mechanism needs, and rejects what it does not use."""
+        mechanism = data.get("mechanism")
+        if mechanism not in _MECHANISMS:
+            return
+        for name, of in (("user", _PASSWORDS), ("password", _PASSWORDS), ("oauthbearer", _TOKENS)):
+            given = data.get(name) is not None
+            if given and mechanism not in of:
+                what = f"`{name}` has no effect with `mechanism: {mechanism}`"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"`mechanism: {of[0]}`, or no `{name}`")
+            elif not given and mechanism in of:
+                what = f"`{name}` is missing, which `mechanism: {mechanism}` needs"
+                yield ShapeProblem(codes.FIELD_MISSING, (), what, f"`{name}`")
 
 
 class KafkaCluster(SpecModel):
@@ -93,6 +156,14 @@ class KafkaCluster(SpecModel):
 
 
 def clear_password(cluster: KafkaCluster, path: Path) -> Iterator[tuple[Path, str]]:
-    """A note if a password is sent unencrypted."""
-    if cluster.sasl is not None and cluster.tls is None and cluster.sasl.mechanism == "PLAIN":
-        yield (*path, "sasl"), "the password is sent to the brokers unencrypted; `tls` encrypts the connection"
+    """Notes if a password, a token or the secret of a client is sent unencrypted."""
+    if (sasl := cluster.sasl) is None:
+        return
+    if cluster.tls is None and sasl.mechanism in ("PLAIN", *_TOKENS):
+        what = "password" if sasl.mechanism == "PLAIN" else "token"
+        yield (*path, "sasl"), f"the {what} is sent to the brokers unencrypted; `tls` encrypts the connection"
+    if sasl.oauthbearer is not None:
+        address = urlsplit(sasl.oauthbearer.token_endpoint_url)
+        if address.scheme == "http" and not stays_on_this_machine((address.hostname or "").lower()):
+            place = (*path, "sasl", "oauthbearer", "tokenEndpointUrl")
+            yield place, "the client's secret is sent over the network unencrypted; https:// encrypts it"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,8 +20,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from millstream import codes
 from millstream.blocking import ClientThread, open_thread
 from millstream.errors import MillstreamError, RetryLaterError, UserError
-from millstream.limits import KAFKA_CALL_S, KAFKA_REPORTED_EVERY_S
-from millstream.spec.kafka import PATTERN, KafkaCluster
+from millstream.limits import KAFKA_CALL_S, KAFKA_LOOK_S, KAFKA_REPORTED_EVERY_S
+from millstream.spec.kafka import PATTERN, KafkaCluster, KafkaOauthbearer
 from millstream.spec.references import resolve
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,21 @@ _REFUSED = frozenset((
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError._SSL,
 ))  # fmt: skip
+_NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token:"
+"""Beginning of librdkafka's text if it gets no token, followed by the reason or by the answer."""
+_OAUTH_REFUSAL = re.compile(
+    r'"error"\s*:\s*"(invalid_(?:client|grant|request|scope)|unauthorized_client|unsupported_grant_type|access_denied)"'
+)
+"""In the answer of a token endpoint that refuses a client permanently (RFC 6749, 5.2)."""
+_NOT_A_TOKEN = ("Response is not JSON", "Failed to parse JSON", "Expected ", "Failed to decode JWT")
+"""Beginnings of librdkafka's reasons after an answer with status 200."""
+_DISTRUST = ("SSL certificate", "SSL: no alternative certificate", "error adding trust anchors")
+"""Beginnings of its reasons if it does not trust the token endpoint."""
+_OF_THE_NETWORK = (
+    *_DISTRUST, "Could not ", "Couldn't ", "Failed to connect", "Connection ", "Operation timed out", "Timeout",
+    "Resolving timed out", "Recv failure", "Send failure", "OpenSSL ", "SSL ", "Empty reply", "Server returned nothing",
+)  # fmt: skip
+"""Beginnings of its reasons for which no answer arrived. Other texts are answers."""
 _UNKNOWN = frozenset((
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -58,11 +74,64 @@ def client_settings(cluster: KafkaCluster, base_dir: Path, where: str) -> Settin
                 settings[f"ssl.{name}.pem"] = resolve(secret, base_dir, f"{where}: tls.{name}")
     if (sasl := cluster.sasl) is not None:
         settings["sasl.mechanism"] = sasl.mechanism
-        settings["sasl.username"] = resolve(sasl.user, base_dir, f"{where}: sasl.user")
-        settings["sasl.password"] = resolve(sasl.password, base_dir, f"{where}: sasl.password")
+        if sasl.oauthbearer is not None:
+            settings |= _token_settings(sasl.oauthbearer, base_dir, f"{where}: sasl.oauthbearer")
+        else:
+            settings["sasl.username"] = resolve(sasl.user, base_dir, f"{where}: sasl.user")
+            settings["sasl.password"] = resolve(sasl.password, base_dir, f"{where}: sasl.password")
     encrypted = "SSL" if cluster.tls is not None else "PLAINTEXT"
     settings["security.protocol"] = encrypted if cluster.sasl is None else f"SASL_{encrypted}"
     return settings
+
+
+def _token_settings(client: KafkaOauthbearer, base_dir: Path, where: str) -> Settings:
+    """Settings with which librdkafka gets tokens, in a thread of its own."""
+    settings: Settings = {
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": resolve(client.client_id, base_dir, f"{where}.clientId"),
+        "sasl.oauthbearer.client.secret": resolve(client.client_secret, base_dir, f"{where}.clientSecret"),
+        "sasl.oauthbearer.token.endpoint.url": client.token_endpoint_url,
+    }
+    if client.scope is not None:
+        settings["sasl.oauthbearer.scope"] = client.scope
+    if client.extensions:
+        settings["sasl.oauthbearer.extensions"] = ",".join(
+            f"{name}={value}" for name, value in client.extensions.items()
+        )
+    if client.ca is not None:
+        settings["https.ca.pem"] = resolve(client.ca, base_dir, f"{where}.ca")
+    else:
+        # librdkafka's own default is the place of another Linux distribution.
+        paths = ssl.get_default_verify_paths()
+        if (authorities := paths.cafile or paths.capath) is not None:
+            settings["https.ca.location"] = authorities
+    return settings
+
+
+def text_of(error: KafkaError) -> str:
+    """The text of an error. Of what a token endpoint has answered, only the code of its error: the rest may repeat the
+    client's secret."""
+    text = error.str()
+    if not text.startswith(_NO_TOKEN):
+        return text
+    said = text.removeprefix(_NO_TOKEN).strip()
+    if (found := _OAUTH_REFUSAL.search(said)) is not None:
+        return f"the token endpoint refuses the client ({found[1]})"
+    if said.startswith(_NOT_A_TOKEN):
+        return "the token endpoint answers with something that is not a token"
+    return f"no token from the token endpoint{f': {said}' if said.startswith(_OF_THE_NETWORK) else ''}"
+
+
+def _is_refusal(error: KafkaError) -> bool:
+    """Whether an error is a refusal. A token endpoint that cannot be reached, or is out of order, is reported with the
+    same code."""
+    if error.code() not in _REFUSED:
+        return False
+    text = error.str()
+    if not text.startswith(_NO_TOKEN):
+        return True
+    said = text.removeprefix(_NO_TOKEN).strip()
+    return said.startswith((*_NOT_A_TOKEN, *_DISTRUST)) or _OAUTH_REFUSAL.search(said) is not None
 
 
 def error_of(failed: KafkaException) -> KafkaError:
@@ -74,8 +143,8 @@ def error_of(failed: KafkaException) -> KafkaError:
 
 def user_error(error: KafkaError, where: str) -> UserError | None:
     """The error to stop with, if only the user can fix the cause; None if waiting may help."""
-    code, text = error.code(), error.str()
-    if code in _REFUSED:
+    code, text = error.code(), text_of(error)
+    if _is_refusal(error):
         what = f"{where}: Kafka refuses the connection or an operation: {text}"
         return UserError(
             codes.TARGET_REFUSES,
@@ -93,10 +162,12 @@ def user_error(error: KafkaError, where: str) -> UserError | None:
 
 
 class Heard:
-    """Errors that a client reports outside the answers to calls. Used by the client's thread."""
+    """Errors that a client reports outside the answers to calls. Used by the client's thread. `logs`: whether they are
+    also logged, for a client that lives on after them."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, *, logs: bool = True) -> None:
         self._where = where
+        self._logs = logs
         self._reported_s: float | None = None
         self.last: KafkaError | None = None
         self._stop: UserError | None = None
@@ -111,9 +182,9 @@ class Heard:
         # After a refusal, the client next reports that it reaches no broker.
         self._stop = user_error(error, self._where) or self._stop
         now_s = time.monotonic()
-        if self._reported_s is None or now_s >= self._reported_s + KAFKA_REPORTED_EVERY_S:
+        if self._logs and (self._reported_s is None or now_s >= self._reported_s + KAFKA_REPORTED_EVERY_S):
             self._reported_s = now_s
-            _log.warning("%s: Kafka: %s", self._where, error.str())
+            _log.warning("%s: Kafka: %s", self._where, text_of(error))
 
     def check(self) -> None:
         """Raises `UserError` if only the user can fix the cause of an error since `forget`."""
@@ -138,13 +209,16 @@ def reach(
     thread: ClientThread,
     cluster: KafkaCluster,
     where: str,
+    *,
+    limit_s: float | None = None,
 ) -> _T:
     """The cluster's answer to `ask`, which gets its time limit; waits for unavailable brokers. `serve` makes the client
     call its callbacks.
 
-    Raises `UserError` if waiting does not help, and `RetryLaterError` after `cluster.timeout_s`.
+    Raises `UserError` if waiting does not help, and `RetryLaterError` after `limit_s`, by default `cluster.timeout_s`.
     """
-    deadline_s = time.monotonic() + cluster.timeout_s
+    limit_s = cluster.timeout_s if limit_s is None else limit_s
+    deadline_s = time.monotonic() + limit_s
     heard.forget()
     while True:
         thread.check()
@@ -158,10 +232,10 @@ def reach(
             serve(0)
             heard.check()
             if left_s <= 0:
-                why = heard.last.str() if heard.last is not None else error.str()
+                why = text_of(heard.last if heard.last is not None else error)
                 raise RetryLaterError(
                     codes.TARGET_AWAY,
-                    f"{where}: Kafka at {', '.join(cluster.brokers)} did not answer within {cluster.timeout_s:g} s: "
+                    f"{where}: Kafka at {', '.join(cluster.brokers)} did not answer within {limit_s:g} s: "
                     f"{why}. Check that the brokers are running and that `brokers` is right; nothing was lost",
                 ) from failed
             thread.wait(min(0.2, left_s))
@@ -169,7 +243,7 @@ def reach(
 
 def away(error: KafkaError, where: str) -> MillstreamError:
     """The error for a failed call of a running lane: the call is repeated, unless only the user can fix the cause."""
-    return user_error(error, where) or RetryLaterError(codes.TARGET_AWAY, f"{where}: Kafka: {error.str()}")
+    return user_error(error, where) or RetryLaterError(codes.TARGET_AWAY, f"{where}: Kafka: {text_of(error)}")
 
 
 def topic_partitions(consumer: Consumer, topic: str, limit_s: float) -> list[int]:
@@ -190,16 +264,18 @@ def topics_like(consumer: Consumer, topic: str, limit_s: float) -> list[str]:
 
 
 async def look_for_topics(cluster: KafkaCluster, topics: Sequence[str], base_dir: Path, where: str) -> None:
-    """Check that the cluster answers and has these topics. Errors: those of `reach`."""
-    heard = Heard(where)
+    """Check that the cluster answers and has these topics, in less time than `validate --online` gives. Errors: those
+    of `reach`."""
+    heard = Heard(where, logs=False)
+    wait = partial(reach, limit_s=min(cluster.timeout_s, KAFKA_LOOK_S))
     settings = {**client_settings(cluster, base_dir, where), "group.id": "millstream", "error_cb": heard.hear}
     async with open_thread("kafka-look") as thread:
         consumer = await thread.run(made, Consumer, settings, where)
         try:
             for topic in topics:
                 names = partial(topics_like, consumer, topic)
-                for name in await thread.run(reach, names, consumer.poll, heard, thread, cluster, where):
+                for name in await thread.run(wait, names, consumer.poll, heard, thread, cluster, where):
                     asked = partial(topic_partitions, consumer, name)
-                    await thread.run(reach, asked, consumer.poll, heard, thread, cluster, where)
+                    await thread.run(wait, asked, consumer.poll, heard, thread, cluster, where)
         finally:
             thread.end(consumer.close)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,15 +24,20 @@ from millstream import codes
 from millstream.durable import CRASH_AT
 from millstream.errors import RetryLaterError
 from millstream.frame import frame_of_records
+from millstream.limits import KAFKA_LOOK_S, ONLINE_CHECK_TIMEOUT_S
+from millstream.ports import free_ports
 from millstream.record import Position, Record
 from millstream.spec.models import FallbackSink
+from millstream.wire.certificates import make_certificate
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.kafka_sink_process import FRAME_RECORDS
+from tests.contract.sinks.validating import validate_sink
 from tests.support.errors import raises
 from tests.support.kafka_server import PASSWORD, SCRAM, USER, KafkaServer
+from tests.support.token_endpoint import CLIENT, SECRET, TokenEndpoint, open_token_endpoint
 from tests.unit.writer.sink_frames import sink_frame
 
 REPOSITORY = Path(__file__).parents[3]
@@ -270,6 +276,23 @@ async def test_what_only_the_user_can_put_right_is_said_at_once(kafka: KafkaServ
             pass
 
 
+def test_validate_online_says_why_no_broker_answers(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert KAFKA_LOOK_S < ONLINE_CHECK_TIMEOUT_S
+    monkeypatch.setattr("millstream.wire.kafka.KAFKA_LOOK_S", 1.0)
+    port = free_ports(1)
+    assert validate_sink("kafka", {"brokers": [f"127.0.0.1:{port}"], "topic": "orders"}, tmp_path) == 2
+    said = capsys.readouterr()
+    assert f"Kafka at 127.0.0.1:{port} did not answer within 1 s" in said.out + said.err
+    assert "Connection refused" in said.out + said.err
+    # It is said once.
+    assert caplog.messages == []
+
+
 async def test_a_password_is_needed_where_the_brokers_ask_for_one(
     kafka: KafkaServer, topic: str, tmp_path: Path
 ) -> None:
@@ -307,3 +330,68 @@ async def test_records_go_out_encrypted_with_a_password_that_is_not_sent(
         async with opened(kafka, topic, sink_owner(2), **safe):
             pass
     assert "wrong" not in str(refused.value)
+
+
+def _client(endpoint: TokenEndpoint, secret: Path, **more: Any) -> dict[str, Any]:
+    client = {"clientId": CLIENT, "clientSecret": {"file": str(secret)}, "tokenEndpointUrl": endpoint.url, **more}
+    return {"mechanism": "OAUTHBEARER", "oauthbearer": client}
+
+
+async def test_a_client_gets_tokens_by_oauth(kafka: KafkaServer, topic: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET + "\n")
+    with open_token_endpoint() as endpoint:
+        sasl = _client(endpoint, secret, scope="orders payments", extensions={"logicalCluster": "lkc-1"})
+        async with opened(kafka, topic, sink_owner(1), brokers=[kafka.sasl_brokers], sasl=sasl) as lane:
+            await lane.write([frame(1)], Position(1))
+            assert lane.durable == Position(1)
+        assert set(endpoint.scopes) == {"orders payments"}
+        assert numbers(kafka, topic) == list(range(FRAME_RECORDS))
+        # With a secret that is refused, and by a server that repeats it.
+        secret.write_text("wr0ng")
+        with raises(
+            codes.TARGET_REFUSES, match="the token endpoint refuses the client \\(invalid_client\\)"
+        ) as refused:
+            async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl):
+                pass
+        assert "wr0ng" not in str(refused.value)
+        secret.write_text(SECRET)
+        endpoint.answer = (200, "<html>welcome</html>")
+        with raises(codes.TARGET_REFUSES, match="answers with something that is not a token"):
+            async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl):
+                pass
+        # A proxy before an endpoint that is down; it repeats what it got, too.
+        endpoint.answer = (404, f"cannot serve {SECRET}")
+        with raises(codes.TARGET_AWAY, match="no token from the token endpoint") as away:
+            async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl, timeout="1s"):
+                pass
+        assert SECRET not in str(away.value)
+        # A token without a user, which the brokers refuse.
+        endpoint.answer = (200, json.dumps({"access_token": "eyJhbGciOiJub25lIn0.e30."}))
+        with raises(codes.TARGET_REFUSES):
+            async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl):
+                pass
+    # While the endpoint is away, the lane waits for it, as for brokers.
+    with raises(codes.TARGET_AWAY, match="no token from the token endpoint: .*connect"):
+        async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl, timeout="1s"):
+            pass
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
+async def test_a_token_endpoint_is_asked_only_if_its_certificate_is_trusted(
+    kafka: KafkaServer, topic: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    made = make_certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(made.certificate, made.key)
+    with open_token_endpoint(tls) as endpoint:
+        trusting = _client(endpoint, secret, ca={"file": str(made.certificate)})
+        async with opened(kafka, topic, sink_owner(1), brokers=[kafka.sasl_brokers], sasl=trusting) as lane:
+            assert lane.durable == Position(0)
+        with raises(codes.TARGET_REFUSES, match="certificate"):
+            async with opened(
+                kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=_client(endpoint, secret)
+            ):
+                pass

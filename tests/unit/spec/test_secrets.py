@@ -14,6 +14,7 @@ from millstream.spec.values import SpecModel
 _NAMES = re.compile(r"(?i).*(password|token|secret|credential|passphrase|nkey).*|(.*(access|account))?key|.*privateKey")
 NOT_SECRET = {
     "Reference.secret": "is where the secret is",
+    "KafkaOauthbearer.tokenEndpointUrl": "is an address, without credentials",
     "SecretKey.key": "names a key of a Kubernetes Secret",
 }
 """Fields that only look like one, each with the reason."""
