@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, chain
 from math import gcd
 from operator import sub
 
@@ -40,6 +41,8 @@ _BUSY_PER_S = 10_000
 _BLOCK_DIGITS = 4
 _BLOCK = 10**_BLOCK_DIGITS
 _SUFFIXES = [b"%04d}" % low for low in range(_BLOCK)]
+_OFFSETS = 4
+"""Columns of offsets that are remembered."""
 _SHIFTS = 1 << 16
 """Number of records after which the pattern of moved event times repeats."""
 _PERIOD_MAX = 1 << 15
@@ -180,8 +183,9 @@ class GeneratorLane:
         times = self._event_times(start, count)
         frame = Frame(
             records=count,
-            event_time_min_us=min(times),
-            event_time_max_us=max(times),
+            # Without shifts, times are in order.
+            event_time_min_us=min(times) if self._shifts else times[0],
+            event_time_max_us=max(times) if self._shifts else times[-1],
             ingest_time_us=ingest_us,
             values_column=self._values.column(start, count),
             event_times_column=columns.pack_times(times),
@@ -298,20 +302,16 @@ class _Values:
         number = self._first + start * self._partitions
         stop = number + count * self._partitions
         pieces: list[bytes] = []
-        offsets = array("I", [0])
+        sizes_of_pieces: list[tuple[int, int | list[int]]] = []
         while number < stop:
             block = number // _BLOCK
             numbers = range(number, min(stop, (block + 1) * _BLOCK), self._partitions)
             piece, sizes = self._piece(block, numbers)
             pieces.append(piece)
-            begin = offsets.pop()
-            if isinstance(sizes, int):
-                offsets.extend(range(begin, begin + len(numbers) * sizes + 1, sizes))
-            else:
-                offsets.extend(accumulate(sizes, initial=begin))
+            sizes_of_pieces.append((len(numbers), sizes))
             number += len(numbers) * self._partitions
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return b"".join([*field(1, columns.pack_offsets(offsets)), *field(2, data)])
+        return b"".join([*field(1, _offsets(sizes_of_pieces)), *field(2, data)])
 
     def _piece(self, block: int, numbers: range) -> tuple[bytes, int | list[int]]:
         """Values of the numbers of one block, and their size, or sizes if they differ."""
@@ -322,6 +322,21 @@ class _Values:
         low = numbers.start - block * _BLOCK
         suffixes = _SUFFIXES[low : low + len(numbers) * self._partitions : self._partitions]
         return prefix + prefix.join(suffixes), len(prefix) + len(_SUFFIXES[0])
+
+
+def _offsets(pieces: Sequence[tuple[int, int | list[int]]]) -> bytes:
+    """The offsets of values. `pieces`: number of values and their size, or sizes if they differ."""
+    records, size = sum(count for count, _ in pieces), pieces[0][1]
+    if isinstance(size, int) and all(one == size for _, one in pieces):
+        return _equal_offsets(records, size)
+    sizes = chain.from_iterable([one] * count if isinstance(one, int) else one for count, one in pieces)
+    return columns.pack_offsets(array("I", accumulate(sizes, initial=0)))
+
+
+@lru_cache(_OFFSETS)
+def _equal_offsets(records: int, size: int) -> bytes:
+    """The offsets of values of equal size. A source without a rate makes frames of one length."""
+    return columns.pack_offsets(array("I", range(0, records * size + 1, size)))
 
 
 class _Keys:
