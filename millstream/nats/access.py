@@ -8,9 +8,12 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from millstream.nats.signing import Credentials, read_credentials
 
 DEFAULT_PORT = 4222
 """Where a NATS server listens by default."""
@@ -30,6 +33,8 @@ class BrokerAccess:
     nkey_seed: str | None = field(default=None, repr=False)
     credentials_file: Path | None = None
     """File with a user's JWT and seed, as `nsc` writes it; read again for every connection."""
+    credentials: str | None = field(default=None, repr=False)
+    """The contents of such a file, in place of it."""
     tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
     """None: no encryption, or encryption with the system's certificates if the URL begins with `tls://`. Not compared:
     two contexts that were read from the same files are not equal."""
@@ -59,6 +64,8 @@ class BrokerAccess:
             return f"user {self.user}"
         if self.credentials_file is not None:
             return f"the user of {self.credentials_file}"
+        if self.credentials is not None:
+            return "the user of the credentials"
         if self.nkey_seed is not None:
             return "the user of the NKey"
         return "the user of the token" if self.token is not None else "a client without credentials"
@@ -70,11 +77,18 @@ class BrokerAccess:
             "password": self.password,
             "token": self.token,
             "nkeys_seed_str": self.nkey_seed,
-            "user_credentials": None if self.credentials_file is None else str(self.credentials_file),
+            "user_credentials": self._credentials(),
             "tls": self.tls,
             "tls_hostname": self.tls_name,
         }
         return {"inbox_prefix": self.inbox, **{name: value for name, value in given.items() if value is not None}}
+
+    def _credentials(self) -> Credentials | None:
+        if self.credentials_file is not None:
+            return Credentials(partial(read_credentials, self.credentials_file))
+        if self.credentials is not None:
+            return Credentials(partial(str, self.credentials))
+        return None
 
 
 def place_of(url: str) -> str:

@@ -17,6 +17,7 @@ from millstream.nats.access import BrokerAccess
 from millstream.nats.client import nats_errors
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection, NotPermittedError, open_connection
 from millstream.nats.settings import NatsServer
+from millstream.nats.signing import checked_credentials, checked_seed, read_credentials
 from millstream.spec.references import resolve
 from millstream.wire.client_tls import context_of
 
@@ -40,10 +41,23 @@ def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
     elif auth is not None and auth.token is not None:
         token = resolve(auth.token, base_dir, f"{where}: auth.token")
     elif auth is not None and auth.nkey is not None:
-        seed = resolve(auth.nkey, base_dir, f"{where}: auth.nkey")
-    creds = None if auth is None or auth.creds is None else base_dir / auth.creds
-    if creds is not None and not creds.is_file():
-        raise UserError(codes.SECRET_MISSING, f"{where}: auth.creds: there is no file {creds}")
+        what = f"{where}: auth.nkey"
+        seed = checked_seed(resolve(auth.nkey, base_dir, what), what, codes.CONNECTOR_SETTINGS)
+    creds_file = creds = None
+    if auth is not None and auth.creds is not None:
+        what = f"{where}: auth.creds"
+        if isinstance(auth.creds, str):
+            creds_file = base_dir / auth.creds
+            try:
+                contents = read_credentials(creds_file)
+            except FileNotFoundError as error:
+                raise UserError(codes.SECRET_MISSING, f"{what}: there is no file {creds_file}") from error
+            except OSError as error:
+                what = f"{what}: {creds_file} cannot be read: {error.strerror}"
+                raise UserError(codes.SECRET_MISSING, what) from error
+            checked_credentials(contents, f"{what}: {creds_file}", codes.CONNECTOR_SETTINGS)
+        else:
+            creds = checked_credentials(resolve(auth.creds, base_dir, what), what, codes.CONNECTOR_SETTINGS)
     tls: ssl.SSLContext | None = None
     if settings.tls is not None:
         tls = context_of(settings.tls, base_dir, where)
@@ -51,7 +65,15 @@ def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
         tls = ssl.create_default_context()
     url = ",".join(server.strip() for server in settings.url.split(","))
     return BrokerAccess(
-        url, user=user, password=password, token=token, nkey_seed=seed, credentials_file=creds, tls=tls, outside=True
+        url,
+        user=user,
+        password=password,
+        token=token,
+        nkey_seed=seed,
+        credentials_file=creds_file,
+        credentials=creds,
+        tls=tls,
+        outside=True,
     )
 
 

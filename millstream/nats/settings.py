@@ -102,8 +102,9 @@ class NatsAuth(SpecModel):
     """By the token of a server that has one for all its clients."""
     nkey: Secret | None = None
     """By the seed of an NKey (it begins with SU)."""
-    creds: Text | None = None
-    """By a user's JWT and seed: the file that `nsc` wrote, relative to the pipeline file, read for every connection."""
+    creds: TextOrReference | None = None
+    """By a user's JWT and seed, as `nsc` writes them: the path of the file, relative to the pipeline file, read for
+    every connection; or a reference to its contents: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:

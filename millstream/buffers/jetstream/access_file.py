@@ -10,7 +10,6 @@ the values from which a connection is opened.
 """
 
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from millstream import codes
 from millstream.buffers.access_files import TlsFiles, check_url, read_access, secret, tls_context
 from millstream.errors import UserError
 from millstream.nats.access import INBOX, BrokerAccess
+from millstream.nats.signing import checked_credentials, checked_seed, read_credentials
 from millstream.spec.references import Reference, TextOrReference, referenced_files
 from millstream.spec.values import ShapeProblem, SpecModel, Text
 
@@ -81,15 +81,16 @@ def load_access(path: Path | None, url: str) -> BrokerAccess:
 
     creds = None if written.creds is None else base / written.creds
     if creds is not None:
-        _check_readable(creds, f"{path}: creds")
-    if creds is not None or written.nkey is not None:
-        _check_nkeys(path)
+        checked_credentials(_contents(creds, f"{path}: creds"), f"{path}: creds: {creds}", codes.BROKER_ACCESS_FILE)
+    seed = secret(path, "nkey", written.nkey)
+    if seed is not None:
+        checked_seed(seed, f"{path}: nkey", codes.BROKER_ACCESS_FILE)
     return BrokerAccess(
         url=url,
         user=secret(path, "user", written.user),
         password=secret(path, "password", written.password),
         token=secret(path, "token", written.token),
-        nkey_seed=secret(path, "nkey", written.nkey),
+        nkey_seed=seed,
         credentials_file=creds,
         tls=None if written.tls is None else tls_context(written.tls, base, path),
         tls_name=None if written.tls is None else written.tls.server_name,
@@ -106,19 +107,8 @@ def files_of(path: Path) -> list[Path]:
     return [path, *referenced_files(written, base), *(base / name for name in named if name is not None)]
 
 
-def _check_readable(path: Path, what: str) -> None:
+def _contents(path: Path, what: str) -> str:
     try:
-        with path.open("rb"):
-            pass
+        return read_credentials(path)
     except OSError as error:
         raise UserError(codes.BROKER_ACCESS_FILE, f"{what}: {path} cannot be read: {error.strerror}") from error
-
-
-def _check_nkeys(path: Path) -> None:
-    # The client needs the package `nkeys` to sign.
-    if find_spec("nkeys") is None:
-        raise UserError(
-            codes.EXTRA_NEEDED,
-            f"{path}: an NKey or a credentials file needs a package that is not installed here: "
-            "`pip install 'millstream[nkeys]'`",
-        )

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import json
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -21,11 +17,13 @@ from millstream.buffers.jetstream.access_file import load_access
 from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.errors import InfrastructureError, UserError
 from millstream.nats.access import BrokerAccess
+from millstream.nats.client import nats_errors
 from millstream.nats.connection import BrokerConnection, open_connection
 from millstream.wire.certificates import make_certificate
 from tests.nats_process import open_nats_process
 from tests.support.children import together
 from tests.support.errors import raises
+from tests.support.nats_users import new_nkey, signed_user
 
 SECRET = "s3cret-of-the-broker"
 SERVER = 'listen: "127.0.0.1:-1"\njetstream {{ store_dir: "{store}" }}\n'
@@ -73,31 +71,22 @@ class TestCredentials:
 
     async def test_a_credentials_file(self, tmp_path: Path) -> None:
         nkeys = pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
-        operator, operator_id = new_nkey(nkeys, nkeys.PREFIX_BYTE_OPERATOR)
-        account, account_id = new_nkey(nkeys, nkeys.PREFIX_BYTE_ACCOUNT)
-        user, user_id = new_nkey(nkeys, nkeys.PREFIX_BYTE_USER)
-        of_operator = jwt(nkeys, operator, operator_id, operator_id, {"type": "operator"})
-        limits = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
-        unbounded = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
-        of_account = jwt(
-            nkeys, operator, operator_id, account_id, {"type": "account", "limits": {**unbounded, **limits}}
-        )
-        of_user = jwt(nkeys, account, account_id, user_id, {"type": "user", "subs": -1, "data": -1, "payload": -1})
-        written(
-            tmp_path,
-            f"-----BEGIN NATS USER JWT-----\n{of_user}\n------END NATS USER JWT------\n\n"
-            f"-----BEGIN USER NKEY SEED-----\n{user}\n------END USER NKEY SEED------\n",
-            "me.creds",
-        )
-        # Without JetStream, which would want a system account.
-        conf = f'listen: "127.0.0.1:-1"\noperator: {of_operator}\nresolver: MEMORY\n'
-        conf += f"resolver_preload {{{{ {account_id}: {of_account} }}}}\n"
+        conf, credentials = signed_user(nkeys)
+        written(tmp_path, credentials, "me.creds")
         access_file = written(tmp_path, "creds: me.creds\n")
-        async with (
-            open_nats_process(tmp_path / "server", conf) as server,
-            open_connection(load_access(access_file, server.url)) as connection,
-        ):
-            assert connection.is_up
+        async with open_nats_process(tmp_path / "server", conf) as server:
+            access = load_access(access_file, server.url)
+            async with open_connection(access) as connection:
+                assert connection.is_up
+        read = access.client_options()["user_credentials"]
+        assert read.data == credentials
+        # The file while it is being replaced. A client that connects again would read it without an end.
+        written(tmp_path, "-----BEGIN NATS", "me.creds")
+        with pytest.raises(nats_errors.InvalidUserCredentialsError):
+            assert read.data
+        (tmp_path / "me.creds").unlink()
+        with pytest.raises(nats_errors.InvalidUserCredentialsError):
+            assert read.data
 
     async def test_wrong_ones_are_said_at_once_and_without_the_secret(self, tmp_path: Path) -> None:
         written(tmp_path, SECRET, "wrong")
@@ -170,6 +159,8 @@ class TestTls:
         ("pasword: {file: p}\n", "unknown field `pasword`"),
         ("token: {file: nowhere}\n", "there is no file"),
         ("token: {env: NO_SUCH_VARIABLE}\n", "the environment variable NO_SUCH_VARIABLE is not set"),
+        ("creds: p\n", "this is not the JWT and the seed of a user"),
+        ("nkey: {file: p}\n", "this is not the seed of an NKey"),
         ("creds: nowhere.creds\n", "nowhere.creds cannot be read: No such file"),
         ("tls: {ca: nowhere.pem}\n", "the certificates cannot be used: No such file"),
         ("tls: {ca: p}\n", "the certificates cannot be used"),
@@ -208,26 +199,6 @@ async def open_tls(directory: Path, name: str = "127.0.0.1", more: str = "") -> 
     tls = f'tls {{{{ cert_file: "{made.certificate}", key_file: "{made.key}", {more} }}}}\n'
     async with open_nats_process(directory / "server", SERVER + tls) as server:
         yield server.url
-
-
-def new_nkey(nkeys: Any, prefix: int) -> tuple[str, str]:
-    """A seed, and the public key to it."""
-    seed = nkeys.encode_seed(os.urandom(32), prefix)
-    return seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode()
-
-
-def jwt(nkeys: Any, seed: str, issuer: str, subject: str, nats: dict[str, Any]) -> str:
-    """What `nsc` signs."""
-    claims: dict[str, Any] = {"iat": int(time.time()), "iss": issuer, "sub": subject, "name": "test"}
-    claims["nats"] = {**nats, "version": 2}
-    claims["jti"] = base64.b32encode(hashlib.sha256(json.dumps(claims).encode()).digest()).decode().rstrip("=")
-    head, body = (encoded(json.dumps(part).encode()) for part in ({"typ": "JWT", "alg": "ed25519-nkey"}, claims))
-    signature = nkeys.from_seed(bytearray(seed.encode())).sign(f"{head}.{body}".encode())
-    return f"{head}.{body}.{encoded(signature)}"
-
-
-def encoded(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

@@ -363,7 +363,7 @@ async def test_a_client_gets_tokens_by_oauth(kafka: KafkaServer, topic: str, tmp
         # A proxy before an endpoint that is down; it repeats what it got, too.
         endpoint.answer = (404, f"cannot serve {SECRET}")
         with raises(codes.TARGET_AWAY, match="no token from the token endpoint") as away:
-            async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl, timeout="1s"):
+            async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl, timeout="5s"):
                 pass
         assert SECRET not in str(away.value)
         # A token without a user, which the brokers refuse.
@@ -373,7 +373,7 @@ async def test_a_client_gets_tokens_by_oauth(kafka: KafkaServer, topic: str, tmp
                 pass
     # While the endpoint is away, the lane waits for it, as for brokers.
     with raises(codes.TARGET_AWAY, match="no token from the token endpoint: .*connect"):
-        async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl, timeout="1s"):
+        async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl, timeout="5s"):
             pass
 
 

@@ -19,8 +19,10 @@ from millstream.codes.code import Code
 from millstream.spec.models import Sink, Source
 from millstream_reader.sources import receiving
 from tests.contract.sources.lanes import held_up, lane_id, open_lane, read_until, values
+from tests.nats_process import open_nats_process
 from tests.support.errors import raises
 from tests.support.nats_outside import OutsideNats, open_outside_nats
+from tests.support.nats_users import new_nkey, signed_user
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "nats.md"
 
@@ -141,6 +143,63 @@ async def test_what_does_not_fit_is_said(
             await lane.read(1, 1000, 0.01)
     assert "wr0ng" not in str(stopped.value)
     assert str(lane_id()) in str(stopped.value)
+
+
+def _signing(auth: dict[str, Any], url: str = "nats://127.0.0.1:4222") -> dict[str, Any]:
+    return {"nats": {"url": url, "subject": "clicks", "auth": auth}}
+
+
+async def test_who_connects_may_sign_with_an_nkey(tmp_path: Path) -> None:
+    nkeys = pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
+    seed, public = new_nkey(nkeys, nkeys.PREFIX_BYTE_USER)
+    (tmp_path / "seed.nk").write_text(f"{seed}\n")
+    conf = f'listen: "127.0.0.1:-1"\nauthorization {{{{ users: [{{{{nkey: {public}}}}}] }}}}\n'
+    async with open_nats_process(tmp_path / "server", conf) as server:
+        async with open_lane(_signing({"nkey": {"file": str(tmp_path / "seed.nk")}}, server.url)) as lane:
+            await lane.read(1, 1000, 0.01)
+        other, _ = new_nkey(nkeys, nkeys.PREFIX_BYTE_USER)
+        (tmp_path / "seed.nk").write_text(other)
+        with raises(codes.TARGET_REFUSES, "the user of the NKey"):
+            async with open_lane(_signing({"nkey": {"file": str(tmp_path / "seed.nk")}}, server.url)):
+                pass
+
+
+async def test_credentials_of_nsc_may_be_a_file_or_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nkeys = pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
+    conf, credentials = signed_user(nkeys)
+    path = tmp_path / "shop" / "me.creds"
+    path.parent.mkdir()
+    path.write_text(credentials)
+    monkeypatch.setenv("CREDS", credentials)
+    monkeypatch.setenv("MILLSTREAM_SECRETS", str(tmp_path))
+    secret = {"secret": {"name": "shop", "key": "me.creds"}}
+    async with open_nats_process(tmp_path / "server", conf) as server:
+        for written in (str(path), {"file": str(path)}, {"env": "CREDS"}, secret):
+            async with open_lane(_signing({"creds": written}, server.url)) as lane:
+                await lane.read(1, 1000, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("auth", "said"),
+    [
+        ({"nkey": {"env": "WRONG"}}, "auth.nkey: this is not the seed of an NKey"),
+        ({"creds": {"env": "WRONG"}}, "auth.creds: this is not the JWT and the seed of a user"),
+        ({"creds": "wrong.creds"}, "wrong.creds: this is not the JWT and the seed of a user"),
+    ],
+)
+async def test_text_that_cannot_sign_is_refused_before_the_client_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auth: dict[str, Any], said: str
+) -> None:
+    pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
+    monkeypatch.setenv("WRONG", "wr0ng")
+    if auth.get("creds") == "wrong.creds":
+        path = tmp_path / "wrong.creds"
+        path.write_text("wr0ng")
+        auth = {"creds": str(path)}
+    with raises(codes.CONNECTOR_SETTINGS, said) as refused:
+        async with open_lane(_signing(auth)):
+            pass
+    assert "wr0ng" not in str(refused.value)
 
 
 @pytest.mark.parametrize("demand", ["exactlyOnce", "atLeastOnce"])

@@ -11,7 +11,9 @@ from millstream.spec.schema import schema_of
 from millstream.spec.sources import Source
 from millstream.spec.values import SpecModel
 
-_NAMES = re.compile(r"(?i).*(password|token|secret|credential|passphrase|nkey).*|(.*(access|account))?key|.*privateKey")
+_NAMES = re.compile(
+    r"(?i).*(password|token|secret|credential|passphrase|nkey|creds).*|(.*(access|account))?key|.*privateKey"
+)
 NOT_SECRET = {
     "Reference.secret": "is where the secret is",
     "KafkaOauthbearer.tokenEndpointUrl": "is an address, without credentials",
@@ -34,7 +36,13 @@ def secret_fields() -> Iterator[tuple[str, str]]:
 
 def test_every_secret_may_stand_outside_the_file() -> None:
     found = dict(secret_fields())
-    assert {"WebAuth.token", "NatsBasic.password", "KafkaSasl.password", "SqsSource.secretKey"} <= found.keys()
+    assert {
+        "WebAuth.token",
+        "NatsBasic.password",
+        "NatsAuth.creds",
+        "KafkaSasl.password",
+        "SqsSource.secretKey",
+    } <= found.keys()
     assert [name for name, contents in found.items() if '"#/$defs/Reference"' not in contents] == []
     # A text or a reference, or nothing but a reference: each has the three places, and Numaflow's notation.
     assert [name for name, contents in found.items() if '"#/$defs/SecretKey"' not in contents] == []
