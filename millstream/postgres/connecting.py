@@ -20,6 +20,7 @@ from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.limits import POSTGRES_CONNECT_TIMEOUT_S
 from millstream.postgres.settings import PostgresServer
 from millstream.spec.references import resolve
+from millstream.wire.client_tls import load_chain
 
 Connection: TypeAlias = asyncpg.Connection
 
@@ -90,15 +91,29 @@ async def connected(server: PostgresServer, base_dir: Path, where: str, applicat
 
 
 def _tls(server: PostgresServer, base_dir: Path, where: str) -> ssl.SSLContext | str:
-    if not server.sslmode.startswith("verify"):
+    verified = server.sslmode.startswith("verify")
+    if not verified and server.ssl_cert is None:
         return server.sslmode
+    root = server.ssl_root_cert
     try:
-        authorities = None if server.ssl_root_cert is None else str(base_dir / server.ssl_root_cert)
-        context = ssl.create_default_context(cafile=authorities)
-    except (OSError, ssl.SSLError) as error:
-        what = f"{where}: the certificates of {server.ssl_root_cert} cannot be used: {error}"
-        raise UserError(codes.CERTIFICATES, what) from error
+        if root is None or isinstance(root, str):
+            context = ssl.create_default_context(cafile=None if root is None else str(base_dir / root))
+        else:
+            context = ssl.create_default_context(cadata=resolve(root, base_dir, f"{where}: sslRootCert"))
+    except (OSError, ValueError) as error:
+        named = root if isinstance(root, str) else "`sslRootCert`"
+        raise UserError(codes.CERTIFICATES, f"{where}: the certificates of {named} cannot be used: {error}") from error
     context.check_hostname = server.sslmode == "verify-full"
+    if not verified:
+        context.verify_mode = ssl.CERT_NONE
+    if server.ssl_cert is not None:
+        parts = [resolve(server.ssl_cert, base_dir, f"{where}: sslCert")]
+        parts.append(resolve(server.ssl_key, base_dir, f"{where}: sslKey"))
+        try:
+            load_chain(context, "\n".join(parts).encode())
+        except (OSError, ValueError) as error:
+            what = f"{where}: `sslCert` and `sslKey` cannot be used: {error}. Both must be PEM"
+            raise UserError(codes.CERTIFICATES, f"{what}, and the key must not have a passphrase") from error
     return context
 
 

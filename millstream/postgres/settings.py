@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from millstream import codes
 from millstream.spec.problems import Finding, Path
-from millstream.spec.references import TextOrReference, secret_in_file
+from millstream.spec.references import Secret, TextOrReference, secret_in_file
 from millstream.spec.rules import Strict
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field
@@ -35,18 +35,29 @@ class PostgresServer(SpecModel):
     """Whether the connection is encrypted: `disable`, `prefer` (if the server can), `require`, `verify-ca` (its
     certificate is checked) or `verify-full` (its host name, too). Only `verify-full` protects against an attacker
     between the two."""
-    ssl_root_cert: Text | None = None
-    """File with the certificates of the authorities that may have issued the server's, as PEM, relative to the pipeline
-    file. Default: those of this system."""
+    ssl_root_cert: TextOrReference | None = None
+    """Certificates of the authorities that may have issued the server's, as PEM: a file, relative to the pipeline file,
+    or a reference to its contents. Default: those of this system."""
+    ssl_cert: Secret | None = None
+    """The role's own certificate, as PEM, for servers that require one: `{file: PATH}`, `{env: NAME}`, or a key of a
+    Kubernetes Secret."""
+    ssl_key: Secret | None = None
+    """Its private key, without a passphrase."""
     timeout_s: PositiveDuration = field(default=60.0, alias="timeout")
     """Longest time for one transaction or one read. After it, the connection is closed and a new one is tried.
     Duration, default 1m."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Rejects certificates that `sslmode` does not use."""
+        """Rejects certificates that `sslmode` does not use, and a certificate without its key."""
         if self.ssl_root_cert is not None and not self.sslmode.startswith("verify"):
             what = f"`sslRootCert` has no effect with `sslmode: {self.sslmode}`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslRootCert",), what, "`sslmode: verify-full`")
+        if (self.ssl_cert is None) != (self.ssl_key is None):
+            what = "`sslCert` and `sslKey` belong together"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "both of them, or neither")
+        elif self.ssl_cert is not None and self.sslmode in ("disable", "prefer"):
+            what = f"`sslCert` needs encryption, which `sslmode: {self.sslmode}` does not demand"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslCert",), what, "`sslmode: verify-full`")
 
 
 def server_notes(settings: PostgresServer, path: Path) -> Iterator[tuple[Path, str]]:
@@ -62,7 +73,7 @@ def server_notes(settings: PostgresServer, path: Path) -> Iterator[tuple[Path, s
 
 def server_findings(settings: PostgresServer, path: Path, base_dir: FilePath) -> Iterator[Finding]:
     """Files that the connection to a server needs and this machine does not have."""
-    if settings.ssl_root_cert is not None and not (base_dir / settings.ssl_root_cert).is_file():
+    if isinstance(settings.ssl_root_cert, str) and not (base_dir / settings.ssl_root_cert).is_file():
         what = f"there is no file {base_dir / settings.ssl_root_cert}"
         yield Finding(codes.NO_SUCH_FILE, (*path, "sslRootCert"), what, "a file with certificates, as PEM")
 

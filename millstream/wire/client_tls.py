@@ -24,7 +24,7 @@ def context_of(tls: ServerTls, base_dir: Path, where: str) -> ssl.SSLContext:
         if tls.certificate is not None and tls.key is not None:
             parts = [resolve(tls.certificate, base_dir, f"{where}: tls.certificate")]
             parts.append(resolve(tls.key, base_dir, f"{where}: tls.key"))
-            _load(context, "\n".join(parts).encode())
+            load_chain(context, "\n".join(parts).encode())
     except (OSError, ValueError) as error:
         what = (
             f"{where}: `tls` has a certificate or a key that cannot be used: {error}. Both must be PEM, and the key "
@@ -42,7 +42,8 @@ def file_in_memory(contents: bytes) -> int:
     return descriptor
 
 
-def _load(context: ssl.SSLContext, chain: bytes) -> None:
+def load_chain(context: ssl.SSLContext, chain: bytes) -> None:
+    """Give a context its own certificate, followed by the key. Raises `OSError` for text that is not PEM."""
     descriptor = file_in_memory(chain)
     try:
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")

@@ -145,6 +145,33 @@ class PostgresServer(ServerProcess):
         )
         return certificate
 
+    async def ask_for_certificate(self, directory: Path) -> tuple[Path, Path]:
+        """Have it take the role `LOCKED` only with a certificate, once it is encrypted; returns that and its key."""
+        certificate, key = directory / "role.crt", directory / "role.key"
+        files = ["-keyout", str(key), "-out", str(certificate)]
+        command = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            f"/CN={LOCKED}",
+            *files,
+        ]
+        await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+        shutil.copy(certificate, self.directory / "roles.crt")
+        (self._data / "pg_hba.conf").write_text(
+            _HBA.replace(f"host all {LOCKED}", f"hostssl all {LOCKED}", 1).replace("scram-sha-256", "cert")
+        )
+        await Database(self, "postgres").execute(
+            f"ALTER SYSTEM SET ssl_ca_file = '{self.directory / 'roles.crt'}'", "SELECT pg_reload_conf()"
+        )
+        return certificate, key
+
     async def database(self) -> Database:
         """A new database."""
         self._databases += 1

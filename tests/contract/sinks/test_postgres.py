@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -34,6 +35,7 @@ from millstream_writer.sinks.postgres import lane as lane_module
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import postgres_spec
 from tests.contract.sinks.table_lanes import again
+from tests.contract.sinks.validating import validate_sink
 from tests.contract.sinks.wires import POSTGRES
 from tests.contract.sources.lanes import open_lane, read_to_end
 from tests.support.children import together
@@ -555,6 +557,49 @@ async def test_rows_go_out_over_an_encrypted_connection(tmp_path: Path) -> None:
         with raises(codes.TARGET_REFUSES, "certificate verify failed"):
             async with opened(postgres_spec(database, "insert", **safe | {"sslRootCert": str(other)})):
                 pass
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
+async def test_a_role_may_show_a_certificate(tmp_path: Path) -> None:
+    with open_postgres() as server:
+        database = await server.database()
+        await database.execute(NUMBERS, ROLE, "GRANT ALL ON SCHEMA public TO public")
+        await database.execute(f"GRANT ALL ON numbers, numbers_place_seq TO {LOCKED}")
+        authority = await server.encrypt()
+        certificate, key = await server.ask_for_certificate(tmp_path)
+        shown = {"sslCert": {"file": str(certificate)}, "sslKey": {"file": str(key)}}
+        # The authority's certificate by its contents, too.
+        safe = {"user": LOCKED, "sslmode": "verify-full", "sslRootCert": {"file": str(authority)}, **shown}
+        async with opened(postgres_spec(database, "insert", **safe)) as lane:
+            await lane.write([numbers(1)], Position(1))
+        assert await found(database) == [*range(10, 20)]
+        async with opened(
+            postgres_spec(database, "insert", **{"user": LOCKED, "sslmode": "require", **shown}), sink_owner(2)
+        ):
+            pass
+        without = {name: value for name, value in safe.items() if name not in shown}
+        with raises(codes.TARGET_REFUSES, "client certificate"):
+            async with opened(postgres_spec(database, "insert", **without)):
+                pass
+        with raises(codes.CERTIFICATES, "`sslCert` and `sslKey` cannot be used"):
+            async with opened(postgres_spec(database, "insert", **safe | {"sslKey": {"file": str(certificate)}})):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sslCert": {"env": "C"}, "sslmode": "require"}, "`sslCert` and `sslKey` belong together"),
+        ({"sslCert": {"env": "C"}, "sslKey": {"env": "K"}}, "`sslCert` needs encryption, which `sslmode: prefer`"),
+    ],
+)
+async def test_a_certificate_needs_its_key_and_encryption(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], said: str
+) -> None:
+    written = {"database": "d", "user": "u", "table": "t", **settings}
+    # The command has a loop of its own.
+    assert await asyncio.to_thread(validate_sink, "postgres", written, tmp_path) == 2
+    assert said in capsys.readouterr().err
 
 
 async def test_lanes_that_open_at_once_create_the_tables_once(postgres: PostgresServer) -> None:
