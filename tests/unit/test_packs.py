@@ -14,6 +14,7 @@ from millstream.limits import FRAME_RECORDS_MAX, KIB, PACK_RECORDS_MAX
 from millstream.record import BufferId, Position
 from millstream_reader.buffer import ReadFrame, open_buffer_reader
 from millstream_vertex.map_lane import MapLane
+from millstream_vertex.slicing import FIRST_SLICE_RECORDS
 from millstream_writer.committer import Unit, batch_of
 from millstream_writer.routing import FrameLimits, Route, Router
 from tests.unit.reader.test_buffer import Timeline
@@ -97,6 +98,8 @@ async def test_the_frames_of_a_pack_are_handed_out_one_by_one_or_as_one(rig: Rig
     assert [part.frame for part in parts] == FRAMES
     assert [part.first_index for part in parts] == [0, WIDE, 2 * WIDE]
     assert [part.last for part in parts] == [False, False, True]
+    within = [Position.within(stored.sequence, WIDE), Position.within(stored.sequence, 2 * WIDE)]
+    assert [part.end for part in parts] == [*within, Position(stored.sequence)]
     assert [part.size for part in parts] == shares_of(FRAMES, len(stored.data))
     assert sum(part.size for part in parts) == len(stored.data)
     (whole,) = await read(rig, Position(0), 1, in_parts=False)
@@ -122,13 +125,17 @@ async def test_reading_goes_on_inside_a_pack(rig: Rig, done: int) -> None:
 
 
 @pytest.mark.guarantee("I1", "I2")
-async def test_a_lane_that_stopped_inside_a_pack_goes_on_there(rig: Rig) -> None:
-    await rig.feed(*FRAMES, together=True, ended=True)
+@pytest.mark.parametrize("first", [WIDE, FIRST_SLICE_RECORDS], ids=["in a frame", "between frames"])
+async def test_a_lane_that_stopped_inside_a_pack_goes_on_there(rig: Rig, first: int) -> None:
+    frames = [frame(0, first), *(frame(number, FRAME_RECORDS_MAX) for number in (1, 2))]
+    values = [value for one in frames for value in one.values()]
+    await rig.feed(*frames, together=True, ended=True)
     stored, *_ = await (await rig.ledger("in")).peek(INPUT, 0, 100)
+    assert is_pack(stored.data)
     lanes: list[MapLane] = []
 
     def stops(value: bytes) -> bytes:
-        if value == VALUES[0]:
+        if value == values[0]:
             lanes[0].stop()
         return value
 
@@ -136,14 +143,13 @@ async def test_a_lane_that_stopped_inside_a_pack_goes_on_there(rig: Rig) -> None
         lanes.append(lane)
         await lane.run()
     mark = await rig.mark()
-    assert mark.sequence == stored.sequence - 1
-    assert 0 < mark.record_index < len(VALUES)
+    assert (mark.sequence, mark.record_index) == (stored.sequence - 1, FIRST_SLICE_RECORDS)
     async with open_stream(lambda value: value) as stream, rig.map_lane(stream, ROUTES) as lane:
         await lane.run()
     mark, account = await rig.mark(), await rig.account()
     assert (mark.sequence, mark.record_index, mark.ended) == (stored.sequence, 0, True)
-    assert await rig.values(BufferId("map-out", 0)) == VALUES
-    assert (account.inputs, account.input_bytes) == (len(VALUES), len(stored.data))
+    assert await rig.values(BufferId("map-out", 0)) == values
+    assert (account.inputs, account.input_bytes) == (len(values), len(stored.data))
 
 
 def test_a_commit_takes_what_fits_a_pack() -> None:
