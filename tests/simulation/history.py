@@ -78,6 +78,8 @@ class History:
         """Who reads a buffer."""
         self.sources: dict[tuple[str, str], SourceJudge] = {}
         """By vertex and key of the lane."""
+        self.on_commit: Callable[[Commit], None] = lambda _: None
+        """Told of every commit that has landed."""
         self.commits = 0
         self.removed = 0
         """Commits that ledgers lost when they were set back."""
@@ -163,6 +165,7 @@ class History:
         lane.epoch = mark.epoch
         lane.marks[receipt.mark_sequence] = lane.mark = mark
         lane.promised_us = max(lane.promised_us, mark.watermark_us)
+        self.on_commit(commit)
 
     def _judge_source(self, name: LaneId, lane: LaneHistory, mark: mark_pb2.Mark) -> None:
         judge = self.sources.get((name.vertex, name.key))

@@ -109,7 +109,7 @@ def answers_of(behaviour: str, value: bytes) -> Sequence[tuple[int, tuple[bytes,
         if chance % 29 == 0:
             return "drop"
         return [(k, (b"even" if (chance + k) % 2 == 0 else b"odd",)) for k in range(chance % 4)]
-    return [(0, ())]
+    return [(k, ()) for k in range(1 + chance % 4 if behaviour == "several" else 1)]
 
 
 class SimPrograms:

@@ -36,6 +36,8 @@ class Shape:
     """Some of its sinks keep positions in their targets."""
     silent: bool = False
     """Its sources fall silent and wake up, and an idle policy is drawn."""
+    crowds: bool = False
+    """Many of its records come at the same moment, and commits hardly join them: most commits are packs."""
 
 
 def _source(name: str, partitions: int = 1) -> Spec:
@@ -401,6 +403,32 @@ def _buffer_to_the_end() -> Shape:
     return Shape(name, _pipeline(name, vertices, edges, 1.0), behaviours, keeps=True)
 
 
+def _packs(name: str, max_delay_s: float = 0.3, **more: Any) -> Shape:
+    """Packs that maps and a sink without positions read in parts, and windows and a sink that has them as a whole."""
+    vertices = [
+        _source("a"),
+        _map("several"),
+        _map("plain"),
+        _reduce("sum", {"fixed": {"length": "400ms"}}),
+        _sink("all"),
+        _sink("kept"),
+        _sink("out"),
+    ]
+    edges = [_edge("a", "several"), *(_edge("several", name) for name in ("plain", "sum", "all", "kept"))]
+    edges += [_edge("plain", "out"), _edge("sum", "out")]
+    spec = _pipeline(name, vertices, edges, max_delay_s, **more)
+    behaviours = {"several": "several", "plain": "plain", "kept": "refuses"}
+    return Shape(name, spec, behaviours, max_delay_s=max_delay_s, keeps=True, crowds=True)
+
+
+def _packs_to_the_end(name: str, behaviour: str, **more: Any) -> Shape:
+    """Packs that a chain reads in parts, with a sink at its end."""
+    vertices = [_source("a"), _map("plain"), _map("several"), _sink("out")]
+    edges = [_edge("a", "plain"), _edge("plain", "several"), _edge("several", "out", chain=True)]
+    behaviours = {"several": "several", "plain": "plain", "out": behaviour}
+    return Shape(name, _pipeline(name, vertices, edges, 1.0), behaviours, crowds=True, **more)
+
+
 def _silent(name: str, behind: list[Spec], edges: list[Spec], behaviours: Mapping[str, str], **more: Any) -> Shape:
     """Two sources that fall silent, and what is behind them. Some records are older than a step of the watermark."""
     vertices = [_source("a", 2), _source("b"), *behind]
@@ -478,7 +506,18 @@ SILENT: Mapping[str, Shape] = {
 }
 """Sources fall silent, and a timer moves their watermarks."""
 
-BESIDE: Mapping[str, Shape] = {**CHAINED, **COPIED, **KEPT, **SILENT}
+PACKED: Mapping[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        _packs("packs"),
+        _packs("narrow-packs", limits={"bufferMaxLength": 60}),
+        _packs_to_the_end("packs-to-the-end", "refuses", keeps=True),
+        _packs_to_the_end("packs-to-any-end", ""),
+    )
+}
+"""Most commits are packs."""
+
+BESIDE: Mapping[str, Shape] = {**CHAINED, **COPIED, **KEPT, **SILENT, **PACKED}
 """Beside `SHAPES`, so that the seeds of those stay what they are."""
 
 SHAPES: Mapping[str, Shape] = {
@@ -513,6 +552,12 @@ def resolved_of(name: str, idle_source: str = "") -> Resolved:
     return resolved.load(json.dumps({"format": 1, "baseDir": "/", "pipeline": pipeline}))
 
 
+def _crowds(rng: random.Random, span_s: float) -> list[float]:
+    """When the records of a split arrive: some at a time."""
+    moments = [rng.random() * span_s for _ in range(rng.choice((2, 4, 8)))]
+    return sorted(at_s + 0.01 * rng.random() for at_s in moments for _ in range(rng.choice((5, 10, 20))))
+
+
 def given(rng: random.Random, graph: Graph, shape: Shape, span_s: float) -> dict[tuple[str, int], Split]:
     """What each split of the sources will give, made up."""
     splits = {}
@@ -520,6 +565,8 @@ def given(rng: random.Random, graph: Graph, shape: Shape, span_s: float) -> dict
         for split in range(vertex.partitions):
             if shape.silent:
                 times, ends_s = arrivals(rng, span_s)
+            elif shape.crowds:
+                times, ends_s = _crowds(rng, span_s), 0.0
             else:
                 count = rng.choice((0, 3, 20, 40))
                 times, ends_s = sorted(rng.random() * span_s for _ in range(count)), 0.0

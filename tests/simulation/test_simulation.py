@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from millstream.ledger import memory
+from millstream.ledger.packs import is_pack
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import lane_filter
 from millstream.ledger.witness import ReadCheck
@@ -30,7 +31,7 @@ from tests.simulation.kept import Table
 from tests.simulation.network import Weather
 from tests.simulation.outside import BASE_US, Given, Split, Temper
 from tests.simulation.set_back import with_set_backs
-from tests.simulation.shapes import CHAINED, COPIED, KEPT, SHAPES, SILENT, Shape
+from tests.simulation.shapes import CHAINED, COPIED, KEPT, PACKED, SHAPES, SILENT, Shape
 from tests.simulation.simulate import Outcome, simulate
 from tests.simulation.world import World
 from tests.support.sizes import sized
@@ -92,6 +93,21 @@ def test_chains_to_a_target_and_targets_that_keep_positions_hold_every_invariant
     assert sum(outcome.faults for outcome in outcomes) > 2 * SEEDS
     fenced = sum(table.fenced for world in worlds for table in world.outside.tables.values())
     assert fenced > 0 or not KEPT[shape].keeps, "no older owner wrote to a target"
+
+
+@pytest.mark.guarantee("I1", "I2", "I4", "I5", "I9")
+@pytest.mark.parametrize("shape", sorted(PACKED))
+def test_packs_hold_every_invariant(shape: str) -> None:
+    worlds: list[World] = []
+    outcomes = [simulate(seed, shape=PACKED[shape], adjust=worlds.append) for seed in range(2 * SEEDS)]
+    assert not [found_in(outcome, f"--shape {shape}") for outcome in outcomes if outcome.violation]
+    assert sum(outcome.faults for outcome in outcomes) > 2 * SEEDS
+    stored = [written.data for world in worlds for buffer in world.history.buffers.values() for written in buffer]
+    assert sum(is_pack(data) for data in stored) > 2 * SEEDS
+    # Owners were replaced in the middle of a pack.
+    lanes = [lane for world in worlds for lane in world.history.lanes.values()]
+    begun = [[mark for mark in lane.marks.values() if mark.record_index] for lane in lanes]
+    assert sum(len({mark.epoch for mark in marks}) > 1 for marks in begun) > SEEDS // 4
 
 
 @pytest.mark.guarantee("I1", "I2", "I4", "I5", "I9")
@@ -226,6 +242,12 @@ def test_a_chain_that_is_asked_to_stop_commits_what_its_sink_has_taken_when_it_i
 def test_frames_that_are_lost_before_they_are_read_are_not_waited_for() -> None:
     # A reader has heard of them, and lives on where their ledger is set back.
     assert not simulate(2985, adjust=with_set_backs).violation
+
+
+@pytest.mark.guarantee("I9")
+def test_a_network_that_loses_much_may_delay_the_end() -> None:
+    # Small buffers, so that little is on its way at a time; of 13 requests, one costs five seconds.
+    assert not simulate(300207).violation
 
 
 def test_a_past_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

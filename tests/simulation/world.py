@@ -16,13 +16,13 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millstream.background import open_tasks
 from millstream.errors import DamageError, FencedError, InfrastructureError, RetryLaterError
 from millstream.ledger.memory import Faults, MemoryBroker
-from millstream.ledger.protocol import DurabilityLevel
+from millstream.ledger.protocol import Commit, DurabilityLevel
 from millstream.nats.access import BrokerAccess
 from millstream.record import SOURCE_INPUT
 from millstream.spec.lanes import all_lanes, inputs_of
@@ -59,6 +59,8 @@ from tests.simulation.silence import SourceJudge, policy
 STEPS_MAX = 400_000
 DRAIN_S = 90.0
 """I9: after the last record and the last fault, everything has ended within this."""
+CALM_S = 60.0
+"""If the network loses anything all that time, it has ended so much later, with a network that loses nothing."""
 RESTART_S = 0.2
 
 
@@ -147,7 +149,7 @@ class World:
         self.whole = self.resolved.graph
         self.graph = self.whole.stages
         """In which a chain is one vertex."""
-        self.frame_records = random.Random(seed).choice((1, 3, committer.JOINED_RECORDS_MAX))
+        self.frame_records = random.Random(seed).choice((1, 3, 3 if shape.crowds else committer.JOINED_RECORDS_MAX))
         """Records up to which a commit joins frames. Those that it does not join are packs."""
         self.span_s = self.rng.choice((0.5, 2.0, 6.0))
         if shape.silent:
@@ -196,6 +198,10 @@ class World:
         for chain in self.whole.chains:
             # A function gives other outputs at each attempt, and a target without positions may get those of several.
             self.outside.targets[chain[-1]].delivered_again = True
+        if shape.crowds:
+            self._ambushes = random.Random(seed)
+            self._ambushes_left = self._ambushes.choice((0, 2, 4))
+            self.history.on_commit = self._may_ambush
         if shape.silent and not shape.keeps:
             self.plan = with_outside(silences, self.plan, self.span_s, OUTSIDE_FAULTS[1:])
         if shape.keeps:
@@ -385,6 +391,27 @@ class World:
         self.loop.kill(life.process)
         life.over.set()
 
+    def _may_ambush(self, commit: Commit) -> None:
+        """Now and then who is in the middle of a pack has a successor soon."""
+        if not commit.mark.record_index or not self._ambushes_left or self._ambushes.random() < 0.6:
+            return
+        self._ambushes_left -= 1
+        lane = commit.lane
+        life = self.current[lane.vertex, lane.partition % self.graph.vertex(lane.vertex).replicas]
+        self.loop.call_later(0.01 * self._ambushes.random(), self._ambush, life, context=self._context)
+
+    def _ambush(self, life: Incarnation) -> None:
+        if life.over.is_set():
+            return
+        if wakes_up := self._ambushes.random() < 0.5:
+            self.loop.pause(life.process)
+            life.replaced = True
+            self._after(RESTART_S + self._ambushes.random(), life, "wakes up")
+        else:
+            self.loop.kill(life.process)
+        self.history.say(f"{life} is {'paused' if wakes_up else 'killed'} in the middle of a pack")
+        life.over.set()
+
     async def _zombie(self, life: Incarnation, fault: Fault) -> None:
         self.loop.pause(life.process)
         life.replaced = True
@@ -500,14 +527,24 @@ class World:
 
     # The run
 
+    def _calm(self, limit: asyncio.Timeout) -> None:
+        """The time is over, unless much of it went by in waiting for what the network lost."""
+        weather = self.network.weather
+        calm = replace(weather, lost_requests=0.0, lost_answers=0.0, overtaken=0.0)
+        self.network.weather = calm
+        limit.reschedule(self.loop.time() + (CALM_S if calm != weather else 0.0))
+
     async def _main(self) -> None:
         last_s = max([self.span_s, *(fault.at_s + 3 * fault.length_s for fault in self.plan.faults)])
         try:
-            async with asyncio.timeout(last_s + DRAIN_S), asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._misbehave())
-                self._supervising = tasks
-                for vertex in self.graph.vertices:
-                    self.live_again(vertex.name)
+            async with asyncio.timeout(None) as limit:
+                calming = self.loop.call_at(last_s + DRAIN_S, self._calm, limit)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._misbehave())
+                    self._supervising = tasks
+                    for vertex in self.graph.vertices:
+                        self.live_again(vertex.name)
+                calming.cancel()
         except TimeoutError:
             raise Violation(f"I9: not drained {DRAIN_S:.0f} s after the last fault") from None
         # Zombies go on, to see that they cannot do harm.
