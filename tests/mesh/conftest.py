@@ -56,6 +56,13 @@ def twice_or_not(record):
 
 
 @udf.map
+def many(record):
+    # More than fit into one frame.
+    row = json.loads(record.value)
+    return [Message(json.dumps({"number": row["number"], "copy": copy})) for copy in range(4200)]
+
+
+@udf.map
 def whimsical(record):
     row = json.loads(record.value)
     whim, copies = str(uuid.uuid4()), random.choice((1, 2, 3)) if row["number"] % 7 else 0

@@ -89,6 +89,8 @@ class CrashPipeline:
     to stop. None for a pipeline that ends by itself."""
     between: Callable[[Path], None] | None = None
     """What else is lost with every kill."""
+    packed: str = ""
+    """A vertex whose commits are all packs."""
 
     def write(self, directory: Path, name: str, target: str, *, sandboxed: bool = False) -> Path:
         """The pipeline's file and input; `name` is the pipeline's, `target` where it sends what it sends by HTTP.

@@ -32,7 +32,7 @@ from tests.mesh.reducing import (
     write_events,
 )
 from tests.recovery.crash_outside import OUTSIDE
-from tests.recovery.crash_pipeline import TAKEN, CrashPipeline, Outputs, file_sink, until
+from tests.recovery.crash_pipeline import TAKEN, TARGET, CrashPipeline, Outputs, file_sink, until
 
 KEYS = ("k2", "k3", "k4", "k5")
 """Two of them for each of two partitions."""
@@ -142,6 +142,41 @@ UNBUFFERED = CrashPipeline(
     ],
     _check_unbuffered,
     between=_take_files,
+)
+
+
+# Commits that are packs: the outputs of a record are too many for a frame, and go to one copy. It is read in parts by a
+# map and by a sink without positions, and as a whole by windows.
+
+_PACKED_NUMBERS = 8
+_PACKED_COPIES = 4200
+
+
+def _check_packs(outputs: Outputs) -> None:
+    expected = Counter((number, copy) for number in range(_PACKED_NUMBERS) for copy in range(_PACKED_COPIES))
+    assert Counter((row["number"], row["copy"]) for row in outputs.rows("out")) == expected
+    assert Counter((row["number"], row["copy"]) for row in outputs.values("columns")) == expected
+    assert Counter((row["number"], row["copy"]) for row in outputs.received()) == expected
+    counts = sorted((row["key"], row["c"]) for row in outputs.rows("counts"))
+    assert counts == [(f"key-{key}", _PACKED_NUMBERS // 4 * _PACKED_COPIES) for key in range(4)]
+
+
+PACKS = CrashPipeline(
+    PipelineFiles.generator(_PACKED_NUMBERS, keyCount=4)
+    + PipelineFiles.function("many", vertex="many")
+    + "  limits: {readBatchSize: 2}\n"
+    + "- name: next\n  udf: {builtin: {name: cat}}\n"
+    + reduce("{global: {}}", program="sql: {query: 'SELECT key, count(*) AS c FROM window GROUP BY key'}")
+    + file_sink("out", 9000)
+    + file_sink("columns", 9000, "parquet")
+    + f"- name: delivered\n  sink: {{http: {{url: '{TARGET}', batch: {{maxRecords: 1000}}}}}}\n"
+    + file_sink("counts", 2),
+    [
+        *("in -> many", "many -> next", "many -> sum", "many -> columns", "many -> delivered"),
+        *("next -> out", "sum -> counts"),
+    ],
+    _check_packs,
+    packed="many",
 )
 
 
@@ -442,6 +477,7 @@ PIPELINES = {
     "map": MAP,
     "chains": CHAINS,
     "unbuffered": UNBUFFERED,
+    "packs": PACKS,
     "outside": OUTSIDE,
     "early": _early(),
     "large": LARGE,

@@ -12,7 +12,7 @@ Reached = Mapping[tuple[str, str], int]
 """By point and vertex: how often."""
 
 
-_KINDS = {"out": "sink", "late": "sink", "columns": "sink", "dead": "sink", "single": "sum", "beside": "in"}
+_KINDS = {"single": "sum", "beside": "in"} | dict.fromkeys(("out", "late", "columns", "dead", "counts"), "sink")
 
 
 def kind_of(vertex: str) -> str:

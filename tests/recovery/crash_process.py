@@ -37,6 +37,7 @@ from millstream.buffers.technology import InterStepBuffer
 from millstream.clock import SystemClock
 from millstream.durable import crash_at, listen
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.limits import FRAME_RECORDS_MAX
 from millstream.spec import resolved
 from millstream.spec.lanes import all_lanes
 from millstream.spec.loading import load
@@ -142,6 +143,9 @@ async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline
             for one in stored.mark.members:
                 handed = next((written for written in stored.mark.written if written.edge == one.edge), None)
                 assert (handed.records if handed is not None else 0) == one.account.inputs, one
+            if lane.vertex == pipeline.packed:
+                # No frame has so many records.
+                assert all(total.records > FRAME_RECORDS_MAX * total.frames for total in stored.mark.written), stored
     for vertex, account in accounts.items():
         assert account.difference == 0, (vertex, account)
     assert sum(account.open for account in accounts.values()) == pipeline.open_records, accounts

@@ -215,6 +215,33 @@ async def test_of_owners_that_make_the_same_delivery_one_has_an_effect(tmp_path:
     assert all("FencedError" in before for befores, _ in found for before in befores)
 
 
+PACKED = (
+    "ledger.commit:before@many",
+    "ledger.commit:after@many",
+    "ledger.commit:after#2@many",
+    "ledger.trim:after@many",
+    "ledger.commit:after@next",
+    "ledger.commit:after@delivered",
+    "ledger.commit:after@columns",
+    "log.entries.sync:after@sum",
+)
+"""Around commits that are packs, and where their readers are in the middle of one."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.guarantee("I1", "I2", "I4", "I9")
+async def test_killed_around_packs_the_outputs_are_the_same(tmp_path: Path, spark: SparkDriver) -> None:
+    rng = random.Random(SEED)
+    async with open_crash_runs(tmp_path, spark=spark.address) as runs:
+        points = rng.sample(PACKED, sized(4, len(PACKED)))
+        outcomes = await together(*(runs.case("packs", point) for point in points))
+        assert not report(outcomes), report(outcomes)
+        assert not [point for outcome in outcomes for point in outcome.missed]
+        pairs = [(first, later) for first in PACKED for later in PACKED]
+        again = await together(*(runs.case("packs", *pair) for pair in rng.sample(pairs, sized(2, len(pairs)))))
+        assert not report(again), report(again)
+
+
 SECURED = sized(2, 6)
 """Points of each pipeline that is encrypted, with a user for each vertex and its map in a sandbox."""
 
