@@ -251,7 +251,7 @@ class Copy:
             start_new_session=True,
         ) as process:
             try:
-                output, _ = process.communicate(timeout=RUN_TIMEOUT_S * max(1, len(tests) // 10))
+                output, _ = process.communicate(timeout=RUN_TIMEOUT_S * max(1, len(tests)))
             except BaseException:
                 # With whatever the tests have started.
                 os.killpg(process.pid, signal.SIGKILL)

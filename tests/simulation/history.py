@@ -79,7 +79,7 @@ class History:
         self.sources: dict[tuple[str, str], SourceJudge] = {}
         """By vertex and key of the lane."""
         self.on_commit: Callable[[Commit], None] = lambda _: None
-        """Told of every commit that has landed."""
+        """Called with every commit that has landed."""
         self.commits = 0
         self.removed = 0
         """Commits that ledgers lost when they were set back."""
