@@ -405,6 +405,25 @@ async def test_a_slot_beyond_its_limit_is_lost() -> None:
                 pass
 
 
+async def test_what_fills_the_servers_disk_is_logged(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cdc_module, "POSTGRES_SLOT_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(cdc_module, "POSTGRES_SLOT_REPORTED_BYTES", 1 << 20)
+    database = await server.database()
+    await database.execute(
+        "CREATE TABLE numbers (n bigserial PRIMARY KEY, text text)", "CREATE PUBLICATION ours FOR TABLE numbers"
+    )
+    behind = "MiB of the server's WAL: this source is behind"
+    async with asyncio.timeout(60), open_lane(spec(database)) as lane:
+        await lane.read(1000, 1 << 20, 0.05)
+        # Nothing is committed, so the slot holds it all.
+        await database.execute("INSERT INTO numbers (text) SELECT repeat('x', 1000) FROM generate_series(1, 3000)")
+        while behind not in caplog.text:
+            await lane.read(1000, 1 << 20, 0.05)
+    assert "max_slot_wal_keep_size is not set at 127.0.0.1" in caplog.text
+
+
 @pytest.mark.guarantee("I10")
 async def test_a_table_that_is_truncated_between_two_parts_stops_the_lane(
     database: Database, monkeypatch: pytest.MonkeyPatch
