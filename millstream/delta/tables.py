@@ -47,7 +47,7 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
     named = {
         "s3": (("aws_access_key_id", settings.access_key), ("aws_secret_access_key", settings.secret_key),
                ("aws_session_token", settings.session_token)),
-        "az": (("azure_storage_account_key", settings.account_key),),
+        "az": (("azure_storage_account_key", settings.account_key), ("azure_storage_sas_key", settings.sas_token)),
         "gs": (("google_service_account_key", settings.service_account_key),),
     }  # fmt: skip
     options: dict[str, str] = {}

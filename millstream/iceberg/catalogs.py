@@ -123,6 +123,8 @@ def open_catalog(
     assert settings.rest is not None, "the model has checked this"
     address = settings.rest.rstrip("/")
     properties["oauth2-server-uri"] = settings.oauth2_server_uri or f"{address}/v1/oauth/tokens"
+    if settings.scope is not None:
+        properties["scope"] = settings.scope
     named = (("token", settings.token), ("credential", settings.credential))
     for name, value in named:
         if value is not None:

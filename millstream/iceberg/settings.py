@@ -41,6 +41,8 @@ class IcebergCatalog(SpecModel):
     """`ID:SECRET` of a client (OAuth 2) for a REST catalog, as `{env: NAME}` or `{file: PATH}`."""
     oauth2_server_uri: Annotated[Text, After(SERVER_CHECK)] | None = None
     """Address at which the client gets its tokens. Default: the REST catalog's `/v1/oauth/tokens`."""
+    scope: Text | None = None
+    """What the client's tokens have to allow, such as `PRINCIPAL_ROLE:ALL`. Default: `catalog`."""
     ca: Text | None = None
     """File with the certificates of the authorities that may have issued the server's, relative to the pipeline file.
     Default: those of the package `requests`."""
@@ -53,7 +55,7 @@ class IcebergCatalog(SpecModel):
         elif self.rest is None:
             of_server = (
                 *(("token", self.token), ("credential", self.credential)),
-                *(("oauth2ServerUri", self.oauth2_server_uri), ("ca", self.ca)),
+                *(("oauth2ServerUri", self.oauth2_server_uri), ("scope", self.scope), ("ca", self.ca)),
             )
             for name, value in of_server:
                 if value is not None:

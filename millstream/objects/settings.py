@@ -17,7 +17,7 @@ from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecMod
 
 SCHEMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}
 """Schemes of URLs, with the usual name of the store."""
-_SECRETS = ("accessKey", "secretKey", "sessionToken", "accountKey", "serviceAccountKey")
+_SECRETS = ("accessKey", "secretKey", "sessionToken", "accountKey", "sasToken", "serviceAccountKey")
 
 
 class ObjectUrl(NamedTuple):
@@ -81,6 +81,8 @@ class ObjectStore(SpecModel):
     """Name of the storage account (Azure). Default: `AZURE_STORAGE_ACCOUNT_NAME`."""
     account_key: TextOrReference | None = None
     """Key of the storage account (Azure). Default: `AZURE_STORAGE_ACCOUNT_KEY`, or the identity of the machine."""
+    sas_token: TextOrReference | None = None
+    """Shared access signature (Azure), in place of the key, as `{env: NAME}` or `{file: PATH}`."""
     service_account_key: TextOrReference | None = None
     """JSON key of a service account (Google Cloud Storage), as `{file: PATH}`. Default: the credentials of the
     application or the machine."""
@@ -90,16 +92,22 @@ class ObjectStore(SpecModel):
     """Longest time for one request. After it, the request is repeated. Duration, default 30s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Rejects an access key without its secret, and the reverse."""
+        """Rejects an access key without its secret and the reverse, and two kinds of credentials for Azure."""
         if (self.access_key is None) != (self.secret_key is None):
             absent = "accessKey" if self.access_key is None else "secretKey"
             what = "`accessKey` and `secretKey` belong together"
             yield ShapeProblem(codes.FIELD_MISSING, (absent,), what, "both, or none for those of the environment")
+        if self.account_key is not None and self.sas_token is not None:
+            what = "a store is reached with a key or with a signature"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("sasToken",), what, "either `accountKey` or `sasToken`")
 
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:
         """The secrets that are set, by the names of their fields."""
-        values = (self.access_key, self.secret_key, self.session_token, self.account_key, self.service_account_key)
+        values = (
+            *(self.access_key, self.secret_key, self.session_token),
+            *(self.account_key, self.sas_token, self.service_account_key),
+        )
         for name, value in zip(_SECRETS, values, strict=True):
             if value is not None:
                 yield name, value

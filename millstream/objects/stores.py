@@ -43,7 +43,7 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
     named = {
         "s3": (("access_key_id", settings.access_key), ("secret_access_key", settings.secret_key),
                ("session_token", settings.session_token)),
-        "az": (("account_key", settings.account_key),),
+        "az": (("account_key", settings.account_key), ("sas_key", settings.sas_token)),
         "gs": (("service_account_key", settings.service_account_key),),
     }  # fmt: skip
     for name, value in named[url.scheme]:

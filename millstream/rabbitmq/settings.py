@@ -31,9 +31,10 @@ class RabbitServer(ServerByUrl):
     url: Annotated[Text, After(_checked_url)]
     """The server, `amqp://host:port`, or `amqps://host:port` with TLS."""
     user: Text | None = None
-    """Name of the user that connects. Default: `guest`, which servers accept only from their own machine."""
+    """Name of the user that connects. Default: the one that `tls.certificate` names (EXTERNAL), if it is set; otherwise
+    `guest`, which servers accept only from their own machine."""
     password: TextOrReference | None = None
-    """Its password, as `{env: NAME}` or `{file: PATH}`. Default: `guest`."""
+    """Its password, as `{env: NAME}` or `{file: PATH}`. Default: that of `guest`."""
     virtual_host: Text = "/"
     """Virtual host of the server."""
 
@@ -43,3 +44,13 @@ class RabbitServer(ServerByUrl):
         if (self.user is None) != (self.password is None):
             what = "`user` and `password` belong together"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("user",), what, "both of them, or neither")
+
+    @property
+    def by_certificate(self) -> bool:
+        """Whether the client's certificate says who connects."""
+        return self.user is None and self.tls is not None and self.tls.certificate is not None
+
+    @property
+    def shown_user(self) -> str:
+        """Who connects, in messages."""
+        return "of the client certificate" if self.by_certificate else self.user or "guest"

@@ -25,6 +25,7 @@ from pamqp.header import ContentHeader
 
 from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
+from millstream.wire.certificates import Certificate, make_certificate
 from tests.support.children import together
 from tests.support.server_process import ServerProcess, listens
 
@@ -36,6 +37,8 @@ USER, PASSWORD = "shop", "a long secret"
 """May do everything in the virtual host `shop`, and nothing in `/`."""
 WRITER = "writer"
 """Has the same password, and may do everything in the virtual host `/`."""
+CERTIFIED = "certified"
+"""Shows a certificate, and may do everything in the virtual host `shop`."""
 VIRTUAL_HOST = "shop"
 _FREE_BYTES = 1_000_000
 _LIMITS = f"disk_free_limit.absolute = {_FREE_BYTES}\nvm_memory_high_watermark.absolute = 1GB\n"
@@ -47,11 +50,13 @@ _DEFINITIONS = {
         {"name": "guest", "password": "guest", "tags": "administrator"},
         {"name": USER, "password": PASSWORD, "tags": ""},
         {"name": WRITER, "password": PASSWORD, "tags": ""},
+        {"name": CERTIFIED, "password_hash": "", "tags": ""},
     ],
     "permissions": [
         {"user": "guest", "vhost": "/", **_RIGHTS},
         {"user": USER, "vhost": VIRTUAL_HOST, **_RIGHTS},
         {"user": WRITER, "vhost": "/", **_RIGHTS},
+        {"user": CERTIFIED, "vhost": VIRTUAL_HOST, **_RIGHTS},
     ],
 }
 
@@ -93,7 +98,7 @@ class RabbitServer(ServerProcess):
         home = next(iter(FETCHED.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*")))
         here = self.directory
         (here / "definitions.json").write_text(json.dumps(_DEFINITIONS))
-        (here / "enabled_plugins").write_text("[].")
+        (here / "enabled_plugins").write_text("[rabbitmq_auth_mechanism_ssl].")
         definitions = f"load_definitions = {here / 'definitions.json'}\n"
         (here / "rabbitmq.conf").write_text(definitions + _LIMITS + self._tls())
         environment = {
@@ -158,10 +163,31 @@ class RabbitServer(ServerProcess):
             files = ["-keyout", str(key), "-out", str(self.certificate)]
             command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
             subprocess.run(command, check=True, capture_output=True, timeout=60)
+        authority = self._files("authority")
+        if not authority.certificate.exists():
+            make_certificate(self.directory, "authority", "authority")
         return (
+            "auth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = EXTERNAL\nssl_cert_login_from = common_name\n"
+            f"ssl_options.cacertfile = {self._files('authority').certificate}\nssl_options.verify = verify_peer\n"
+            "ssl_options.fail_if_no_peer_cert = false\n"
             f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}\n"
             f"ssl_options.certfile = {self.certificate}\nssl_options.keyfile = {key}\n"
         )
+
+    def own(self) -> Certificate:
+        """A certificate of the user `CERTIFIED`, signed by the authority that the server trusts."""
+        made, authority = (self._files(file) for file in ("client", "authority"))
+        if not made.certificate.exists():
+            request = self.directory / "client.csr"
+            key = ["openssl", "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={CERTIFIED}"]
+            sign = ["openssl", "x509", "-req", "-days", "2", "-in", str(request), "-CAcreateserial"]
+            sign += ["-CA", str(authority.certificate), "-CAkey", str(authority.key), "-out", str(made.certificate)]
+            for command in ([*key, "-keyout", str(made.key), "-out", str(request)], sign):
+                subprocess.run(command, check=True, capture_output=True, timeout=60)
+        return made
+
+    def _files(self, file: str) -> Certificate:
+        return Certificate(self.directory / f"{file}.pem", self.directory / f"{file}.key")
 
     def close(self) -> None:
         """It and its directory of names."""

@@ -28,6 +28,7 @@ from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import delta_numbers, delta_spec
 from tests.contract.sinks.table_lanes import LATER, numbers, opened, written
 from tests.contract.sinks.validating import validate_sink
+from tests.support.azure_server import ACCOUNT, AzureServer
 from tests.support.children import together
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
@@ -340,6 +341,15 @@ async def test_in_a_bucket_of_two_owners_the_older_has_no_effect(bucket: Bucket)
                 await older.flush()
             await together(written(newer, 2, 3), written(other, 7, 8))
     assert s3_numbers(bucket) == [*range(10, 40), *range(70, 90)]
+
+
+def test_azure_is_reached_with_a_signature(azure: AzureServer, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(azure.signature("rwdlc"))
+    store = {"endpoint": azure.endpoint, "account": ACCOUNT, "sasToken": {"file": "token"}}
+    path = azure.bucket().url("table")
+    options = options_of(path, ObjectStore.model_validate(store), tmp_path, "test")
+    write_deltalake(path, pa.table({"n": [1, 2]}), storage_options=options)
+    assert DeltaTable(path, storage_options=options).to_pyarrow_table().to_pylist() == [{"n": 1}, {"n": 2}]
 
 
 @pytest.mark.guarantee("I1")

@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -448,6 +450,28 @@ async def test_a_catalog_that_refuses_or_is_not_there_is_said(objects: ObjectSer
             pass
 
 
+async def test_a_client_asks_for_the_scope_of_its_tokens(tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        asked.append(dict(await request.post()))
+        return web.json_response({"error": "invalid_scope"}, status=400)
+
+    issuer = TestServer(web.Application())
+    issuer.app.router.add_post("/token", refuse)
+    async with issuer:
+        catalog = {
+            "rest": "http://127.0.0.1:1",
+            "credential": "writer:wr0ng",
+            "scope": "PRINCIPAL_ROLE:ALL",
+            "oauth2ServerUri": str(issuer.make_url("/token")),
+        }
+        with raises(codes.TARGET_REFUSES, match="invalid_scope"):
+            async with opened(iceberg_spec(tmp_path, catalog=catalog)):
+                pass
+    assert asked[0]["scope"] == "PRINCIPAL_ROLE:ALL"
+
+
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
@@ -456,6 +480,7 @@ async def test_a_catalog_that_refuses_or_is_not_there_is_said(objects: ObjectSer
         ({"catalog": {"sqlite": "c.db"}}, "warehouse"),
         ({"catalog": {"sqlite": "c.db", "warehouse": "w", "token": "x"}}, "token"),
         ({"catalog": {"sqlite": "c.db", "warehouse": "az://box/w"}}, "warehouse"),
+        ({"catalog": {"sqlite": "c.db", "warehouse": "w", "scope": "x"}}, "scope"),
         ({"catalog": {"rest": "host:8181"}}, "rest"),
         ({"table": "orders"}, "table"),
         ({"store": {"region": "x"}}, "store"),

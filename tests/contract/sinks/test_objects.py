@@ -6,12 +6,14 @@ import asyncio
 import base64
 import re
 import threading
+import traceback
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, quote_plus
 
 import obstore
 import pytest
@@ -28,7 +30,7 @@ from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import finished_objects, object_numbers, object_spec
 from tests.contract.sinks.validating import validate_sink
-from tests.support.azure_server import AzureServer
+from tests.support.azure_server import ACCOUNT, AzureServer
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
 from tests.unit.writer.sink_frames import sink_frame
@@ -357,6 +359,30 @@ async def test_what_azure_refuses_is_said(
     with raises(code, match=re.escape(said)):
         async with opened(object_spec(place, "jsonl", path=path, store={**azure.settings, **changes})):
             pass
+
+
+async def test_azure_is_written_with_a_signature_which_is_never_shown(azure: AzureServer, tmp_path: Path) -> None:
+    place = azure.bucket()
+    token = tmp_path / "token"
+    named = {"endpoint": azure.endpoint, "account": ACCOUNT, "sasToken": {"file": str(token)}, "timeout": "500ms"}
+    token.write_text(azure.signature("rwdlc"))
+    async with opened(object_spec(place, "jsonl", store=named)) as lane:
+        await lane.write([numbers(1)], Position(1))
+        await lane.flush()
+        assert lane.durable == Position(1)
+    signature = parse_qs(token.read_text())["sig"][0]
+    away = {**named, "endpoint": f"http://127.0.0.1:1/{ACCOUNT}"}
+    token.write_text(f"?{azure.signature('r')}")
+    refused = parse_qs(token.read_text())["sig"][0]
+    for store, code in ((named, codes.TARGET_REFUSES), (away, codes.TARGET_AWAY)):
+        with raises(code) as caught:
+            async with opened(object_spec(place, "jsonl", store=store)) as lane:
+                await lane.write([numbers(1)], Position(1))
+                await lane.flush()
+        shown = "".join(traceback.format_exception(caught.value))
+        for secret in (signature, refused):
+            assert secret not in shown
+            assert quote_plus(secret) not in shown
 
 
 async def test_a_right_that_is_missing_is_said(s3: Bucket) -> None:

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiormq import exceptions
 from ruamel.yaml import YAML
 
 from millstream import codes
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.limits import RECORD_BYTES_MAX
+from millstream.rabbitmq.link import error_of
+from millstream.rabbitmq.settings import RabbitServer as SpecServer
 from millstream.spec.models import FallbackSink, Source
+from millstream.wire.certificates import Certificate
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up
 from millstream_runner.cli.main import main
@@ -254,6 +258,35 @@ async def test_tls_is_spoken_where_the_certificate_counts(rabbit: RabbitServer) 
     with raises(codes.TARGET_REFUSES, "no encrypted connection"):
         async with open_lane(spec(rabbit, queue, url=url)):
             pass
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
+async def test_a_certificate_says_who_connects(rabbit: RabbitServer) -> None:
+    def shown(own: Certificate, **more: Any) -> dict[str, Any]:
+        files = {"ca": rabbit.certificate, "certificate": own.certificate, "key": own.key}
+        tls = {name: {"file": str(path)} for name, path in files.items()}
+        return spec(rabbit, "no-such", url=f"amqps://localhost:{rabbit.tls_port}", tls=tls, **more)
+
+    # Only the user of the certificate may connect to this virtual host.
+    with raises(codes.TARGET_UNFIT, f"no queue 'no-such' in vhost '{VIRTUAL_HOST}'"):
+        async with open_lane(shown(rabbit.own(), virtualHost=VIRTUAL_HOST)):
+            pass
+    with raises(codes.TARGET_REFUSES, "refuses user of the client certificate or has no virtual host /"):
+        async with open_lane(shown(rabbit.own())):
+            pass
+    # A user and a password come before the certificate.
+    with raises(codes.TARGET_REFUSES, "refuses user shop"):
+        async with open_lane(shown(rabbit.own(), user=USER, password=PASSWORD)):
+            pass
+
+
+def test_a_certificate_that_is_not_accepted_is_not_waited_for() -> None:
+    # The server resets the connection after this, so a client may not receive it.
+    said = "Server communication error: SSLError(1, '[SSL: SSLV3_ALERT_BAD_CERTIFICATE] sslv3 alert bad certificate')"
+    server = SpecServer.model_validate({"url": "amqps://h"})
+    error = error_of(exceptions.AMQPConnectionError(said), server, "lane")
+    assert error.code is codes.TARGET_REFUSES
+    assert "does not accept the client certificate" in str(error)
 
 
 def online(path: Path, settings: dict[str, Any], sink: dict[str, Any]) -> int:
