@@ -64,7 +64,7 @@ PACKAGES = (
 AT_ONCE = 2
 SLOW = "tests/simulation/"
 TEST_TIMEOUT_S = 60
-RUN_TIMEOUT_S = 90
+RUN_TIMEOUT_S = 240
 
 _FIRST_LINE = re.compile(r"Breaks (I\d+(?:, I\d+)*): (.+)")
 _SECOND_LINE = re.compile(r"Caught by: (\S+)")
