@@ -128,8 +128,8 @@ def _check_unbuffered(outputs: Outputs) -> None:
 
 
 UNBUFFERED = CrashPipeline(
-    # Slowly, so that every owner cuts it in other places.
-    PipelineFiles.generator(_NUMBERS, keyCount=8, rpu=200)
+    # Slowly, so that every owner cuts it in other places, and makes several deliveries on a slow machine, too.
+    PipelineFiles.generator(_NUMBERS, keyCount=8, rpu=30)
     + PipelineFiles.function("picky", vertex="picky", more=", retryStrategy: {backoff: {interval: 1ms, steps: 2}}")
     + PipelineFiles.function("whimsical", vertex="whim")
     + file_sink("out", 25)
