@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -20,9 +21,11 @@ from millstream.record import Record
 from millstream_udf import columns
 from millstream_udf.columns import KEY_SEPARATOR as KEY_SEPARATOR
 from millstream_udf.columns import partition_of as partition_of
-from millstream_udf.fields import field
+from millstream_udf.fields import LARGE_BYTES, Data, field, without_large
 from millstream_udf.wire.frame.v1 import frame_pb2
 
+_COLUMNS = {2: "values_column", 3: "event_times_column", 4: "keys_column", 5: "headers_column", 6: "ids_column"}
+"""The columns by the number of their field in an encoded frame."""
 _OFFSET_BYTES = 4
 _TIME_BYTES = 8
 _ITEM_BYTES = 6
@@ -80,20 +83,15 @@ class Frame:
         ]
 
     @classmethod
-    def decode(cls, data: bytes) -> Frame:
+    def decode(cls, data: Data) -> Frame:
         """Inverse of `encode`. Raises `DamageError` for bytes that are not a frame."""
+        rest, large = without_large(data, _COLUMNS) if len(data) >= LARGE_BYTES else (bytes(data), {})
         try:
-            sealed = frame_pb2.SealedFrame.FromString(data)
+            sealed = frame_pb2.SealedFrame.FromString(rest)
         except DecodeError as error:
             raise DamageError(codes.FRAME_UNREADABLE, f"{len(data)} bytes are not a frame: {error}") from error
         info = sealed.info
-        if info.records < 1 or len(sealed.event_times_us) != 8 * info.records:
-            raise DamageError(
-                codes.FRAME_UNREADABLE,
-                f"a frame says it has {info.records} records, and has {len(sealed.event_times_us)} bytes of event "
-                "times",
-            )
-        return cls(
+        frame = cls(
             records=info.records,
             event_time_min_us=info.event_time_min_us,
             event_time_max_us=info.event_time_max_us,
@@ -105,6 +103,16 @@ class Frame:
             headers_column=sealed.headers,
             ids_column=sealed.ids,
         )
+        if large:
+            columns_apart: dict[str, Any] = {_COLUMNS[number]: bytes(column) for number, column in large.items()}
+            frame = replace(frame, **columns_apart)
+        if info.records < 1 or len(frame.event_times_column) != 8 * info.records:
+            raise DamageError(
+                codes.FRAME_UNREADABLE,
+                f"a frame says it has {info.records} records, and has {len(frame.event_times_column)} bytes of event "
+                "times",
+            )
+        return frame
 
     def check(self) -> None:
         """Raises `ValueError` unless every column can be read: as many entries as records, rising offsets, keys and ids

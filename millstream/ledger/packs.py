@@ -19,7 +19,7 @@ from millstream import codes
 from millstream.errors import DamageError
 from millstream.frame import Frame
 from millstream.wire.ledger.v1 import pack_pb2
-from millstream_udf.fields import field
+from millstream_udf.fields import field, repeated
 
 _NUMBER = pack_pb2.FramePack.FRAMES_FIELD_NUMBER
 _FIRST_BYTE = field(_NUMBER, b"x")[0][:1]
@@ -58,6 +58,8 @@ def frames_in(data: bytes) -> list[Frame]:
     """The frames that were stored: one, or those of a pack. Raises `DamageError` for bytes that are neither."""
     if not is_pack(data):
         return [Frame.decode(data)]
+    if parts := repeated(data, _NUMBER):
+        return [Frame.decode(part) for part in parts]
     try:
         pack = pack_pb2.FramePack.FromString(data)
     except DecodeError as error:

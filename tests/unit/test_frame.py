@@ -15,6 +15,7 @@ from millstream import codes
 from millstream.frame import Frame, build_frame, frame_of_records, join_frames, partition_of
 from millstream.record import Record
 from millstream_udf import columns
+from millstream_udf.fields import LARGE_BYTES
 from millstream_udf.wire.frame.v1 import frame_pb2
 from tests.support.columns import IMPLEMENTATIONS, implemented_in
 from tests.support.errors import raises
@@ -49,6 +50,22 @@ def test_records_survive_encoding(given_records: list[Record]) -> None:
     assert list(decoded.to_records()) == given_records
     assert decoded.event_time_min_us == min(record.event_time_us for record in given_records)
     assert decoded.event_time_max_us == max(record.event_time_us for record in given_records)
+
+
+@pytest.mark.parametrize("count", [1, LARGE_BYTES // 8])
+def test_large_columns_survive_encoding(count: int) -> None:
+    given_records = [
+        Record(b"v" * 12, number, (f"key-{number}",), {"name": b"h" * 12}, id=f"number-{number}")
+        for number in range(count)
+    ]
+    frame = frame_of_records(given_records, ingest_time_us=7, traceparent="00-1-1-1")
+    columns_of = (frame.values_column, frame.event_times_column, frame.keys_column, frame.headers_column)
+    assert all((len(column) >= LARGE_BYTES) == (count > 1) for column in (*columns_of, frame.ids_column))
+    decoded = Frame.decode(memoryview(frame.encode()))
+    assert decoded == frame
+    assert list(decoded.to_records()) == given_records
+    with raises(codes.FRAME_UNREADABLE):
+        Frame.decode(frame.encode()[:-1])
 
 
 @given(records)

@@ -20,7 +20,14 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import Description, MapAnswer, SinkAnswer
 from millstream.udf.calls import CallStream, Dialect, open_call_stream
 from millstream.udf.checks import check_parts
-from millstream.udf.native.messages import calls_allowed, description_of, hello_of, map_answer_of, sink_answer_of
+from millstream.udf.native.messages import (
+    MAP_COLUMNS,
+    calls_allowed,
+    description_of,
+    hello_of,
+    map_answer_of,
+    sink_answer_of,
+)
 from millstream.udf.native.position_sink_stream import open_position_sink_stream
 from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
@@ -35,7 +42,7 @@ from millstream.udf.protocol import (
     SourceStream,
     StreamName,
 )
-from millstream_udf.fields import field
+from millstream_udf.fields import field, without_large
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _ANSWER = (2,)
@@ -190,11 +197,12 @@ def decoded(kind: type[_Message], data: bytes) -> _Message:
 def map_answer(data: bytes, *, outputs_max: int, times_allowed: bool = False) -> tuple[int, Callable[[int], MapAnswer]]:
     """See `Dialect.answer`."""
     check_parts(data, _ANSWER)
-    message = decoded(udf_pb2.SealedMapResponse, data)
+    rest, large = without_large(data, MAP_COLUMNS, _ANSWER)
+    message = decoded(udf_pb2.SealedMapResponse, rest)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
     answer = message.answer
-    fit = partial(map_answer_of, answer, outputs_max=outputs_max, times_allowed=times_allowed)
+    fit = partial(map_answer_of, answer, large=large, outputs_max=outputs_max, times_allowed=times_allowed)
     return answer.call_id, fit
 
 

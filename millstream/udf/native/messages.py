@@ -6,6 +6,8 @@ Each answer is checked here (`millstream.udf.checks`), so no answer that does no
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -19,9 +21,12 @@ from millstream.udf.checks import check_map_answer, check_read_batch, check_sink
 from millstream.udf.native.service import PROTOCOL_VERSION
 from millstream.udf.protocol import StreamName
 from millstream_udf import columns
+from millstream_udf.fields import Large
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
+MAP_COLUMNS = {3: "values", 4: "parents", 5: "keys", 6: "tags", 7: "headers", 8: "event_times_us"}
+"""The columns of an answer by the number of their field."""
 KINDS = {
     FunctionKind.MAP: udf_pb2.KIND_MAP,
     FunctionKind.SOURCE_TRANSFORM: udf_pb2.KIND_SOURCE_TRANSFORM,
@@ -91,10 +96,12 @@ def map_answer_of(
     sealed: udf_pb2.SealedMapAnswer,
     inputs: int,
     *,
+    large: Large | None = None,
     outputs_max: int = ANSWER_RECORDS_MAX,
     times_allowed: bool = False,
 ) -> MapAnswer:
-    """Converts an answer. Raises `ValueError` if it does not fit a call with that many inputs."""
+    """Converts an answer. `large`: the columns that are not in `sealed`. Raises `ValueError` if it does not fit a call
+    with that many inputs."""
     if sealed.error:
         return MapAnswer(error=sealed.error)
     answer = MapAnswer(
@@ -107,6 +114,9 @@ def map_answer_of(
         event_times_us=sealed.event_times_us,
         outcomes=outcomes_of(sealed.outcomes),
     )
+    if large:
+        columns_apart: dict[str, Any] = {MAP_COLUMNS[number]: bytes(column) for number, column in large.items()}
+        answer = replace(answer, **columns_apart)
     check_map_answer(answer, inputs, outputs_max=outputs_max, times_allowed=times_allowed)
     return answer
 

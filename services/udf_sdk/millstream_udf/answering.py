@@ -12,7 +12,7 @@ from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
 from millstream_udf.execution import Lane
 from millstream_udf.failures import FAILURES, Outcomes, describe, summary
-from millstream_udf.fields import field
+from millstream_udf.fields import Data, field, without_large
 from millstream_udf.inputs import Inputs
 from millstream_udf.outputs import map_answer, sink_answer
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Largest gRPC message in both directions; the protocol's limit."""
 
-_ANSWER = 2
-"""Number of the answer's field in a response."""
+_CALL, _ANSWER = 2, 2
+"""Numbers of the call's field in a request, and of the answer's in a response."""
 
 
 def context_of(
@@ -42,12 +42,27 @@ def context_of(
     )
 
 
-async def answer_map(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall) -> udf_pb2.SealedMapAnswer:
-    """Never raises an `Exception`: if a call fails as a whole, the answer has an `error`."""
+def map_call_of(data: bytes) -> tuple[udf_pb2.SealedMapCall, Data]:
+    """The call in a request; apart from it, its frame, if that is large."""
+    rest, large = without_large(data, (udf_pb2.SealedMapCall.FRAME_FIELD_NUMBER,), (_CALL,))
+    return udf_pb2.SealedMapRequest.FromString(rest).call, large.get(udf_pb2.SealedMapCall.FRAME_FIELD_NUMBER, b"")
+
+
+def sink_call_of(data: bytes) -> tuple[udf_pb2.SealedSinkCall, Data]:
+    """The same for a sink."""
+    rest, large = without_large(data, (udf_pb2.SealedSinkCall.FRAME_FIELD_NUMBER,), (_CALL,))
+    return udf_pb2.SealedSinkRequest.FromString(rest).call, large.get(udf_pb2.SealedSinkCall.FRAME_FIELD_NUMBER, b"")
+
+
+async def answer_map(
+    lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data = b""
+) -> udf_pb2.SealedMapAnswer:
+    """Never raises an `Exception`: if a call fails as a whole, the answer has an `error`. `frame`: the frame of the
+    call, if it is not in `call`."""
     context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
     times_allowed = hello.kind == SOURCE_TRANSFORM
     try:
-        inputs = Inputs(call.frame, call.id_prefix, call.first_index)
+        inputs = Inputs(frame or call.frame, call.id_prefix, call.first_index)
         if lane.definition.takes is Takes.ARROW:
             if (schema := lane.definition.options.schema) is not None:
                 return await _answer_fields(lane, call.call_id, inputs, schema, context, times_allowed=times_allowed)
@@ -78,11 +93,13 @@ async def _answer_fields(
     return answer
 
 
-async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall) -> udf_pb2.SinkAnswer:
+async def answer_sink(
+    lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall, frame: Data = b""
+) -> udf_pb2.SinkAnswer:
     """The same as `answer_map`, for a sink."""
     context = context_of(hello, attempt=call.attempt, traceparent=call.traceparent)
     try:
-        inputs = Inputs(call.frame, call.id_prefix, call.first_index)
+        inputs = Inputs(frame or call.frame, call.id_prefix, call.first_index)
         results = await lane.results(inputs, context)
         return sink_answer(call.call_id, results)
     except FAILURES as error:

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from millstream_udf import columns
 from millstream_udf.arrow_json import fitting, rows_as_json
 from millstream_udf.failures import BadOutput
-from millstream_udf.fields import field
+from millstream_udf.fields import field, without_large
 from millstream_udf.inputs import Inputs
 from millstream_udf.misfits import Misfit
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
+_Column = frame_pb2.SealedBytesColumn
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -42,9 +43,9 @@ def to_batch(inputs: Inputs) -> pa.RecordBatch:
         [
             value_column(inputs),
             time_column(inputs),
-            _lists(inputs.keys if inputs.sealed.keys else None, inputs.count, pa.list_(pa.string())),
+            _lists(inputs.keys if inputs.keys_column else None, inputs.count, pa.list_(pa.string())),
             _lists(
-                [list(headers.items()) for headers in inputs.headers] if inputs.sealed.headers else None,
+                [list(headers.items()) for headers in inputs.headers] if inputs.headers_column else None,
                 inputs.count,
                 pa.map_(pa.string(), pa.binary()),
             ),
@@ -73,14 +74,15 @@ def value_column(inputs: Inputs) -> pa.Array[Any]:
     """The values, in the frame's memory. Raises `ValueError`."""
     import pyarrow as pa
 
-    columns.check_bytes(inputs.sealed.values, inputs.count)
+    columns.check_bytes(inputs.values_column, inputs.count)
     if not inputs.count:
         return pa.array([], pa.binary())
-    sealed = frame_pb2.SealedBytesColumn.FromString(inputs.sealed.values)
+    rest, large = without_large(inputs.values_column, (_Column.OFFSETS_FIELD_NUMBER, _Column.DATA_FIELD_NUMBER))
+    sealed = _Column.FromString(rest)
+    offsets = large.get(_Column.OFFSETS_FIELD_NUMBER, sealed.offsets)
+    data = large.get(_Column.DATA_FIELD_NUMBER, sealed.data)
     # Arrow's offsets are signed, ours are not. Below 2 GiB, the bits are the same, and messages are much smaller.
-    value = pa.Array.from_buffers(
-        pa.binary(), inputs.count, [None, pa.py_buffer(sealed.offsets), pa.py_buffer(sealed.data)]
-    )
+    value = pa.Array.from_buffers(pa.binary(), inputs.count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     value.validate(full=True)
     return value
 
@@ -89,10 +91,10 @@ def time_column(inputs: Inputs) -> pa.Array[Any]:
     """The event times, in the frame's memory. Raises `ValueError`."""
     import pyarrow as pa
 
-    if len(inputs.sealed.event_times_us) != 8 * inputs.count:
+    if len(inputs.event_times_column) != 8 * inputs.count:
         raise ValueError(f"a frame with {inputs.count} records has another number of event times")
     time = pa.Array.from_buffers(
-        pa.timestamp("us", tz="UTC"), inputs.count, [None, pa.py_buffer(inputs.sealed.event_times_us)]
+        pa.timestamp("us", tz="UTC"), inputs.count, [None, pa.py_buffer(inputs.event_times_column)]
     )
     time.validate()
     return time
@@ -142,7 +144,7 @@ def to_answer(
         column = batch["event_time"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         if column.null_count:
             raise BadOutput("event_time has nulls")
-        if parents is None and _content(column, _TIME_BYTES) == inputs.sealed.event_times_us:
+        if parents is None and _content(column, _TIME_BYTES) == inputs.event_times_column:
             return answer
         given: Any = column.to_pylist()
         times = array("q", given)

@@ -87,11 +87,11 @@ class FrameRows:
 
     @cached_property
     def keys(self) -> Sequence[tuple[str, ...]] | None:
-        return self._inputs.keys if self._inputs.sealed.keys else None
+        return self._inputs.keys if self._inputs.keys_column else None
 
     @cached_property
     def headers(self) -> Sequence[dict[str, bytes]] | None:
-        return self._inputs.headers if self._inputs.sealed.headers else None
+        return self._inputs.headers if self._inputs.headers_column else None
 
     @cached_property
     def batch(self) -> pa.RecordBatch:

@@ -105,11 +105,13 @@ def batch_of_frame(inputs: Inputs) -> pa.RecordBatch:
     """See `Rows.batch`. The values share the frame's memory."""
     import pyarrow as pa
 
-    count, sealed = inputs.count, inputs.sealed
+    count = inputs.count
     texts, pairs = pa.list_(pa.string()), pa.map_(pa.string(), pa.binary())
-    keys: Any = pa.array(inputs.keys, texts) if sealed.keys else pa.nulls(count, texts)
+    keys: Any = pa.array(inputs.keys, texts) if inputs.keys_column else pa.nulls(count, texts)
     headers: Any = (
-        pa.array([list(some.items()) for some in inputs.headers], pairs) if sealed.headers else pa.nulls(count, pairs)
+        pa.array([list(some.items()) for some in inputs.headers], pairs)
+        if inputs.headers_column
+        else pa.nulls(count, pairs)
     )
     columns: list[Any] = [arrow.value_column(inputs), arrow.time_column(inputs), keys, headers]
     return pa.RecordBatch.from_arrays(columns, names=["value", "event_time", "keys", "headers"])

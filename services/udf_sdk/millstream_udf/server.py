@@ -31,7 +31,15 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from millstream_udf import checking, debugging, freed_memory, imported, logs, output_prefix, spans
-from millstream_udf.answering import MESSAGE_BYTES_MAX, answer_map, answer_sink, context_of, encode_map
+from millstream_udf.answering import (
+    MESSAGE_BYTES_MAX,
+    answer_map,
+    answer_sink,
+    context_of,
+    encode_map,
+    map_call_of,
+    sink_call_of,
+)
 from millstream_udf.calls_socket import PAIRING_TIMEOUT_S, CallsSockets, open_calls_sockets
 from millstream_udf.cancellation import result_of
 from millstream_udf.context import Context
@@ -146,8 +154,7 @@ class Server:
         lane = self._thread.function.lane()
 
         async def answer(data: bytes) -> Sequence[bytes]:
-            call = udf_pb2.SealedMapRequest.FromString(data).call
-            return encode_map(await answer_map(lane, hello, call))
+            return encode_map(await answer_map(lane, hello, *map_call_of(data)))
 
         await self._serve_calls(context, hello, udf_pb2.MapResponse, answer)
 
@@ -159,8 +166,8 @@ class Server:
         lane = self._thread.function.lane()
 
         async def answer(data: bytes) -> Sequence[bytes]:
-            call = udf_pb2.SealedSinkRequest.FromString(data).call
-            return (udf_pb2.SinkResponse(answer=await answer_sink(lane, hello, call)).SerializeToString(),)
+            answered = await answer_sink(lane, hello, *sink_call_of(data))
+            return (udf_pb2.SinkResponse(answer=answered).SerializeToString(),)
 
         await self._serve_calls(context, hello, udf_pb2.SinkResponse, answer)
 
