@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from millstream import codes
+from millstream.delta.azurite import EMULATOR
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.objects.settings import ObjectStore, is_url, parse_url
 from millstream.spec.references import resolve
@@ -31,6 +33,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MISSING = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _REFUSED = ("403 Forbidden", "401 Unauthorized", "necessary privileges", "Permission denied")
 _UNFIT = ("Could not create local directory", "Not a directory", "Unsupported table feature", "unsupported")
+_LISTED_WHOLE = "Invalid table version"
+"""The client lists the log from the table's version on, and the list began elsewhere."""
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 
 
@@ -71,6 +75,29 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
     options["max_retries"] = "5"
     options["retry_timeout"] = f"{min(settings.timeout_s, _RETRY_S):g}s"
     return options
+
+
+def is_listed_whole(error: BaseException, address: str, options: dict[str, str], version: int) -> bool:
+    """Whether a commit on a version of the table failed because the store lists objects from the first one on, wherever
+    the client asks it to begin. The version exists; if it were gone, the client would raise the same error."""
+    if _LISTED_WHOLE not in str(error):
+        return False
+    try:
+        DeltaTable(address, version=version, storage_options=options)
+    except FAILURES:
+        return False
+    return True
+
+
+def listed_whole(path: str, where: str) -> UserError:
+    """The error for such a store, with which no commit succeeds."""
+    what = (
+        f"{where}: the Delta table {path} cannot be written: the store lists the table's log from its first version "
+        "on, and deltalake asks it to begin at a later one"
+    )
+    if path.startswith("az://"):
+        what += f". If it is Azurite, set {EMULATOR} in the environment of the pipeline"
+    return UserError(codes.TARGET_UNFIT, what)
 
 
 def error_of(error: BaseException, path: str, where: str) -> MillstreamError:

@@ -19,6 +19,8 @@ from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 _TABLE = re.compile(r"[^\s.]+(\.[^\s.]+)+")
 _STORES = ("s3", "gs")
+_UNUSED = ("account", "accountKey", "sasToken", "serviceAccountKey")
+"""Fields of a store that pyiceberg cannot use."""
 
 
 class IcebergCatalog(SpecModel):
@@ -89,7 +91,7 @@ class IcebergTable(SpecModel):
 
 
 def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterator[ShapeProblem]:
-    """Requires a namespace in the name, and rejects a `store` that has no effect."""
+    """Requires a namespace in the name, and rejects a `store`, or a field of it, that has no effect."""
     if _TABLE.fullmatch(settings.table) is None:
         what = f"{settings.table!r} is not the name of a table"
         yield ShapeProblem(codes.VALUE_MALFORMED, ("table",), what, "namespace and name, such as shop.orders")
@@ -97,6 +99,15 @@ def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterato
     if store is not None and catalog.rest is None and catalog.warehouse is not None and not is_url(catalog.warehouse):
         what = "`store` has no effect on a directory"
         yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`warehouse: s3://bucket/prefix`")
+    if store is not None:
+        given = {"account": store.account, **dict(store.secrets)}
+        unused = [name for name in _UNUSED if given.get(name) is not None]
+        if store.anonymous and (catalog.warehouse or "").startswith("gs://"):
+            unused.append("anonymous")
+        for name in unused:
+            what = f"`{name}` has no effect on an Iceberg table"
+            expected = "a store with the protocol of S3, or Google Cloud Storage with the credentials of the machine"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store", name), what, expected)
 
 
 def table_findings(

@@ -59,6 +59,14 @@ class AzureServer(ServerProcess):
         """How pipeline files name it."""
         return {"endpoint": self.endpoint, "account": ACCOUNT, "accountKey": KEY}
 
+    @property
+    def emulated(self) -> dict[str, str]:
+        """The environment with which its clients know that it is an emulator."""
+        return {
+            "AZURE_STORAGE_USE_EMULATOR": "true",
+            "AZURITE_BLOB_STORAGE_URL": self.endpoint.removesuffix(f"/{ACCOUNT}"),
+        }
+
     def signature(self, permissions: str) -> str:
         """A shared access signature for all of the account's blobs, `rwdlc` or some of these."""
         fields = {

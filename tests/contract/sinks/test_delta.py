@@ -24,10 +24,12 @@ from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream_writer.sink import FinishingLane
 from millstream_writer.sinks.delta import table as delta_table
+from millstream_writer.sinks.delta.connector import DELTA
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import delta_numbers, delta_spec
 from tests.contract.sinks.table_lanes import LATER, numbers, opened, written
 from tests.contract.sinks.validating import validate_sink
+from tests.contract.sources.lanes import open_lane, read_to_end, values
 from tests.support.azure_server import ACCOUNT, AzureServer
 from tests.support.children import together
 from tests.support.errors import raises
@@ -321,18 +323,18 @@ async def test_commits_come_by_time_and_by_size(path: str) -> None:
 # In an object store
 
 
-def s3_spec(bucket: Bucket, /, **more: object) -> FallbackSink:
+def bucket_spec(bucket: Bucket, /, **more: object) -> FallbackSink:
     return delta_spec(bucket.url("table"), **{"store": bucket.server.settings, **LATER, **more})
 
 
-def s3_numbers(bucket: Bucket) -> list[int]:
+def bucket_numbers(bucket: Bucket) -> list[int]:
     store = ObjectStore.model_validate(bucket.server.settings)
     return delta_numbers(bucket.url("table"), options_of(bucket.url("table"), store, Path(), "test"))
 
 
 @pytest.mark.guarantee("I1")
 async def test_in_a_bucket_of_two_owners_the_older_has_no_effect(bucket: Bucket) -> None:
-    spec = s3_spec(bucket)
+    spec = bucket_spec(bucket)
     async with opened(spec, sink_owner(1)) as older:
         await written(older, 1)
         await older.write([numbers(2)], Position(2))
@@ -340,7 +342,68 @@ async def test_in_a_bucket_of_two_owners_the_older_has_no_effect(bucket: Bucket)
             with pytest.raises(FencedError):
                 await older.flush()
             await together(written(newer, 2, 3), written(other, 7, 8))
-    assert s3_numbers(bucket) == [*range(10, 40), *range(70, 90)]
+    assert bucket_numbers(bucket) == [*range(10, 40), *range(70, 90)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_on_azure_a_second_owner_takes_over_and_a_source_reads_each_record_once(
+    azure: AzureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source reads along, in the middle of it, too, and again from its position."""
+    for name, value in azure.emulated.items():
+        monkeypatch.setenv(name, value)
+    bucket = azure.bucket()
+    spec = bucket_spec(bucket)
+    source = {"delta": {"path": bucket.url("table"), "store": azure.settings}}
+    async with opened(spec, sink_owner(1)) as older:
+        await written(older, 1, 2)
+        async with open_lane(source) as reader:
+            records, _, batches = await read_to_end(reader)
+        await written(older, 3)
+        await older.write([numbers(4)], Position(4))
+        async with opened(spec, sink_owner(2)) as newer, opened(spec, sink_owner(1, partition=1)) as other:
+            assert newer.durable == Position(3)
+            with pytest.raises(FencedError):
+                await older.flush()
+            await together(written(newer, 4, 5), written(other, 7, 8))
+    expected = [*range(10, 60), *range(70, 90)]
+    assert bucket_numbers(bucket) == expected
+    # A reader need not know that the store is an emulator.
+    monkeypatch.undo()
+    async with open_lane(source, batches[-1].position) as reader:
+        rest = (await read_to_end(reader))[0]
+    found = [[json.loads(value)["n"] for value in values(part)] for part in (records, rest)]
+    assert sorted(found[0]) == expected[:20]
+    assert sorted(found[1]) == expected[20:]
+
+
+async def test_a_store_that_cannot_list_from_a_version_on_is_said(azure: AzureServer) -> None:
+    """Azurite, to a client that takes it for Azure."""
+    bucket = azure.bucket()
+    with raises(codes.TARGET_UNFIT, match=r"lists the table's log from its first version.*AZURE_STORAGE_USE_EMULATOR"):
+        async with opened(bucket_spec(bucket)) as lane:
+            await written(lane, 1, 2)
+    assert bucket_numbers(bucket) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint", "environment", "noted"),
+    [
+        ("az://lake/t", "http://127.0.0.1:10000/devstoreaccount1", {}, True),
+        ("az://lake/t", "http://127.0.0.1:10000/devstoreaccount1", {"AZURE_STORAGE_USE_EMULATOR": "True"}, False),
+        ("az://lake/t", "https://shop.blob.core.windows.net", {}, False),
+        ("s3://lake/t", "http://127.0.0.1:8333", {}, False),
+    ],
+)
+def test_what_azurite_needs_is_noted(
+    path: str, endpoint: str, environment: dict[str, str], noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_USE_EMULATOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    settings = DELTA.model.model_validate({"path": path, "store": {"endpoint": endpoint}})
+    notes = [(at, note) for at, note in DELTA.notes(settings, ("sink",)) if "AZURITE_BLOB_STORAGE_URL" in note]
+    assert [at for at, _ in notes] == ([("sink", "store", "endpoint")] if noted else [])
 
 
 def test_azure_is_reached_with_a_signature(azure: AzureServer, tmp_path: Path) -> None:
@@ -354,7 +417,7 @@ def test_azure_is_reached_with_a_signature(azure: AzureServer, tmp_path: Path) -
 
 @pytest.mark.guarantee("I1")
 async def test_a_server_that_is_away_is_waited_for(bucket: Bucket, objects: ObjectServer) -> None:
-    async with opened(s3_spec(bucket, store={**objects.settings, "timeout": "300ms"})) as lane:
+    async with opened(bucket_spec(bucket, store={**objects.settings, "timeout": "300ms"})) as lane:
         await lane.write([numbers(1)], Position(1))
         objects.pause()
         try:
@@ -365,7 +428,7 @@ async def test_a_server_that_is_away_is_waited_for(bucket: Bucket, objects: Obje
         while lane.durable != Position(1):
             with suppress(RetryLaterError):
                 await lane.flush()
-    assert s3_numbers(bucket) == [*range(10, 20)]
+    assert bucket_numbers(bucket) == [*range(10, 20)]
 
 
 @pytest.mark.parametrize(
@@ -381,7 +444,7 @@ async def test_what_cannot_be_written_is_said(bucket: Bucket, changes: dict[str,
     store = {**bucket.server.settings, **changes}
     path = {"path": store.pop("path")} if "path" in store else {}
     with raises(code, match=re.escape(said)) as caught:
-        async with opened(s3_spec(bucket, store=store, **path)):
+        async with opened(bucket_spec(bucket, store=store, **path)):
             pass
     assert isinstance(caught.value, MillstreamError)
     assert store["secretKey"] not in str(caught.value)

@@ -33,6 +33,7 @@ from tests.support.object_server import READER, Bucket, ObjectServer
 from tests.unit.writer.sink_frames import sink_frame
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "iceberg.md"
+ON_GOOGLE = {"sqlite": "c.db", "warehouse": "gs://lake/w"}
 KEY = "millstream/p/out.in-out.0"
 """Of the lane, among the properties of a table."""
 
@@ -484,6 +485,11 @@ async def test_a_client_asks_for_the_scope_of_its_tokens(tmp_path: Path) -> None
         ({"catalog": {"rest": "host:8181"}}, "rest"),
         ({"table": "orders"}, "table"),
         ({"store": {"region": "x"}}, "store"),
+        ({"catalog": {"rest": "http://host"}, "store": {"account": "x"}}, "`account` has no effect"),
+        ({"catalog": {"rest": "http://host"}, "store": {"accountKey": "x"}}, "`accountKey` has no effect"),
+        ({"catalog": {"rest": "http://host"}, "store": {"sasToken": "x"}}, "`sasToken` has no effect"),
+        ({"catalog": ON_GOOGLE, "store": {"serviceAccountKey": "x"}}, "`serviceAccountKey` has no effect"),
+        ({"catalog": ON_GOOGLE, "store": {"anonymous": True}}, "`anonymous` has no effect"),
         ({"partitionBy": ["dt", "dt"]}, "partitionBy"),
         ({"partitionBy": ["day(at)"]}, "partitionBy"),
         ({"partitionBy": ["bucket(4, n)"]}, "partitionBy"),

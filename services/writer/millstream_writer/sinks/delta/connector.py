@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, ClassVar
 
 from millstream import codes
+from millstream.delta.azurite import azurite_note
 from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
@@ -66,6 +67,9 @@ class _Delta(TableConnector[DeltaSink]):
     def notes(self, settings: DeltaSink, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.store is not None:
             yield from store_notes(settings.store, (*path, "store"))
+            note = azurite_note(settings.path, settings.store)
+            if note is not None:
+                yield (*path, "store", "endpoint"), note
 
     def open(self, settings: DeltaSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.delta.table import DeltaLaneTable

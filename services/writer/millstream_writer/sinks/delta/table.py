@@ -31,7 +31,15 @@ from deltalake.exceptions import CommitFailedError, SchemaMismatchError
 from deltalake.schema import Field, PrimitiveType, Schema
 
 from millstream import codes
-from millstream.delta.tables import ABSENT, FAILURES, address_of, error_of, options_of
+from millstream.delta.tables import (
+    ABSENT,
+    FAILURES,
+    address_of,
+    error_of,
+    is_listed_whole,
+    listed_whole,
+    options_of,
+)
 from millstream.durable import step
 from millstream.errors import DamageError, UserError
 from millstream.objects.settings import ObjectStore, is_url
@@ -213,7 +221,10 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         except SchemaMismatchError as error:
             raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {self.target} was changed: {error}") from error
         except FAILURES as error:
-            raise error_of(error, self._settings.path, self._owner.where) from error
+            table, path = self._table, self._settings.path
+            if table is not None and is_listed_whole(error, self._address, self._options, table.version()):
+                raise listed_whole(path, self._owner.where) from error
+            raise error_of(error, path, self._owner.where) from error
 
 
 def _fsync(path: Path) -> None:
