@@ -23,16 +23,20 @@ from millstream.testing.checks import check
 from millstream.testing.frames import ALL, FRAMES, frame_of, offered, owner_of
 from millstream.testing.killed import Moment, die_writing
 from millstream.testing.programs import program_of
+from millstream.testing.rerouted import LATE_S, LOST_ANSWERS, counted_turns, open_path
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import Guarantee, SinkLane
 from millstream_writer.sinks.opening import open_sink
 
 _LIMIT_S = 60.0
+_UNUSED = "`rerouted` returned settings with which nothing went through the path"
 
 
 class SinkConformance(ABC):
     """Inherit from this class, and define the target and what has arrived in it."""
 
+    away_s = 60.0
+    """How long the target is away in the test in which it is stopped. A client may give up after a time of its own."""
     _is_exact = False
     """Whether the target of the lane that was opened last keeps positions."""
 
@@ -54,6 +58,11 @@ class SinkConformance(ABC):
     def start_target(self, place: Path) -> None:
         """Start the target again, with its former contents."""
         raise NotImplementedError("a suite that can stop its target must also start it")
+
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any] | None:
+        """The same settings for a target at `reroute(port)` instead of its own port on this machine. None if the target
+        has no port; the tests of lost answers and of a slow target are then skipped."""
+        return None
 
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
         """Settings with credentials that the target refuses, and a secret in them that no message may show; None if
@@ -183,12 +192,44 @@ class SinkConformance(ABC):
                         return
                     try:
                         await self._refuses(RetryLaterError, lambda: self._write_once(lane, 3))
+                        await asyncio.sleep(self.away_s)
                     finally:
                         self.start_target(place)
                     await self._write(lane, range(3, FRAMES + 1))
 
             asyncio.run(run())
             self._check(place, settings, ALL, "stopped and started")
+
+    def test_an_answer_that_is_lost_changes_nothing(self) -> None:
+        """The target has done what it was asked to, and the lane does not hear of it: each answer in turn is lost,
+        together with its connection."""
+        for number in LOST_ANSWERS:
+            with self._place() as (place, settings), open_path(loses=number) as path:
+                rerouted = self.rerouted(settings, path.reroute)
+                if rerouted is None:
+                    return
+                asyncio.run(self._write_until_done(rerouted, place))
+                check(path.answers, _UNUSED)
+                self._check(place, settings, ALL, f"answer {number} was lost")
+                if not path.lost:
+                    return
+
+    def test_a_slow_target_is_waited_for_while_others_work(self) -> None:
+        """Each answer is late. The lanes of a process share its event loop, so nothing may block it meanwhile."""
+        with self._place() as (place, settings), open_path(late_s=LATE_S) as path:
+            rerouted = self.rerouted(settings, path.reroute)
+            if rerouted is None:
+                return
+
+            async def run() -> int:
+                async with counted_turns() as turns:
+                    await self._write_until_done(rerouted, place)
+                return turns.count
+
+            turns = asyncio.run(run())
+            check(path.answers, _UNUSED)
+            self._check(place, settings, ALL, "slow")
+            check(turns > path.answers, f"the event loop had {turns} turns during {path.answers} late answers")
 
     def test_refused_credentials_are_said_without_the_secret(self) -> None:
         """The user has to change the credentials, so this is a `UserError`."""
@@ -215,12 +256,23 @@ class SinkConformance(ABC):
     async def _open(self, settings: Mapping[str, Any], owner: SinkOwner) -> AsyncIterator[SinkLane]:
         spec = FallbackSink.model_validate(dict(settings))
         async with (
-            asyncio.timeout(_LIMIT_S),
+            asyncio.timeout(_LIMIT_S + self.away_s),
             program_of(spec, owner.base_dir) as client,
             open_sink(spec, replace(owner, client=client)) as lane,
         ):
             self._is_exact = lane.guarantee is Guarantee.EXACTLY_ONCE_TRANSACTIONAL
             yield lane
+
+    async def _write_until_done(self, settings: Mapping[str, Any], place: Path) -> None:
+        """Writes everything as a vertex does, which opens its lane again while the target is away."""
+        async with asyncio.timeout(_LIMIT_S):
+            while True:
+                try:
+                    async with self._open(settings, owner_of(place, 1)) as lane:
+                        await self._write(lane, range(1, FRAMES + 1))
+                        return
+                except RetryLaterError:
+                    await asyncio.sleep(0.02)
 
     async def _opened_and_closed(self, settings: Mapping[str, Any], owner: SinkOwner) -> None:
         async with self._open(settings, owner):

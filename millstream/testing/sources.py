@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,10 +20,12 @@ from millstream.record import SOURCE_INPUT, LaneId
 from millstream.spec.connectors import GuaranteeId
 from millstream.spec.sources import Source
 from millstream.testing.checks import check
+from millstream.testing.rerouted import LATE_S, LOST_ANSWERS, counted_turns, open_path
 from millstream_reader.source import SourceBatch, SourceLane, is_held_up
 from millstream_reader.sources.opening import open_source
 
 _LIMIT_S = 60.0
+_UNUSED = "`rerouted` returned settings with which nothing went through the path"
 _READ_S = 0.2
 _QUIET_READS = 5
 """After this many reads without a record, a source that does not end has returned all of its records."""
@@ -34,6 +36,8 @@ class SourceConformance(ABC):
 
     partitions = 1
     """Number of lanes that share the source."""
+    away_s = 60.0
+    """How long the system is away in the test in which it is stopped. A client may give up after a time of its own."""
 
     @abstractmethod
     def settings(self, place: Path) -> Mapping[str, Any]:
@@ -52,6 +56,11 @@ class SourceConformance(ABC):
     def start_target(self, place: Path) -> None:
         """Start the system again, with its former contents."""
         raise NotImplementedError("what stops the target starts it")
+
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any] | None:
+        """The same settings for a system at `reroute(port)` instead of its own port on this machine. None if the system
+        has no port; the tests of lost answers and of a slow system are then skipped."""
+        return None
 
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
         """Settings with credentials that the system refuses, and a secret in them that no message may show; None if
@@ -167,21 +176,42 @@ class SourceConformance(ABC):
                     if self.stop_target(place):
                         try:
                             batches += await self._read_until_held_up(lane)
+                            await asyncio.sleep(self.away_s)
                         finally:
                             self.start_target(place)
-                    wanted = len(self.expected(place))
-                    while not batches[-1].ended and len(_values(batches, lane)) < wanted:
-                        # One of several lanes has only some of the records.
-                        enough = 1 if self.partitions == 1 else None
-                        batches += await self._read_all(lane, records_max=1000, enough=enough)
-                        if self.partitions > 1:
-                            break
-                    while not batches[-1].ended and is_held_up(lane):
-                        batches.append(await lane.read(5, 1 << 20, _READ_S))
+                    await self._read_the_rest(lane, place, batches)
                 if self.partitions == 1:
                     self._check(_values(batches, lane), place)
 
             asyncio.run(run())
+
+    def test_an_answer_that_is_lost_changes_nothing(self) -> None:
+        """Each answer of the system in turn is lost, together with its connection. No record is lost or repeated."""
+        for number in LOST_ANSWERS:
+            with self._place() as (place, settings), open_path(loses=number) as path:
+                rerouted = self.rerouted(settings, path.reroute)
+                if rerouted is None or _is_lost(settings):
+                    return
+                asyncio.run(self._read_until_done(rerouted, place))
+                check(path.answers, _UNUSED)
+                if not path.lost:
+                    return
+
+    def test_a_slow_system_is_waited_for_while_others_work(self) -> None:
+        """Each answer is late. The lanes of a process share its event loop, so nothing may block it meanwhile."""
+        with self._place() as (place, settings), open_path(late_s=LATE_S) as path:
+            rerouted = self.rerouted(settings, path.reroute)
+            if rerouted is None:
+                return
+
+            async def run() -> int:
+                async with counted_turns() as turns:
+                    await self._read_until_done(rerouted, place)
+                return turns.count
+
+            turns = asyncio.run(run())
+            check(path.answers, _UNUSED)
+            check(turns > path.answers, f"the event loop had {turns} turns during {path.answers} late answers")
 
     def test_refused_credentials_are_said_without_the_secret(self) -> None:
         """The user has to change the credentials, so this is a `UserError`."""
@@ -211,7 +241,7 @@ class SourceConformance(ABC):
         source = Source.model_validate(dict(settings))
         lane = LaneId("in", SOURCE_INPUT, partition)
         opening = open_source(source, lane, self.partitions, position, base_dir=place, clock=SystemClock())
-        async with asyncio.timeout(_LIMIT_S), opening as opened:
+        async with asyncio.timeout(_LIMIT_S + self.away_s), opening as opened:
             yield opened
 
     async def _read_all(self, lane: SourceLane, *, records_max: int, enough: int | None = None) -> list[SourceBatch]:
@@ -228,6 +258,36 @@ class SourceConformance(ABC):
             check(last.frame is None, "it returned records after its end")
             check(last.ended, "it continued after its end")
         return batches
+
+    async def _read_the_rest(self, lane: SourceLane, place: Path, batches: list[SourceBatch]) -> None:
+        """Adds what follows, until all records are there or the lane has ended."""
+        wanted = len(self.expected(place))
+        while not batches[-1].ended and len(_values(batches, lane)) < wanted:
+            # One of several lanes has only some of the records.
+            enough = 1 if self.partitions == 1 else None
+            batches += await self._read_all(lane, records_max=1000, enough=enough)
+            if self.partitions > 1:
+                break
+        while not batches[-1].ended and is_held_up(lane):
+            batches.append(await lane.read(5, 1 << 20, _READ_S))
+
+    async def _read_until_done(self, settings: Mapping[str, Any], place: Path) -> None:
+        """Reads everything as a vertex does, which opens its lane again while the system is away."""
+        batches: list[SourceBatch] = []
+        async with asyncio.timeout(_LIMIT_S):
+            while True:
+                position = batches[-1].position if batches else b""
+                try:
+                    async with self._open(place, settings, position) as lane:
+                        while not batches:
+                            with suppress(RetryLaterError):
+                                batches.append(await lane.read(5, 1 << 20, 5.0))
+                        await self._read_the_rest(lane, place, batches)
+                        break
+                except RetryLaterError:
+                    await asyncio.sleep(0.02)
+        if self.partitions == 1:
+            self._check(_values(batches, lane), place)
 
     async def _read_until_held_up(self, lane: SourceLane) -> list[SourceBatch]:
         """Some reads, until the lane knows that its source is away."""

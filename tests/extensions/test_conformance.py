@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,10 +26,15 @@ from tests.support.pubsub_server import PubsubServer
 from tests.support.pulsar_server import EXACT, PulsarServer
 from tests.support.rabbit_server import RabbitServer
 from tests.support.redis_server import RedisServer, open_redis
+from tests.support.rerouting import rerouted
+from tests.support.sizes import sized
 from tests.support.sqs_server import SqsServer
 from tests.support.web_server import WebProcess
 
 TOYS = Path(__file__).parent / "toys"
+
+# Only `make test-all` takes a minute for each.
+SinkConformance.away_s = SourceConformance.away_s = sized(0, 60)
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +106,9 @@ class TestRedisSink(SinkConformance):
     def start_target(self, place: Path) -> None:
         self.server.start()
 
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any]:
+        return rerouted(settings, self.server.port, reroute)
+
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
         (place / "password").write_text("wr0ng")
         settings = {**self.server.settings, "password": {"file": "password"}, "stream": "out"}
@@ -125,6 +133,9 @@ class TestRabbitSink(SinkConformance):
 
     def start_target(self, place: Path) -> None:
         self.server.start()
+
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any]:
+        return rerouted(settings, self.server.port, reroute)
 
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
         (place / "password").write_text("wr0ng")
@@ -152,6 +163,9 @@ class TestRabbitSource(SourceConformance):
     def start_target(self, place: Path) -> None:
         self.server.start()
 
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any]:
+        return rerouted(settings, self.server.port, reroute)
+
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
         (place / "password").write_text("wr0ng")
         settings = {**self.server.settings, "user": "shop", "password": {"file": "password"}, "queue": "in"}
@@ -177,6 +191,9 @@ class _WebSource(SourceConformance):
 
     def start_target(self, place: Path) -> None:
         self.server.start()
+
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any]:
+        return rerouted(settings, self.server.port, reroute)
 
     def at(self, path: str) -> str:
         return f"http://{self.server.address}{path}"
@@ -249,6 +266,9 @@ class TestMqttSink(SinkConformance):
     def start_target(self, place: Path) -> None:
         self.server.start()
 
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any]:
+        return rerouted(settings, self.server.port, reroute)
+
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
         (place / "password").write_text("wr0ng")
         return {"mqtt": {**self.server.settings, "password": {"file": "password"}, "topic": "t/x"}}, "wr0ng"
@@ -275,6 +295,9 @@ class TestMqttSource(SourceConformance):
 
     def start_target(self, place: Path) -> None:
         self.server.start()
+
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any]:
+        return rerouted(settings, self.server.port, reroute)
 
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
         (place / "password").write_text("wr0ng")
@@ -323,6 +346,9 @@ class TestOpenSearchSink(SinkConformance):
 
     def start_target(self, place: Path) -> None:
         self.server.start()
+
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any]:
+        return rerouted(settings, self.server.port, reroute)
 
 
 @pytest.mark.sweep
@@ -487,6 +513,9 @@ class TestRedisSource(SourceConformance):
 
     def start_target(self, place: Path) -> None:
         self.server.start()
+
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any]:
+        return rerouted(settings, self.server.port, reroute)
 
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str]:
         (place / "password").write_text("wr0ng")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,8 +18,13 @@ from tests.contract.sinks.file_target import COLUMNS
 from tests.contract.sinks.sink_targets import MARIA_NUMBERS, delta_numbers, iceberg_numbers, maria_numbers, sqlite_rows
 from tests.support.mariadb_server import LOCKED, MariaDatabase, MariaServer
 from tests.support.nats_outside import NatsAtOnce, open_nats_at_once
+from tests.support.rerouting import rerouted
+from tests.support.sizes import sized
 
 _PLAIN = [{"name": "n"}]
+
+# Only `make test-all` takes a minute for each.
+SinkConformance.away_s = sized(0, 60)
 
 
 class TestSqlite(SinkConformance):
@@ -54,6 +59,9 @@ class TestMariaDb(SinkConformance):
 
     def start_target(self, place: Path) -> None:
         self.server.start()
+
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any]:
+        return rerouted(settings, self.server.port, reroute)
 
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
         wrong = {"user": LOCKED, "password": "wr0ng-s3cret", "table": "numbers", "columns": _PLAIN}

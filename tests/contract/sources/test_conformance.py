@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,10 +17,15 @@ from pyiceberg.catalog.sql import SqlCatalog
 from millstream.testing import SourceConformance
 from tests.support.mariadb_server import LOCKED, MariaDatabase, MariaServer
 from tests.support.nats_outside import NatsAtOnce, open_nats_at_once
+from tests.support.rerouting import rerouted
+from tests.support.sizes import sized
 
 _NUMBERS = range(1, 101)
 _PARTS = (_NUMBERS[:30], _NUMBERS[30:60], _NUMBERS[60:])
 """In so many versions of a table."""
+
+# Only `make test-all` takes a minute for each.
+SourceConformance.away_s = sized(0, 60)
 
 
 class _Numbers(SourceConformance):
@@ -62,6 +67,9 @@ class TestMariaDb(_Numbers):
 
     def start_target(self, place: Path) -> None:
         self.server.start()
+
+    def rerouted(self, settings: Mapping[str, Any], reroute: Callable[[int], int]) -> Mapping[str, Any]:
+        return rerouted(settings, self.server.port, reroute)
 
     def refused_settings(self, place: Path) -> tuple[Mapping[str, Any], str] | None:
         wrong = {"user": LOCKED, "password": "wr0ng-s3cret", "table": "numbers"}
