@@ -63,7 +63,7 @@ PACKAGES = (
 )
 AT_ONCE = 2
 SLOW = "tests/simulation/"
-TEST_TIMEOUT_S = 60
+TEST_TIMEOUT_S = 240
 RUN_TIMEOUT_S = 240
 
 _FIRST_LINE = re.compile(r"Breaks (I\d+(?:, I\d+)*): (.+)")

@@ -36,13 +36,14 @@ async def test_a_trim_does_not_ask_for_marks_that_came_with_the_frames(files: Pi
         await other.listen("$JS.API.STREAM.PURGE.>", on_purge)
         async with asyncio.timeout(LIMIT_S):
             await enough.wait()
-        # The lanes are open by now, so nothing else reads single messages.
+        # The lanes are open by now. A trim that asks does so for each lane.
         await other.listen("$JS.API.STREAM.MSG.GET.>", lambda message: asked.append(message.subject))
         purged.clear()
         enough.clear()
         async with asyncio.timeout(LIMIT_S):
             await enough.wait()
-        during = list(asked)
+        during = len(asked)
         run.stop()
         await running
-    assert during == []
+    # A commit whose answer is late, and a reader that takes the server for silent, look at a message, too.
+    assert during < TRIMS

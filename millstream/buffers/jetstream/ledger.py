@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -232,11 +232,29 @@ class JetStreamLedger:
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         through = {self._sharing.stored(buffer): sequence for buffer, sequence in through.items()}
+        pauses = tries()
+        while not await self._trimmed(through):
+            await pauses.wait()
+        self._statistics.trims += 1
+
+    async def _trimmed(self, through: Mapping[BufferId, int]) -> bool:
+        """Try to trim. False if the connection was lost meanwhile: what was decided may be wrong for the stream with
+        which the server comes back, so nothing of it is repeated."""
         connection = self._connection
         wanted = purges(self._stream, through, self._info, self._get, self._seen, lambda: connection.losses)
-        async for subject, first in wanted:
-            await self._purge(subject, first)
-        self._statistics.trims += 1
+        async for subject, first, losses in wanted:
+            # A purge up to 0 would remove everything.
+            if first <= 1:
+                continue
+            await connection.connected()
+            if connection.losses != losses:
+                return False
+            try:
+                with step("ledger.trim", self._vertex), self._refusals("STREAM.PURGE"):
+                    await connection.api(f"STREAM.PURGE.{self._stream}", {"filter": subject, "seq": first})
+            except AnswerLostError:
+                return False
+        return True
 
     async def leave(self, edges: Collection[str]) -> None:
         config = (await self._info())["config"]
@@ -267,13 +285,6 @@ class JetStreamLedger:
         """Sequence of the last message that matches; 0 if there is none."""
         message = await self._get({"last_by_subj": subject})
         return 0 if message is None else int(message["seq"])
-
-    async def _purge(self, subject: str, first: int) -> None:
-        """Remove everything before sequence `first`. Repeating it is harmless."""
-        # A purge up to 0 would remove everything.
-        if first > 1:
-            with step("ledger.trim", self._vertex):
-                await self._ask("STREAM.PURGE", {"filter": subject, "seq": first})
 
     async def _land(self, commit: Commit, messages: Sequence[batch.Message]) -> int:
         """Send the commit until it is stored. Returns the sequence of its mark."""
@@ -377,11 +388,20 @@ class JetStreamLedger:
 
     async def _ask(self, what: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Repeat a request about the stream until it is answered. The answer is empty if there is no such message."""
-        try:
-            return await until_answered(self._connection, f"{what}.{self._stream}", request)
-        except ApiError as error:
-            if error.code == NO_MESSAGE:
+        with self._refusals(what):
+            try:
+                return await until_answered(self._connection, f"{what}.{self._stream}", request)
+            except ApiError as error:
+                if error.code != NO_MESSAGE:
+                    raise
                 return {}
+
+    @contextmanager
+    def _refusals(self, what: str) -> Iterator[None]:
+        """Raises the error that a refusal of a request about the stream means."""
+        try:
+            yield
+        except ApiError as error:
             if error.code == NO_STREAM:
                 raise InfrastructureError(
                     codes.LEDGER_REMOVED,
@@ -453,6 +473,7 @@ class JetStreamBroker:
                 # The stream was already deleted, perhaps by our own request whose answer was lost.
                 if error.code != NO_STREAM:
                     raise
+            self._seen.forget(name)
         self._ledgers.clear()
 
     async def _find(self, stream: str, vertex: str) -> dict[str, Any] | None:

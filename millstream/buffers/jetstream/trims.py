@@ -36,7 +36,15 @@ class SeenMarks:
             self._seen.clear()
             self._losses = losses
         if batch.holds_mark(subject, headers):
-            self._seen[lane_filter_of(subject)] = subject, sequence
+            lane = lane_filter_of(subject)
+            # Readers of several buffers are not equally far.
+            if sequence > self._seen.get(lane, ("", 0))[1]:
+                self._seen[lane] = subject, sequence
+
+    def forget(self, stream: str) -> None:
+        """A stream is deleted. Another one of this name begins again with the first sequence."""
+        for lane in [lane for lane in self._seen if lane.startswith(f"{stream}.")]:
+            del self._seen[lane]
 
     def from_on(self, sequence: int, lane: str, losses: int) -> tuple[str, int] | None:
         """Subject and sequence of a message with a mark of the lane, at `sequence` or later, if one was seen."""
@@ -46,8 +54,9 @@ class SeenMarks:
 
 async def purges(
     stream: str, through: Mapping[BufferId, int], info: Info, get: Get, seen: SeenMarks, losses: Callable[[], int]
-) -> AsyncIterator[tuple[str, int]]:
-    """Subject filters, each with the sequence before which all matching messages are to be removed.
+) -> AsyncIterator[tuple[str, int, int]]:
+    """Subject filters, each with the sequence before which all matching messages are to be removed, and how often the
+    connection had been lost: after another loss, the stream may be an older one, and the purge is void.
 
     There is one filter for each buffer, or one for each lane that wrote to it if the mark of a lane has to stay.
     `seen` and `losses`: see `SeenMarks`; `losses` returns how often the connection has been lost until now.
@@ -70,10 +79,10 @@ async def purges(
             for subject in subjects.get(buffer, ())
         }
         if firsts and all(first == last + 1 for first in firsts.values()):
-            yield buffer_filter(stream, buffer), last + 1
+            yield buffer_filter(stream, buffer), last + 1, lost
         else:
             for subject, first in firsts.items():
-                yield subject, first
+                yield subject, first, lost
 
 
 async def _mark_of(lane: str, get: Get) -> tuple[str, int] | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from millstream_udf import columns
 from millstream_udf.arrow_json import fitting, rows_as_json
 from millstream_udf.failures import BadOutput
-from millstream_udf.fields import field, without_large
+from millstream_udf.fields import content, field, without_large
 from millstream_udf.inputs import Inputs
 from millstream_udf.misfits import Misfit
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -79,7 +79,8 @@ def value_column(inputs: Inputs) -> pa.Array[Any]:
         return pa.array([], pa.binary())
     rest, large = without_large(inputs.values_column, (_Column.OFFSETS_FIELD_NUMBER, _Column.DATA_FIELD_NUMBER))
     sealed = _Column.FromString(rest)
-    offsets = large.get(_Column.OFFSETS_FIELD_NUMBER, sealed.offsets)
+    # In memory of their own: Arrow wants numbers at multiples of their size.
+    offsets = content(_Column.OFFSETS_FIELD_NUMBER, large, sealed.offsets)
     data = large.get(_Column.DATA_FIELD_NUMBER, sealed.data)
     # Arrow's offsets are signed, ours are not. Below 2 GiB, the bits are the same, and messages are much smaller.
     value = pa.Array.from_buffers(pa.binary(), inputs.count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

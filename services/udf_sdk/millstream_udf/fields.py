@@ -72,8 +72,9 @@ def repeated(message: Data, number: int) -> list[memoryview] | None:
 
 
 def content(number: int, large: Large, rest: bytes) -> bytes:
-    """A copy of the contents of a field that `without_large` may have taken; `rest` if it has not."""
-    taken = large.get(number)
+    """A copy of the contents of a field that `without_large` may have taken, which `large` then forgets, because a
+    message lives as long as a part of it. `rest` if the field was not taken."""
+    taken = large.pop(number, None)
     return rest if taken is None else bytes(taken)
 
 

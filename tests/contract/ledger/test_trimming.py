@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nats.aio.subscription import Subscription
 
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId
+from millstream_runner.chaos.lossy_path import Wire, open_lossy_path
 from millstream_vertex.trimming import Trimmer
 from tests.support.children import together
-from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
+from tests.support.ledgers import PIPELINE, JetStreamHarness, LaneOwner, open_jetstream_harness
 
 FRAMES = 3
 """Of each writer in each buffer."""
@@ -89,6 +93,46 @@ async def test_a_mark_that_a_reader_has_seen_is_not_requested(harness: JetStream
     mark = await ledger.mark(idle.lane)
     assert mark is not None
     assert mark.sequence == read[-3]
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_marks_of_a_stream_that_was_deleted_are_not_those_of_its_successor(harness: JetStreamHarness) -> None:
+    limits = LedgerLimits(frames_per_buffer_max=100)
+    ledger = await harness.broker.ledger("v", limits)
+    (buffer,), (owner,) = await written(ledger, 1)
+    async with ledger.read(buffer, 0) as frames:
+        for number in range(FRAMES):
+            await owner.commit((buffer, b"%d" % number))
+        read = [(await anext(frames)).sequence for _ in range(2 * FRAMES)]
+    await harness.broker.delete()
+    ledger = await harness.broker.ledger("v", limits)
+    (buffer,), (owner,) = await written(ledger, 1)
+    last = await ledger.last_sequence(buffer)
+    assert last < read[-1]
+    await ledger.trim({buffer: last})
+    mark = await ledger.mark(owner.lane)
+    assert mark is not None
+    assert mark.sequence == last
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_a_purge_is_decided_again_when_the_connection_was_lost(tmp_path: Path) -> None:
+    # The server may have come back with an older stream, in which the purge would remove the mark of a lane.
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(open_nats_server(tmp_path))
+        path = await stack.enter_async_context(
+            open_lossy_path(server.port, Wire("nats", b"$JS.API.STREAM.PURGE", b'"purged"'))
+        )
+        access = replace(server.access, url=path.url)
+        broker = await stack.enter_async_context(open_jetstream_broker(access, PIPELINE))
+        ledger = await broker.ledger("v", LedgerLimits(frames_per_buffer_max=100))
+        (buffer,), _ = await written(ledger, 1)
+        path.lose_answer(landed=False)
+        async with counted(JetStreamHarness(broker, server, path, stack)) as requests:
+            await ledger.trim({buffer: await ledger.last_sequence(buffer) - 1})
+        assert path.planned == 0
+        assert (requests["STREAM.INFO"], requests["STREAM.PURGE"]) == (2, 1)
+        assert await stored(ledger, buffer) == [b"%d" % (FRAMES - 1)]
 
 
 @pytest.mark.guarantee("I1", "I8")

@@ -37,7 +37,7 @@ class Server:
         return {"subject": SUBJECT, "seq": self._last, "hdrs": b64encode(headers.encode()).decode()}
 
 
-async def trimmed(server: Server, seen: SeenMarks) -> list[tuple[str, int]]:
+async def trimmed(server: Server, seen: SeenMarks) -> list[tuple[str, int, int]]:
     wanted = purges(STREAM, {BUFFER: 20}, server.info, server.get, seen, lambda: server.losses)
     return [one async for one in wanted]
 
@@ -49,5 +49,18 @@ async def test_a_mark_that_was_seen_before_the_stream_was_set_back_does_not_coun
 ) -> None:
     server, seen = Server(set_back_to=set_back_to), SeenMarks()
     seen.note(SUBJECT, 25, {MARK: "x"}, server.losses)
-    ((_, found),) = await trimmed(server, seen)
+    ((_, found, _),) = await trimmed(server, seen)
     assert found == first
+
+
+def test_of_the_marks_of_a_lane_the_newest_counts() -> None:
+    seen = SeenMarks()
+    seen.note(SUBJECT, 25, {MARK: "x"}, 0)
+    # A reader of another buffer is not so far.
+    seen.note("p-in.source.0.d.in-b.0", 5, {MARK: "x"}, 0)
+    lane = "p-in.source.0.>"
+    assert seen.from_on(20, lane, 0) == (SUBJECT, 25)
+    seen.forget("p-in2")
+    assert seen.from_on(20, lane, 0) is not None
+    seen.forget(STREAM)
+    assert seen.from_on(20, lane, 0) is None

@@ -44,6 +44,21 @@ def test_what_comes_in() -> None:
     assert [row["parent"] for row in rows] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("count", [3, 1200, 5000])
+def test_the_offsets_of_values_are_aligned(count: int) -> None:
+    addresses: list[int] = []
+
+    def look(batch: pa.RecordBatch) -> pa.RecordBatch:
+        offsets = batch["value"].buffers()[1]
+        assert offsets is not None
+        addresses.append(offsets.address)
+        return batch
+
+    results = run(udf.map(arrow=True)(look), [b"%d" % number for number in range(count)])
+    assert len(results.values) == count
+    assert [address % 4 for address in addresses] == [0]
+
+
 def test_handing_on_changes_nothing() -> None:
     messages = through(lambda batch: batch).messages
     assert [(m.value, m.keys, m.headers, m.event_time_us) for m in messages] == [

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from millstream.udf.native.messages import MAP_COLUMNS
 from millstream_udf import fields
 from millstream_udf.answering import encode_map, map_call_of
 from millstream_udf.fields import content, field, repeated, without_large
@@ -132,3 +133,8 @@ def test_a_repeated_field_is_what_protobuf_reads(items: list[bytes], beside: byt
         whole = read(frame_pb2.SealedHeadersColumn, data)
         assert isinstance(whole, frame_pb2.SealedHeadersColumn)
         assert list(map(bytes, found)) == list(whole.values)
+
+
+def test_any_column_of_an_answer_may_be_large() -> None:
+    columns = [one for one in udf_pb2.SealedMapAnswer.DESCRIPTOR.fields if one.type == one.TYPE_BYTES]
+    assert {one.number: one.name for one in columns} == MAP_COLUMNS

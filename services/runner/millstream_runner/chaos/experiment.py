@@ -97,8 +97,8 @@ class Experiment:
 
     @property
     def shortfall(self) -> str:
-        """Why the result has little significance: fewer faults were injected than requested, or few in processes that
-        every run has. Empty if all were."""
+        """Why the result has little significance: fewer faults were injected than requested, none at all, or few in
+        processes that every run has. Empty if all were."""
         done = len(self.outcome.struck)
         if self.planned is not None and done < self.planned:
             return (
@@ -288,5 +288,5 @@ async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[s
         raise MillstreamError(
             codes.EXPERIMENT_FAILED, f"the verifier has given no verdict: {errors.decode(errors='replace')[-2000:]}"
         )
-    on_struck: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return on_struck
+    verdict: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return verdict

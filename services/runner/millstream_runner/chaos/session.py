@@ -113,9 +113,9 @@ class Session:
         before_drain: Callable[[], Awaitable[None]] | None = None,
         settle: Callable[[int], None] | None = None,
     ) -> None:
-        """`told` is called for every fault, once it is known how soon the run recovered; `before_drain` before the run
-        is asked to drain, if it is. `settle` gets the number of records that the sources have made when the faults are
-        over, and changes the pipeline so that it ends by itself."""
+        """`on_struck` is called for every fault, once it is known how soon the run recovered; `before_drain` before the
+        run is asked to drain, if it is. `settle` gets the number of records that the sources have made when the faults
+        are over, and changes the pipeline so that it ends by itself."""
         self._before_drain = before_drain
         self._settle = settle
         self._graph = graph
