@@ -6,6 +6,7 @@ passes by itself becomes `RetryLaterError`, so the lane waits for a store that i
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -29,6 +30,8 @@ _RETRY_S = 10.0
 _NOBODY = '{"client_email": "", "private_key": "", "private_key_id": "", "disable_oauth": true}'
 """The key of a service account without a token. The client for Google Cloud Storage heeds `skip_signature` when it
 reads and lists; when it writes or deletes, it would ask the machine for a token and send that."""
+_BEFORE_A_SIGNATURE = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
+"""Variables of the environment that the client prefers to a shared access signature in its options."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MISSING = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _REFUSED = ("403 Forbidden", "401 Unauthorized", "necessary privileges", "Permission denied")
@@ -58,6 +61,8 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
     for name, value in named[url.scheme]:
         if value is not None:
             options[name] = resolve(value, base_dir, f"{where}: the {name} for {url.root}")
+    if url.scheme == "az" and settings.sas_token is not None:
+        _check_environment(where)
     plain = {
         "s3": (("aws_region", settings.region), ("aws_endpoint", settings.endpoint)),
         "az": (("azure_storage_account_name", settings.account), ("azure_endpoint", settings.endpoint)),
@@ -75,6 +80,14 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
     options["max_retries"] = "5"
     options["retry_timeout"] = f"{min(settings.timeout_s, _RETRY_S):g}s"
     return options
+
+
+def _check_environment(where: str) -> None:
+    """Raises `UserError` if the client would use the account's key, which may do everything, and not the signature."""
+    found = next((variable for variable in _BEFORE_A_SIGNATURE if variable in os.environ), None)
+    if found is not None:
+        what = f"{where}: the client of Delta tables would use {found} of the environment in place of `sasToken`"
+        raise UserError(codes.CONNECTOR_SETTINGS, f"{what}. Remove the variable, or `sasToken`")
 
 
 def is_listed_whole(error: BaseException, address: str, options: dict[str, str], version: int) -> bool:

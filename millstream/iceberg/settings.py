@@ -50,7 +50,7 @@ class IcebergCatalog(SpecModel):
     Default: those of the package `requests`."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Requires one kind of catalog, and rejects settings of the other."""
+        """Requires one kind of catalog, and rejects settings of the other, and those for a client that is not set."""
         if (self.sqlite is None) == (self.rest is None):
             what = "a catalog is a SQLite file or a REST server"
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "either `sqlite` or `rest`")
@@ -70,6 +70,11 @@ class IcebergCatalog(SpecModel):
                     yield ShapeProblem(
                         codes.VALUE_MALFORMED, ("warehouse",), what, "a directory, s3://bucket/prefix or gs://…"
                     )
+        elif self.credential is None:
+            for name, value in (("oauth2ServerUri", self.oauth2_server_uri), ("scope", self.scope)):
+                if value is not None:
+                    what = f"`{name}` has no effect without `credential`"
+                    yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"`credential`, or no `{name}`")
 
     @property
     def secrets(self) -> Iterator[tuple[str, object]]:

@@ -71,6 +71,10 @@ class _Socket(ssl.SSLSocket):
             raise
 
 
+class _EndedError(ConnectionError):
+    """The connection ended before the broker had answered."""
+
+
 class MqttLink:
     """One connection. Opened by `open_link`, closed by `close`."""
 
@@ -212,7 +216,11 @@ class MqttLink:
             return UserError(codes.TARGET_REFUSES, f"{self._place}: no encrypted connection: {said}")
         if isinstance(error, TimeoutError):
             return RetryLaterError(codes.TARGET_AWAY, f"{self._place} did not answer in time")
-        return RetryLaterError(codes.TARGET_AWAY, f"{self._place} cannot be used now: {said}")
+        also = ""
+        if isinstance(error, _EndedError) and self._broker.tls is not None and self._broker.tls.certificate is not None:
+            # Paho does not say why.
+            also = ", or does not accept `tls.certificate`"
+        return RetryLaterError(codes.TARGET_AWAY, f"{self._place} cannot be used now{also}: {said}")
 
     def _check(self, error: MQTTErrorCode) -> None:
         if error != MQTTErrorCode.MQTT_ERR_SUCCESS:
@@ -250,7 +258,7 @@ class MqttLink:
     def _end(self, reason: str) -> None:
         error = self.closed = RetryLaterError(codes.TARGET_AWAY, f"{self._place}: the connection ended: {reason}")
         if not self._connected.done():
-            self._connected.set_exception(ConnectionError(reason))
+            self._connected.set_exception(_EndedError(reason))
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(error)

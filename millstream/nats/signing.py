@@ -16,9 +16,7 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import UserError
 
-_CREDENTIALS = re.compile(
-    r"BEGIN NATS USER JWT-*[^\S\n]*\n[^\n]+\n.*BEGIN USER NKEY SEED-*[^\S\n]*\n([^\n]+)\n", re.DOTALL
-)
+_CREDENTIALS = re.compile(r"BEGIN NATS USER JWT-*\n[^\n]+\n.*BEGIN USER NKEY SEED-*\n([^\n]+)\n", re.DOTALL)
 
 
 def check_nkeys(what: str) -> None:
@@ -42,9 +40,10 @@ def checked_seed(seed: str, what: str, code: Code) -> str:
 
 
 def checked_credentials(text: str, what: str, code: Code) -> str:
-    """The contents of a credentials file. Raises `UserError` with `code` for another text, which is not in the
-    message."""
+    """The contents of a credentials file, as the client reads them. Raises `UserError` with `code` for another text,
+    which is not in the message."""
     check_nkeys(what)
+    text = _in_lines(text)
     if not _are_credentials(text):
         raise UserError(
             code, f"{what}: this is not the JWT and the seed of a user, as `nsc generate creds` writes them"
@@ -58,18 +57,25 @@ class Credentials(UserString):
 
     def __init__(self, read: Callable[[], str]) -> None:
         self._read = read
+        self._for_jwt: str | None = None
 
     @property
     def data(self) -> str:  # type: ignore[override]
-        """The current contents."""
+        """The current contents. The client takes them twice for a connection, for the seed and at once for the JWT, and
+        gets the same ones: the file may be replaced between the two."""
+        if self._for_jwt is not None:
+            text, self._for_jwt = self._for_jwt, None
+            return text
         from millstream.nats.client import nats_errors
 
         try:
             text = self._read()
         except OSError as error:
             raise nats_errors.InvalidUserCredentialsError from error
+        text = _in_lines(text)
         if not _are_credentials(text):
             raise nats_errors.InvalidUserCredentialsError
+        self._for_jwt = text
         return text
 
     def __repr__(self) -> str:
@@ -81,8 +87,13 @@ def read_credentials(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
+def _in_lines(text: str) -> str:
+    """A text whose lines have no spaces around them and end in a line feed. The client takes whole lines."""
+    return "".join(f"{line.strip()}\n" for line in text.splitlines())
+
+
 def _are_credentials(text: str) -> bool:
-    found = _CREDENTIALS.search(text if text.endswith("\n") else f"{text}\n")
+    found = _CREDENTIALS.search(text)
     return found is not None and _is_seed(found[1])
 
 

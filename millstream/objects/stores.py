@@ -73,7 +73,13 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
                 config["account_name"] = settings.account
             if settings.endpoint is not None:
                 config["endpoint"] = settings.endpoint
-            return stores.AzureStore(url.bucket, client_options=client, retry_config=retry, **config)
+            store = stores.AzureStore(url.bucket, client_options=client, retry_config=retry, **config)
+            if (given := _credential(config)) is None:
+                return store
+            # The first one has checked the credential, but prefers others, which the environment may have.
+            return stores.AzureStore(
+                url.bucket, client_options=client, retry_config=retry, credential_provider=lambda: given, **config
+            )
         if settings.endpoint is not None:
             config["base_url"] = settings.endpoint
         return stores.GCSStore(url.bucket, client_options=client, retry_config=retry, **config)
@@ -81,6 +87,14 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
         raise UserError(
             codes.CONNECTOR_SETTINGS, f"{where}: {url.root} cannot be used with these settings: {first_line(error)}"
         ) from error
+
+
+def _credential(config: dict[str, Any]) -> Any:
+    """The key or the signature for Azure, as a provider gives it; removed from the options. None without both."""
+    for option, name in (("account_key", "access_key"), ("sas_key", "sas_token")):
+        if option in config:
+            return {name: config.pop(option), "expires_at": None}
+    return None
 
 
 def error_of(error: BaseException, url: ObjectUrl, where: str) -> MillstreamError:

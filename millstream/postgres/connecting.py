@@ -20,7 +20,7 @@ from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.limits import POSTGRES_CONNECT_TIMEOUT_S
 from millstream.postgres.settings import PostgresServer
 from millstream.spec.references import resolve
-from millstream.wire.client_tls import load_chain
+from millstream.wire.client_tls import is_not_accepted, load_chain, trusting
 
 Connection: TypeAlias = asyncpg.Connection
 
@@ -74,7 +74,7 @@ async def connect(
             connection.terminate()
             raise
     except (*FAILURES, ValueError) as error:
-        raise error_of(error, server, where) from error
+        raise error_of(error, server, where, opening=True) from error
     return connection
 
 
@@ -99,7 +99,7 @@ def _tls(server: PostgresServer, base_dir: Path, where: str) -> ssl.SSLContext |
         if root is None or isinstance(root, str):
             context = ssl.create_default_context(cafile=None if root is None else str(base_dir / root))
         else:
-            context = ssl.create_default_context(cadata=resolve(root, base_dir, f"{where}: sslRootCert"))
+            context = trusting(resolve(root, base_dir, f"{where}: sslRootCert"))
     except (OSError, ValueError) as error:
         named = root if isinstance(root, str) else "`sslRootCert`"
         raise UserError(codes.CERTIFICATES, f"{where}: the certificates of {named} cannot be used: {error}") from error
@@ -134,17 +134,23 @@ def reason_of(error: BaseException) -> str:
     return f"refused by the database: {words}"
 
 
-def error_of(error: BaseException, server: PostgresServer, where: str) -> MillstreamError:
-    """The Millstream error for an error of the client."""
+def error_of(error: BaseException, server: PostgresServer, where: str, *, opening: bool = False) -> MillstreamError:
+    """The Millstream error for an error of the client. `opening`: whether the connection was being opened."""
     place = f"{where}: PostgreSQL at {server.host}:{server.port}"
     code, said = sqlstate_of(error), str(error) or type(error).__name__
     if isinstance(error, asyncio.TimeoutError):
         return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
     if isinstance(error, ssl.SSLError) or _NO_TLS in said:
         return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
+    if isinstance(error.__cause__, ssl.SSLError) and is_not_accepted(str(error.__cause__)):
+        what = f"{place} does not accept `sslCert`, or wants one: {error.__cause__}"
+        return UserError(codes.TARGET_REFUSES, what)
     if code.startswith(_REFUSED):
         return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.user}: {said}")
     if not code or code.startswith(_PASSING):
-        return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
+        # The end of the connection may arrive instead of the reason why the server ends it.
+        lost = code.startswith("08") or isinstance(error, ConnectionResetError | BrokenPipeError)
+        also = ", or does not accept `sslCert`" if opening and lost and server.ssl_cert is not None else ""
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now{also}: {said}")
     hint = getattr(error, "hint", None)
     return UserError(codes.TARGET_UNFIT, f"{place}: {said}{f' ({hint})' if hint else ''} [SQLSTATE {code}]")

@@ -40,7 +40,8 @@ class PostgresServer(SpecModel):
     or a reference to its contents. Default: those of this system."""
     ssl_cert: Secret | None = None
     """The role's own certificate, as PEM, for servers that require one: `{file: PATH}`, `{env: NAME}`, or a key of a
-    Kubernetes Secret."""
+    Kubernetes Secret. With `sslmode: require`, the server's certificate is then not checked, whatever
+    `~/.postgresql/root.crt` says."""
     ssl_key: Secret | None = None
     """Its private key, without a passphrase."""
     timeout_s: PositiveDuration = field(default=60.0, alias="timeout")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -25,7 +24,7 @@ from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.rabbitmq.settings import RabbitServer
 from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
-from millstream.wire.client_tls import context_of
+from millstream.wire.client_tls import context_of, is_not_accepted
 
 FAILURES = (exceptions.AMQPError, OSError, TimeoutError, ValueError, RuntimeError)
 """Exceptions of the client: everything that can go wrong between a lane and its server. aiormq raises the last two for
@@ -44,10 +43,6 @@ _PASSING = (
 )
 """Parts of messages about conditions that pass: the server is starting (it serves connections before it has started its
 replicas of streams), it still knows an earlier consumer, or an acknowledgement took too long."""
-_NOT_ACCEPTED = re.compile(
-    r"ALERT_(BAD_CERTIFICATE|UNKNOWN_CA|CERTIFICATE_\w+|UNSUPPORTED_CERTIFICATE)|CERTIFICATE_REQUIRED"
-)
-"""How a server says, after the handshake of TLS 1.3, that it does not accept a client's certificate."""
 
 # What aiormq logs becomes a Millstream error, which is reported once.
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)
@@ -190,15 +185,15 @@ def error_of(error: BaseException, server: RabbitServer, where: str) -> Millstre
     said = str(error) or type(error).__name__
     if any(part in said for part in _PASSING):
         return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
-    if _NOT_ACCEPTED.search(said) is not None:
+    if is_not_accepted(said):
         return UserError(codes.TARGET_REFUSES, f"{place} does not accept the client certificate: {said}")
     if isinstance(error, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
-        return UserError(codes.TARGET_REFUSES, f"{place} refuses user {server.shown_user}: {said}")
+        return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.shown_user}: {said}")
     if isinstance(error, exceptions.ConnectionNotAllowed):
-        what = f"{place} refuses user {server.shown_user} or has no virtual host {server.virtual_host}: {said}"
+        what = f"{place} refuses {server.shown_user} or has no virtual host {server.virtual_host}: {said}"
         return UserError(codes.TARGET_REFUSES, what)
     if isinstance(error, exceptions.ChannelAccessRefused):
-        return UserError(codes.TARGET_REFUSES, f"{place} refuses user {server.shown_user}: {said}")
+        return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.shown_user}: {said}")
     if isinstance(error, exceptions.ChannelNotFoundEntity | exceptions.ChannelPreconditionFailed):
         return UserError(codes.TARGET_UNFIT, f"{place}: {said}")
     if "NOT_IMPLEMENTED" in said:

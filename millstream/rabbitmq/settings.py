@@ -53,4 +53,4 @@ class RabbitServer(ServerByUrl):
     @property
     def shown_user(self) -> str:
         """Who connects, in messages."""
-        return "of the client certificate" if self.by_certificate else self.user or "guest"
+        return "the user of the client certificate" if self.by_certificate else f"user {self.user or 'guest'}"

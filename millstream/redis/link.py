@@ -22,7 +22,7 @@ from millstream.redis.client import Script, make_client
 from millstream.redis.settings import RedisServer
 from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
-from millstream.wire.client_tls import context_of
+from millstream.wire.client_tls import context_of, is_not_accepted
 
 _log = logging.getLogger(__name__)
 
@@ -202,6 +202,9 @@ def error_of(error: BaseException, server: RedisServer, where: str) -> Millstrea
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError | exceptions.NoPermissionError):
         who = f"user {server.user}" if server.user is not None else "the default user"
         return UserError(codes.TARGET_REFUSES, f"{place} refuses {who}: {said}")
+    if is_not_accepted(said):
+        what = f"{place} does not accept `tls.certificate`, or wants one: {said}"
+        return UserError(codes.TARGET_REFUSES, what)
     if "CERTIFICATE_VERIFY_FAILED" in said or "WRONG_VERSION_NUMBER" in said:
         return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
     passes = said.startswith(_PASSING) or isinstance(error, _PASSING_TYPES)

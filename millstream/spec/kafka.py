@@ -49,6 +49,13 @@ def _checked_extension(name: str) -> str:
     return name
 
 
+def _checked_value(written: str) -> str:
+    if "," in written:
+        # librdkafka would take the rest for another extension.
+        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not the value of an extension", "text without a comma")
+    return written
+
+
 _EXTENSION = re.compile("[A-Za-z]+")
 _TOKEN_ENDPOINT = address_check(
     "the address of a token endpoint", ("http", "https"), "https://host/path", path=lambda _: True
@@ -93,7 +100,9 @@ class KafkaOauthbearer(SpecModel):
     """Address at which it gets its tokens: `https://host/path`."""
     scope: Text | None = None
     """Scopes to ask for, separated by spaces. Default: none, so the server decides."""
-    extensions: dict[Annotated[Text, After(_checked_extension)], Text] = field(default_factory=dict)
+    extensions: dict[Annotated[Text, After(_checked_extension)], Annotated[Text, After(_checked_value)]] = field(
+        default_factory=dict
+    )
     """Extensions for the brokers, such as `logicalCluster` and `identityPoolId` of Confluent Cloud."""
     ca: Secret | None = None
     """Certificates of the authorities that are trusted to sign that of the token endpoint. Default: those of the

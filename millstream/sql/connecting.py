@@ -27,7 +27,7 @@ from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.limits import SQL_CONNECT_TIMEOUT_S, SQL_LOCK_TIMEOUT_S
 from millstream.spec.references import resolve
 from millstream.sql.settings import SQLITE, SqlDatabase
-from millstream.wire.client_tls import context_of
+from millstream.wire.client_tls import context_of, is_not_accepted
 
 T = TypeVar("T")
 
@@ -331,6 +331,9 @@ def error_of(error: BaseException, settings: SqlDatabase, where: str) -> Millstr
     place, text = f"{where}: {settings.shown}", said(error)
     if isinstance(error, TimeoutError):
         return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
+    if is_not_accepted(text):
+        what = f"{place} does not accept `tls.certificate`, or wants one: {text}"
+        return UserError(codes.TARGET_REFUSES, what)
     if "CERTIFICATE_VERIFY_FAILED" in text or "doesn't support SSL" in text or "WRONG_VERSION_NUMBER" in text:
         return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {text}")
     means = _means(error)

@@ -46,7 +46,7 @@ from millstream.retry import DELAY_MAX_S
 from millstream.spec.references import Reference, references_in, resolve
 from millstream.spec.tls import ServerTls
 from millstream.web.settings import WebServer, is_url
-from millstream.wire.client_tls import context_of
+from millstream.wire.client_tls import context_of, is_not_accepted
 
 PASSING = frozenset({408, 409, 425, 429})
 """Statuses below 500 that pass by themselves. A server answers 409 while it is still processing the same request."""
@@ -171,6 +171,9 @@ def translated(link: WebLink) -> Iterator[None]:
         # A stack trace would show its text, too.
         raise link.away(f"cannot be reached: {said(error)}") from None
     except (ClientError, OSError) as error:
+        if is_not_accepted(said(error)):
+            what = f"{link.where}: {link.place} does not accept `tls.certificate`, or wants one: {said(error)}"
+            raise UserError(codes.TARGET_REFUSES, what) from error
         raise link.away(f"cannot be reached: {said(error)}") from error
 
 

@@ -50,11 +50,21 @@ _NOT_A_TOKEN = ("Response is not JSON", "Failed to parse JSON", "Expected ", "Fa
 """Beginnings of librdkafka's reasons after an answer with status 200."""
 _DISTRUST = ("SSL certificate", "SSL: no alternative certificate", "error adding trust anchors")
 """Beginnings of its reasons if it does not trust the token endpoint."""
-_OF_THE_NETWORK = (
-    *_DISTRUST, "Could not ", "Couldn't ", "Failed to connect", "Connection ", "Operation timed out", "Timeout",
-    "Resolving timed out", "Recv failure", "Send failure", "OpenSSL ", "SSL ", "Empty reply", "Server returned nothing",
-)  # fmt: skip
-"""Beginnings of its reasons for which no answer arrived. Other texts are answers."""
+_HOST = r"[\w.:\[\]-]{1,255}"
+_OF_THE_NETWORK = re.compile(
+    rf"Could not resolve (?:host|proxy): {_HOST}"
+    rf"|Failed to connect to {_HOST}(?: port \d+)?(?: via {_HOST})? after \d+ ms: [A-Za-z' ]+"
+    r"|(?:Connection|Operation|Resolving|SSL connection) (?:timed out|timeout)(?: after \d+ (?:ms|milliseconds))?"
+    r"(?: with \d+ (?:out of \d+ )?bytes received)?"
+    r"|(?:Recv|Send) failure: [A-Za-z' ]+"
+    r"|Timeout was reached|SSL connect error|Could not connect to server|Could not resolve (?:hostname|proxy name)"
+    r"|Empty reply from server|Server returned nothing \(no headers, no data\)"
+    r"|(?:TLS connect error|OpenSSL SSL_(?:connect|read|write)): [\w :,.-]+"
+    r"|SSL certificate (?:problem|OpenSSL verify result): [A-Za-z ,/-]+(?: \(\d+\))?"
+    rf"|SSL: no alternative certificate subject name matches target [A-Za-z0-9 ]+ '{_HOST}'"
+    r"|error adding trust anchors from [A-Za-z ]+: [\w./-]+"
+)
+"""Its whole reasons for which no answer arrived. Other texts may be answers, which may begin like these."""
 _UNKNOWN = frozenset((
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -119,7 +129,7 @@ def text_of(error: KafkaError) -> str:
         return f"the token endpoint refuses the client ({found[1]})"
     if said.startswith(_NOT_A_TOKEN):
         return "the token endpoint answers with something that is not a token"
-    return f"no token from the token endpoint{f': {said}' if said.startswith(_OF_THE_NETWORK) else ''}"
+    return f"no token from the token endpoint{f': {said}' if _OF_THE_NETWORK.fullmatch(said) else ''}"
 
 
 def _is_refusal(error: KafkaError) -> bool:
@@ -211,14 +221,16 @@ def reach(
     where: str,
     *,
     limit_s: float | None = None,
+    since_s: float | None = None,
 ) -> _T:
     """The cluster's answer to `ask`, which gets its time limit; waits for unavailable brokers. `serve` makes the client
     call its callbacks.
 
-    Raises `UserError` if waiting does not help, and `RetryLaterError` after `limit_s`, by default `cluster.timeout_s`.
+    Raises `UserError` if waiting does not help, and `RetryLaterError` after `limit_s`, by default `cluster.timeout_s`,
+    which begins at `since_s` of the monotonic clock, by default now.
     """
     limit_s = cluster.timeout_s if limit_s is None else limit_s
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = (time.monotonic() if since_s is None else since_s) + limit_s
     heard.forget()
     while True:
         thread.check()
@@ -267,7 +279,7 @@ async def look_for_topics(cluster: KafkaCluster, topics: Sequence[str], base_dir
     """Check that the cluster answers and has these topics, in less time than `validate --online` gives. Errors: those
     of `reach`."""
     heard = Heard(where, logs=False)
-    wait = partial(reach, limit_s=min(cluster.timeout_s, KAFKA_LOOK_S))
+    wait = partial(reach, limit_s=min(cluster.timeout_s, KAFKA_LOOK_S), since_s=time.monotonic())
     settings = {**client_settings(cluster, base_dir, where), "group.id": "millstream", "error_cb": heard.hear}
     async with open_thread("kafka-look") as thread:
         consumer = await thread.run(made, Consumer, settings, where)

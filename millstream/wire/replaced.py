@@ -19,6 +19,7 @@ from millstream.clock import Clock
 from millstream.errors import UserError
 from millstream.files import write_private
 from millstream.limits import REREAD_INTERVAL_S
+from millstream.wire.client_tls import no_passphrase
 
 _log = logging.getLogger(__name__)
 
@@ -102,9 +103,9 @@ def server_context(texts: Sequence[str], what: str) -> ssl.SSLContext:
             paths = [Path(directory) / name for name in ("chain", "key")]
             for path, text in zip(paths, (chain, key), strict=True):
                 write_private(path, text)
-            context.load_cert_chain(paths[0], paths[1], password=_no_passphrase)
+            context.load_cert_chain(paths[0], paths[1], password=no_passphrase)
         for authority in authorities:
-            context.load_verify_locations(cadata=authority)
+            context.load_verify_locations(cadata=authority.encode("ascii", "ignore").decode())
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
@@ -113,7 +114,3 @@ def server_context(texts: Sequence[str], what: str) -> ssl.SSLContext:
             f"{what}: the certificates cannot be used: {reason}; they must be PEM files that belong together",
         ) from error
     return context
-
-
-def _no_passphrase() -> str:
-    raise ValueError("the private key has a passphrase")

@@ -79,9 +79,11 @@ class TestCredentials:
             async with open_connection(access) as connection:
                 assert connection.is_up
         read = access.client_options()["user_credentials"]
+        # Both for one connection, which needs a seed and its JWT.
+        assert read.data == credentials
+        written(tmp_path, "-----BEGIN NATS", "me.creds")
         assert read.data == credentials
         # The file while it is being replaced. A client that connects again would read it without an end.
-        written(tmp_path, "-----BEGIN NATS", "me.creds")
         with pytest.raises(nats_errors.InvalidUserCredentialsError):
             assert read.data
         (tmp_path / "me.creds").unlink()

@@ -30,7 +30,7 @@ from tests.contract.sinks.sink_targets import delta_numbers, delta_spec
 from tests.contract.sinks.table_lanes import LATER, numbers, opened, written
 from tests.contract.sinks.validating import validate_sink
 from tests.contract.sources.lanes import open_lane, read_to_end, values
-from tests.support.azure_server import ACCOUNT, AzureServer
+from tests.support.azure_server import ACCOUNT, KEY, AzureServer
 from tests.support.children import together
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
@@ -413,6 +413,17 @@ def test_azure_is_reached_with_a_signature(azure: AzureServer, tmp_path: Path) -
     options = options_of(path, ObjectStore.model_validate(store), tmp_path, "test")
     write_deltalake(path, pa.table({"n": [1, 2]}), storage_options=options)
     assert DeltaTable(path, storage_options=options).to_pyarrow_table().to_pylist() == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("variable", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"])
+def test_a_key_of_the_environment_that_the_client_would_prefer_to_a_signature_is_refused(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, KEY)
+    store = ObjectStore.model_validate({"account": ACCOUNT, "sasToken": "sp=r&sig=x"})
+    with raises(codes.CONNECTOR_SETTINGS, f"would use {variable} of the environment in place of `sasToken`") as refused:
+        options_of("az://lake/t", store, tmp_path, "test")
+    assert KEY not in str(refused.value)
 
 
 @pytest.mark.guarantee("I1")

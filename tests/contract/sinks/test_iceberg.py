@@ -482,6 +482,8 @@ async def test_a_client_asks_for_the_scope_of_its_tokens(tmp_path: Path) -> None
         ({"catalog": {"sqlite": "c.db", "warehouse": "w", "token": "x"}}, "token"),
         ({"catalog": {"sqlite": "c.db", "warehouse": "az://box/w"}}, "warehouse"),
         ({"catalog": {"sqlite": "c.db", "warehouse": "w", "scope": "x"}}, "scope"),
+        ({"catalog": {"rest": "http://host", "scope": "x"}}, "`scope` has no effect without `credential`"),
+        ({"catalog": {"rest": "http://host", "token": "t", "oauth2ServerUri": "http://a"}}, "`oauth2ServerUri` has no"),
         ({"catalog": {"rest": "host:8181"}}, "rest"),
         ({"table": "orders"}, "table"),
         ({"store": {"region": "x"}}, "store"),

@@ -361,7 +361,7 @@ async def test_a_client_gets_tokens_by_oauth(kafka: KafkaServer, topic: str, tmp
             async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl):
                 pass
         # A proxy before an endpoint that is down; it repeats what it got, too.
-        endpoint.answer = (404, f"cannot serve {SECRET}")
+        endpoint.answer = (404, f"Could not authenticate {SECRET}")
         with raises(codes.TARGET_AWAY, match="no token from the token endpoint") as away:
             async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl, timeout="5s"):
                 pass

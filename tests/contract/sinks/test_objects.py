@@ -30,7 +30,7 @@ from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import finished_objects, object_numbers, object_spec
 from tests.contract.sinks.validating import validate_sink
-from tests.support.azure_server import ACCOUNT, AzureServer
+from tests.support.azure_server import ACCOUNT, KEY, AzureServer
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
 from tests.unit.writer.sink_frames import sink_frame
@@ -361,7 +361,11 @@ async def test_what_azure_refuses_is_said(
             pass
 
 
-async def test_azure_is_written_with_a_signature_which_is_never_shown(azure: AzureServer, tmp_path: Path) -> None:
+async def test_azure_is_written_with_a_signature_which_is_never_shown(
+    azure: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It comes before the key of the environment, which may write.
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
     place = azure.bucket()
     token = tmp_path / "token"
     named = {"endpoint": azure.endpoint, "account": ACCOUNT, "sasToken": {"file": str(token)}, "timeout": "500ms"}
@@ -383,6 +387,16 @@ async def test_azure_is_written_with_a_signature_which_is_never_shown(azure: Azu
         for secret in (signature, refused):
             assert secret not in shown
             assert quote_plus(secret) not in shown
+
+
+async def test_a_key_for_azure_comes_before_a_token_of_the_environment(
+    azure: AzureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_TOKEN", "of another user")
+    async with opened(object_spec(azure.bucket(), "jsonl")) as lane:
+        await lane.write([numbers(1)], Position(1))
+        await lane.flush()
+        assert lane.durable == Position(1)
 
 
 async def test_a_right_that_is_missing_is_said(s3: Bucket) -> None:

@@ -19,8 +19,10 @@ from ruamel.yaml import YAML
 
 from millstream import codes
 from millstream.codes.code import Code
-from millstream.errors import FencedError, RetryLaterError, UserError
+from millstream.errors import FencedError, MillstreamError, RetryLaterError, UserError
 from millstream.frame import Frame
+from millstream.postgres.connecting import connect
+from millstream.postgres.settings import PostgresServer as PostgresSettings
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.spec.models import FallbackSink
@@ -581,6 +583,12 @@ async def test_a_role_may_show_a_certificate(tmp_path: Path) -> None:
         with raises(codes.TARGET_REFUSES, "client certificate"):
             async with opened(postgres_spec(database, "insert", **without)):
                 pass
+        # The server says so after the handshake, and the end of the connection may arrive in place of the reason.
+        other = make_certificate(tmp_path / "other")
+        foreign = {"sslCert": {"file": str(other.certificate)}, "sslKey": {"file": str(other.key)}}
+        strange = PostgresSettings.model_validate({**database.settings, **safe, **foreign})
+        with pytest.raises(MillstreamError, match="does not accept `sslCert`"):
+            await connect(strange, tmp_path, "test", "test")
         with raises(codes.CERTIFICATES, "`sslCert` and `sslKey` cannot be used"):
             async with opened(postgres_spec(database, "insert", **safe | {"sslKey": {"file": str(certificate)}})):
                 pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -176,6 +176,27 @@ async def test_credentials_of_nsc_may_be_a_file_or_a_reference(tmp_path: Path, m
     async with open_nats_process(tmp_path / "server", conf) as server:
         for written in (str(path), {"file": str(path)}, {"env": "CREDS"}, secret):
             async with open_lane(_signing({"creds": written}, server.url)) as lane:
+                await lane.read(1, 1000, 0.01)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("\n------END USER", "  \n------END USER"),
+        lambda text: "".join(f"    {line}\n" for line in text.splitlines()),
+        lambda text: text.partition("\n------END USER")[0],
+    ],
+    ids=["of Windows", "spaces after the seed", "indented", "ends with the seed"],
+)
+async def test_credentials_may_have_other_white_space(written: Callable[[str], str], tmp_path: Path) -> None:
+    nkeys = pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
+    conf, credentials = signed_user(nkeys)
+    path = tmp_path / "me.creds"
+    path.write_bytes(written(credentials).encode())
+    async with open_nats_process(tmp_path / "server", conf) as server:
+        for creds in (str(path), {"file": str(path)}):
+            async with open_lane(_signing({"creds": creds}, server.url)) as lane:
                 await lane.read(1, 1000, 0.01)
 
 

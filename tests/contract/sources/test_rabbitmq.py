@@ -271,7 +271,7 @@ async def test_a_certificate_says_who_connects(rabbit: RabbitServer) -> None:
     with raises(codes.TARGET_UNFIT, f"no queue 'no-such' in vhost '{VIRTUAL_HOST}'"):
         async with open_lane(shown(rabbit.own(), virtualHost=VIRTUAL_HOST)):
             pass
-    with raises(codes.TARGET_REFUSES, "refuses user of the client certificate or has no virtual host /"):
+    with raises(codes.TARGET_REFUSES, "refuses the user of the client certificate or has no virtual host /"):
         async with open_lane(shown(rabbit.own())):
             pass
     # A user and a password come before the certificate.

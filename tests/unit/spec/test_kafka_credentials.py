@@ -49,6 +49,10 @@ def problems(sasl: dict[str, Any]) -> list[tuple[str, str]]:
             [("sasl.oauthbearer.extensions.a=b", "'a=b' is not the name of an extension")],
         ),
         (
+            {"mechanism": "OAUTHBEARER", "oauthbearer": {**CLIENT, "extensions": {"a": "b,c=d"}}},
+            [("sasl.oauthbearer.extensions.a", "'b,c=d' is not the value of an extension")],
+        ),
+        (
             {"mechanism": "OAUTHBEARER", "oauthbearer": {**CLIENT, "tokenEndpointUrl": "http://me:s3cret@login/t"}},
             [("sasl.oauthbearer.tokenEndpointUrl", "'login/t' is not the address of a token endpoint")],
         ),
