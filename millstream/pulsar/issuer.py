@@ -5,12 +5,16 @@
 pulsar-client has the same flow. But its only error does not say whether the issuer refuses the client or is away, and
 it trusts the same authorities for issuer and cluster. So it gets its tokens from here.
 
+The client asks for its token in its own thread, and when it shuts down it waits for that thread while no other thread
+of Python can run. So it gets the last token at once, and a thread of ours replaces that before it expires.
+
 Above it: the link, and what asks the web service. Below it: the settings, and Python's client for HTTP.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +30,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.pulsar.settings import PulsarOauth2
+from millstream.retry import Backoff
 from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
@@ -33,6 +38,12 @@ from millstream.wire.client_tls import context_of
 ANSWER_BYTES_MAX = 256 * 1024
 _USED_SHARE = 0.9
 """Share of a token's lifetime for which it is used. The rest is for clocks that differ."""
+_UNKNOWN_S = 60.0
+"""How long a token is used whose lifetime the issuer does not say."""
+_RENEWED_AFTER_S = 1.0
+"""The shortest time between two requests for a token that is kept."""
+_AGAIN = Backoff(_RENEWED_AFTER_S, factor=2.0, cap_s=30.0, jitter=0.2)
+"""When a request for a token that is kept is repeated."""
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 """Answers to a request that is refused now, and may be accepted later."""
 _SAID = frozenset(
@@ -71,6 +82,7 @@ class Issuer:
         self._lock = threading.Lock()
         self._token = ""
         self._used_until_s = -1.0
+        self._closing = threading.Event()
         self.failure: MillstreamError | None = None
         """Why the last request for a token failed; None if it succeeded."""
 
@@ -85,16 +97,34 @@ class Issuer:
                 except (UserError, RetryLaterError) as error:
                     self.failure = error
                     raise
-                self._used_until_s = asked_s + lifetime_s * _USED_SHARE
+                self._used_until_s = asked_s + (lifetime_s * _USED_SHARE or _UNKNOWN_S)
                 self.failure = None
             return self._token
 
-    def token_or_last(self, timeout_s: float) -> str:
-        """For a caller that can handle no errors: the last token, if there is no new one. `failure` says why."""
-        try:
-            return self.token(timeout_s)
-        except (UserError, RetryLaterError):
-            return self._token
+    def last(self) -> str:
+        """The last token, which may have expired. Never blocks: a client calls it in its own thread."""
+        return self._token
+
+    def keep(self, timeout_s: float) -> None:
+        """Replaces the token before it expires, in a thread, until `close`. If that fails, `failure` says why, and it
+        tries again. `timeout_s`: for each request."""
+        threading.Thread(target=self._keep, args=(timeout_s,), name="pulsar-token", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends `keep`, and does not wait for a request that is in progress."""
+        self._closing.set()
+
+    def _keep(self, timeout_s: float) -> None:
+        rng = random.Random()
+        failed = 0
+        while not self._closing.wait(
+            _AGAIN.delay_s(failed, rng) or max(_RENEWED_AFTER_S, self._used_until_s - self._now_s())
+        ):
+            try:
+                self.token(timeout_s)
+                failed = 0
+            except (UserError, RetryLaterError):
+                failed += 1
 
     def _issued(self, deadline_s: float) -> tuple[str, float]:
         """A new token, and its lifetime in seconds; 0 if the issuer does not say it."""

@@ -15,7 +15,6 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import pulsar
@@ -63,7 +62,7 @@ class PulsarLink:
             key = self._file(tls.key, base_dir, "tls.key")
             self.client = pulsar.Client(
                 cluster.service_url,
-                authentication=_authentication(who, cluster.timeout_s, certificate, key),
+                authentication=_authentication(who, certificate, key),
                 operation_timeout_seconds=max(1, math.ceil(cluster.timeout_s)),
                 connection_timeout_ms=max(1, math.ceil(cluster.timeout_s * 1000)),
                 stats_interval_in_seconds=0,
@@ -82,6 +81,8 @@ class PulsarLink:
 
     def close(self) -> None:
         """Abandons what is in progress."""
+        if isinstance(self._who, Issuer):
+            self._who.close()
         try:
             self.client.shutdown()
         finally:
@@ -151,18 +152,22 @@ def open_link(cluster: PulsarCluster, base_dir: Path, where: str) -> PulsarLink:
             raise refused
         texts = dict.fromkeys(str(error).removeprefix(f"{where}: ") for error in errors)
         raise RetryLaterError(codes.TARGET_AWAY, f"{where}: {'; '.join(texts)}") from errors[0]
-    return PulsarLink(cluster, base_dir, where, who)
+    link = PulsarLink(cluster, base_dir, where, who)
+    if isinstance(who, Issuer):
+        who.keep(cluster.timeout_s)
+    return link
 
 
 def _authentication(
-    who: Credentials | Issuer | None, timeout_s: float, certificate: str | None, key: str | None
+    who: Credentials | Issuer | None, certificate: str | None, key: str | None
 ) -> pulsar.Authentication | None:
     """`certificate`, `key`: the files of the client's own."""
     if who is None:
         return None
     if isinstance(who, Issuer):
-        # The client asks at each connection, and when a broker asks for a new token.
-        return pulsar.AuthenticationToken(partial(who.token_or_last, timeout_s))
+        # The client asks at each connection, and when a broker asks for a new token. Its `shutdown` waits for the
+        # answer without releasing the interpreter's lock, so the answer must not wait for anything.
+        return pulsar.AuthenticationToken(who.last)
     if who.secret is None:
         return pulsar.AuthenticationTLS(certificate, key)
     if who.user is not None:

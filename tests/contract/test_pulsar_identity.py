@@ -7,6 +7,8 @@ import asyncio
 import json
 import re
 import ssl
+import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -37,9 +39,14 @@ from tests.support.pulsar_server import ADMIN, EXACT, USER, PulsarServer
 from tests.support.token_issuer import CLIENT_ID, CLIENT_SECRET, TokenIssuer, open_token_issuer
 from tests.unit.writer.sink_frames import sink_frame
 
-RENEWED_S = 12
-"""A lifetime of tokens that a test waits for. A slow machine uses a token before it ends."""
-WAIT_S = 120.0
+SAID_S = 5
+"""The lifetime of tokens as their issuer says it; they are valid for longer, so that a slow machine may replace them
+late."""
+VALID_S = 30
+"""How long tokens are valid that a test sees expire: a slow machine has connected by then."""
+WAIT_S = 600.0
+SILENT_S = 15.0
+"""How long a lane waits for an issuer that does not answer."""
 
 
 def oauth2(issuer: TokenIssuer, directory: Path, secret: str = CLIENT_SECRET, **more: Any) -> dict[str, Any]:
@@ -192,53 +199,73 @@ async def test_a_token_is_used_until_shortly_before_it_expires(tmp_path: Path) -
         async def at(now_s: float) -> str:
             nonlocal time_s
             time_s = now_s
-            return await asyncio.to_thread(tokens.token_or_last, 5.0)
+            return await asyncio.to_thread(tokens.token, 5.0)
 
         first = f"{CLIENT_ID} 1"
         assert [await at(0), await at(3200)] == [first, first]
         issuer.away = True
-        assert await at(3300) == first
+        with pytest.raises(RetryLaterError, match="it answered 503"):
+            await at(3300)
+        assert tokens.last() == first
         assert isinstance(tokens.failure, RetryLaterError)
         issuer.away = False
-        assert await at(3300) == f"{CLIENT_ID} 2"
+        assert await at(3300) == tokens.last() == f"{CLIENT_ID} 2"
         assert tokens.failure is None
 
 
+async def test_a_token_is_replaced_though_its_issuer_was_away(tmp_path: Path) -> None:
+    async with open_token_issuer(lambda role, lifetime_s: str(issuer.issued)) as issuer, asyncio.timeout(WAIT_S):
+        issuer.lifetime_s = 1
+        settings = PulsarOauth2.model_validate(oauth2(issuer, tmp_path)["auth"]["oauth2"])
+        tokens = open_issuer(settings, Path(), "lane")
+        assert await asyncio.to_thread(tokens.token, 5.0) == "1"
+        issuer.away = True
+        tokens.keep(5.0)
+        try:
+            await until(lambda: tokens.failure is not None)
+            assert tokens.last() == "1"
+            issuer.away = False
+            await until(lambda: tokens.last() == "3")
+            assert tokens.failure is None
+        finally:
+            tokens.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - no event is sent
+        await asyncio.sleep(0.01)
+
+
+def connected_since(server: PulsarServer, topic: str) -> set[str]:
+    """When each of the topic's consumers has connected."""
+    stats = server.ask("GET", f"{topic.replace('://', '/')}/stats")
+    consumers = [one for subscription in stats["subscriptions"].values() for one in subscription["consumers"]]
+    return {f"{one['consumerName']} {one['connectedSince']}" for one in consumers}
+
+
 async def test_a_lane_gets_new_tokens_while_it_runs(pulsar: PulsarServer, tmp_path: Path) -> None:
-    topic, other = pulsar.topic(namespace=EXACT), pulsar.topic(namespace=EXACT)
-    for name in (topic, other):
-        grant(pulsar, name, CLIENT_ID)
-        pulsar.send(name, [b"1"])
-    plain = tmp_path / "token"
-    plain.write_text(pulsar.token(CLIENT_ID, RENEWED_S))
-    by_token = {"auth": {"token": {"file": str(plain)}}, "timeout": "1s"}
-    async with open_token_issuer(pulsar.token) as issuer, asyncio.timeout(WAIT_S):
-        issuer.lifetime_s = RENEWED_S
-        by_issuer = {**oauth2(issuer, tmp_path), "timeout": "2s"}
-        cluster = {**pulsar.settings, **by_issuer}
-        async with (
-            AsyncExitStack() as life,
-            open_lane(source(pulsar, topic, **by_issuer)) as lane,
-            open_lane(source(pulsar, other, **by_token)) as with_file,
-        ):
+    topic = pulsar.topic(namespace=EXACT)
+    grant(pulsar, topic, CLIENT_ID)
+    pulsar.send(topic, [b"1"])
+    async with open_token_issuer(lambda role, _: pulsar.token(role, VALID_S)) as issuer, asyncio.timeout(WAIT_S):
+        issuer.lifetime_s = SAID_S
+        by_issuer = {**oauth2(issuer, tmp_path), "timeout": "10s"}
+        cluster = PulsarCluster.model_validate({**pulsar.settings, **by_issuer})
+        async with AsyncExitStack() as life, open_lane(source(pulsar, topic, **by_issuer)) as lane:
             assert isinstance(lane, PulsarSourceLane)
-            idle = await asyncio.to_thread(open_link, PulsarCluster.model_validate(cluster), tmp_path, "lane")
+            idle = await asyncio.to_thread(open_link, cluster, tmp_path, "lane")
             life.callback(idle.close)
-            assert await read(lane, 1) == await read(with_file, 1) == [b"1"]
-            link = lane._link
-            while issuer.issued < 2:
+            assert await read(lane, 1) == [b"1"]
+            link, since = lane._link, connected_since(pulsar, topic)
+            # The tokens so far have expired then, and the broker has asked for others.
+            expired_s = time.time() + VALID_S + 3
+            while time.time() < expired_s:
                 await lane.read(1, 1000, 0.1)
             await asyncio.to_thread(pulsar.send, topic, [b"2"])
             assert await read(lane, 1) == [b"2"]
-            # The brokers asked for the new token; nothing was opened again.
+            # The client answered; nothing was opened again, neither by the lane nor by its client.
             assert lane._link is link
-            # A token that expires, and has no successor, is reported.
-            assert "is lost; a new one is opened" in str(await failed(with_file))
-            with raises(codes.TARGET_REFUSES, "refuses who connects"):
-                await with_file.read(1, 1000, 0.1)
-            plain.write_text(pulsar.token(CLIENT_ID))
-            await asyncio.to_thread(pulsar.send, other, [b"2"])
-            assert await read(with_file, 1) == [b"2"]
+            assert connected_since(pulsar, topic) == since
             issuer.away = True
             assert "is lost; a new one is opened" in str(await failed(lane))
             assert re.search("issuer of tokens .* cannot be used now: it answered 503", str(await failed(lane)))
@@ -251,6 +278,57 @@ async def test_a_lane_gets_new_tokens_while_it_runs(pulsar: PulsarServer, tmp_pa
             # A token that was revoked does not stop a lane, because the next one is judged first.
             assert lane._link is not None
             assert isinstance(lane._link.error_of(exceptions.AuthenticationError()), RetryLaterError)
+
+
+async def test_a_token_that_expires_and_has_no_successor_is_reported(pulsar: PulsarServer, tmp_path: Path) -> None:
+    topic = pulsar.topic(namespace=EXACT)
+    grant(pulsar, topic, CLIENT_ID)
+    pulsar.send(topic, [b"1"])
+    written = tmp_path / "token"
+    settings = source(pulsar, topic, auth={"token": {"file": str(written)}}, timeout="10s")
+    written.write_text(pulsar.token(CLIENT_ID, VALID_S))
+    async with open_lane(settings) as lane, asyncio.timeout(WAIT_S):
+        assert await read(lane, 1) == [b"1"]
+        assert "is lost; a new one is opened" in str(await failed(lane))
+        with raises(codes.TARGET_REFUSES, "refuses who connects"):
+            await lane.read(1, 1000, 0.1)
+        written.write_text(pulsar.token(CLIENT_ID))
+        await asyncio.to_thread(pulsar.send, topic, [b"2"])
+        assert await read(lane, 1) == [b"2"]
+
+
+async def gaps(found: list[float]) -> None:
+    """Adds how long the thread of the event loop could not run, each time, until it is cancelled. Unit: seconds."""
+    before_s = time.monotonic()
+    while True:
+        await asyncio.sleep(0.01)
+        now_s = time.monotonic()
+        found.append(now_s - before_s)
+        before_s = now_s
+
+
+async def test_a_lane_that_closes_while_its_issuer_is_silent_stops_no_other_thread(
+    pulsar: PulsarServer, tmp_path: Path
+) -> None:
+    topic = pulsar.topic(namespace=EXACT)
+    grant(pulsar, topic, CLIENT_ID)
+    async with open_token_issuer(lambda role, _: pulsar.token(role)) as issuer, asyncio.timeout(WAIT_S):
+        issuer.lifetime_s = 1
+        settings = {**pulsar.settings, **oauth2(issuer, tmp_path), "timeout": f"{SILENT_S:g}s"}
+        link = await asyncio.to_thread(open_link, PulsarCluster.model_validate(settings), tmp_path, "lane")
+        issuer.is_silent = True
+        # The first token has to be replaced soon, and the client connects when it is first used.
+        using = asyncio.create_task(asyncio.to_thread(link.partitions, topic))
+        await issuer.asked_silent.wait()
+        found = list[float]()
+        measuring = asyncio.create_task(gaps(found))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(link.close)
+        await until(lambda: bool(found))
+        measuring.cancel()
+        await asyncio.gather(measuring, using, return_exceptions=True)
+    # The client's own `shutdown` holds the interpreter's lock while its thread waits for a token.
+    assert max(found) < SILENT_S / 3
 
 
 async def test_validate_online_gets_a_token(

@@ -6,6 +6,7 @@ Below it: aiohttp.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -33,6 +34,10 @@ class TokenIssuer:
         """Tokens that it has issued."""
         self.away = False
         """It answers 503, as a proxy does in front of an issuer that is down."""
+        self.is_silent = False
+        """It accepts requests, and never answers, as behind a firewall that drops packets."""
+        self.asked_silent = asyncio.Event()
+        """Set when a request has come that is not answered."""
         self.echoes = False
         """A refusal repeats what was sent."""
         self.endpoint: str | None = None
@@ -70,9 +75,11 @@ class TokenIssuer:
 
     async def _document(self, _: web.Request) -> web.StreamResponse:
         endpoint = self.endpoint or f"{self.url}token"
+        await self._answerable()
         return self._fault() or web.json_response({"issuer": self.url, "token_endpoint": endpoint})
 
     async def _token(self, request: web.Request) -> web.StreamResponse:
+        await self._answerable()
         if (fault := self._fault()) is not None:
             return fault
         form = dict(await request.post())
@@ -86,6 +93,12 @@ class TokenIssuer:
         self.issued += 1
         token = self._make(CLIENT_ID, self.lifetime_s)
         return web.json_response({"access_token": token, "token_type": "Bearer", "expires_in": int(self.lifetime_s)})
+
+    async def _answerable(self) -> None:
+        """Returns at once, or never."""
+        if self.is_silent:
+            self.asked_silent.set()
+            await asyncio.Event().wait()
 
     def _fault(self) -> web.Response | None:
         if self.page is not None:
