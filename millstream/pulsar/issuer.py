@@ -14,6 +14,7 @@ Above it: the link, and what asks the web service. Below it: the settings, and P
 from __future__ import annotations
 
 import json
+import math
 import random
 import threading
 import time
@@ -40,10 +41,14 @@ _USED_SHARE = 0.9
 """Share of a token's lifetime for which it is used. The rest is for clocks that differ."""
 _UNKNOWN_S = 60.0
 """How long a token is used whose lifetime the issuer does not say."""
+_USED_MAX_S = 24 * 3600.0
+"""How long a token is used at most, however long its lifetime."""
 _RENEWED_AFTER_S = 1.0
 """The shortest time between two requests for a token that is kept."""
 _AGAIN = Backoff(_RENEWED_AFTER_S, factor=2.0, cap_s=30.0, jitter=0.2)
 """When a request for a token that is kept is repeated."""
+_NOT_JSON = (ValueError, RecursionError)
+"""Errors of the decoder; the second one for arrays in arrays in arrays."""
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 """Answers to a request that is refused now, and may be accepted later."""
 _SAID = frozenset(
@@ -97,7 +102,7 @@ class Issuer:
                 except (UserError, RetryLaterError) as error:
                     self.failure = error
                     raise
-                self._used_until_s = asked_s + (lifetime_s * _USED_SHARE or _UNKNOWN_S)
+                self._used_until_s = asked_s + (min(lifetime_s * _USED_SHARE, _USED_MAX_S) or _UNKNOWN_S)
                 self.failure = None
             return self._token
 
@@ -132,17 +137,17 @@ class Issuer:
         document = self._asked(settings.issuer_url.rstrip("/") + "/.well-known/openid-configuration", None, deadline_s)
         endpoint = document.get("token_endpoint")
         schemes = ("https",) if settings.encrypted else ("http", "https")
-        if not isinstance(endpoint, str) or urlsplit(endpoint).scheme not in schemes:
+        if not isinstance(endpoint, str) or _scheme(endpoint) not in schemes:
             what = f"its document names no `token_endpoint` with {' or '.join(schemes)}://"
             raise UserError(codes.TARGET_UNFIT, f"{self._place} issues no tokens: {what}. Correct `issuerUrl`")
         fields = {"grant_type": "client_credentials", "client_id": self._client[0], "client_secret": self._client[1]}
         fields |= {"audience": settings.audience} if settings.audience else {}
         fields |= {"scope": settings.scope} if settings.scope else {}
         answer = self._asked(endpoint, urlencode(fields).encode(), deadline_s)
-        token, lifetime_s = answer.get("access_token"), answer.get("expires_in")
+        token = answer.get("access_token")
         if not isinstance(token, str) or not token:
             raise self._away("its answer has no `access_token`")
-        return token, float(lifetime_s) if isinstance(lifetime_s, int | float) else 0.0
+        return token, _lifetime_s(answer.get("expires_in"))
 
     def _asked(self, address: str, form: bytes | None, deadline_s: float) -> Mapping[str, Any]:
         """One request, and its answer. `form`: sent by POST; None for GET."""
@@ -153,14 +158,14 @@ class Issuer:
         except HTTPError as error:
             with error:
                 raise self._refusal(error, form is not None, deadline_s) from None
-        except (OSError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, *_NOT_JSON) as error:
             # A request that gets no answer at all has the reason in an error of its own.
             cause = error.reason if isinstance(error, URLError) else error
             if isinstance(cause, SSLError) and not isinstance(cause, SSLEOFError | TimeoutError):
                 raise UserError(codes.TARGET_REFUSES, f"{self._place}: no encrypted connection: {cause}") from error
             if isinstance(cause, TimeoutError):
                 raise self._away("it did not answer in time") from error
-            said = "its answer is not JSON" if isinstance(cause, ValueError) else str(cause) or type(cause).__name__
+            said = "its answer is not JSON" if isinstance(cause, _NOT_JSON) else str(cause) or type(cause).__name__
             raise self._away(said) from None
         if not isinstance(found, dict):
             raise self._away("its answer is not a JSON object")
@@ -176,7 +181,7 @@ class Issuer:
         said = f"it answered {error.code}"
         try:
             found = json.loads(_body(error, deadline_s))
-        except (OSError, HTTPException, ValueError):
+        except (OSError, HTTPException, *_NOT_JSON):
             found = None
         if isinstance(found, dict) and found.get("error") in _SAID:
             said += f", {found['error']}"
@@ -206,7 +211,7 @@ def _client_of(key: str, what: str) -> tuple[str, str]:
     """Id and secret in a key file. No message has a part of its text."""
     try:
         found = json.loads(key)
-    except ValueError:
+    except _NOT_JSON:
         found = None
     values = [found.get(name) for name in ("client_id", "client_secret")] if isinstance(found, dict) else []
     texts = [value for value in values if isinstance(value, str) and value]
@@ -215,6 +220,23 @@ def _client_of(key: str, what: str) -> tuple[str, str]:
             codes.TARGET_REFUSES, f"{what} is not a key file: it has to be JSON with `client_id` and `client_secret`"
         )
     return texts[0], texts[1]
+
+
+def _scheme(address: str) -> str:
+    """The scheme of an address; empty if it is none."""
+    try:
+        return urlsplit(address).scheme
+    except ValueError:
+        return ""
+
+
+def _lifetime_s(said: Any) -> float:
+    """What an answer says of its token's lifetime, a number or its text; 0 for what cannot be one."""
+    try:
+        lifetime_s = float(said)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    return lifetime_s if 0.0 < lifetime_s < math.inf else 0.0
 
 
 def _left_s(deadline_s: float) -> float:

@@ -163,6 +163,8 @@ async def test_a_lane_waits_for_an_issuer_that_is_away(pulsar: PulsarServer, tmp
             codes.TARGET_UNFIT,
             "names no `token_endpoint`",
         ),
+        (web.Response(text='{"token_endpoint": "http://[x"}'), codes.TARGET_UNFIT, "names no `token_endpoint`"),
+        (web.Response(text="[" * 100_000), codes.TARGET_AWAY, "its answer is not JSON"),
         (web.Response(text="<html>"), codes.TARGET_AWAY, "its answer is not JSON"),
         (web.Response(text="[]"), codes.TARGET_AWAY, "its answer is not a JSON object"),
         (web.Response(text=f'"{"x" * ANSWER_BYTES_MAX}"'), codes.TARGET_AWAY, "its answer is not JSON"),
@@ -211,6 +213,41 @@ async def test_a_token_is_used_until_shortly_before_it_expires(tmp_path: Path) -
         issuer.away = False
         assert await at(3300) == tokens.last() == f"{CLIENT_ID} 2"
         assert tokens.failure is None
+
+
+@pytest.mark.parametrize(
+    ("said", "used_s"),
+    [
+        ("3600", 3240),
+        ('"3600"', 3240),
+        ("3600.5", 3240),
+        ("1e300", 86_400),
+        pytest.param("9" * 401, 60, id="401 digits"),
+        ("1e999", 60),
+        ("NaN", 60),
+        ("-5", 60),
+        ("0", 60),
+        ("null", 60),
+        ("[]", 60),
+        ('"soon"', 60),
+    ],
+)
+async def test_what_an_issuer_says_of_a_lifetime(said: str, used_s: int, tmp_path: Path) -> None:
+    times_s = iter((0.0, used_s - 1.0, used_s + 1.0))
+    async with open_token_issuer(lambda *_: str(issuer.issued)) as issuer:
+        issuer.said = said
+        settings = PulsarOauth2.model_validate(oauth2(issuer, tmp_path)["auth"]["oauth2"])
+        tokens = open_issuer(settings, Path(), "lane", lambda: next(times_s))
+        found = [await asyncio.to_thread(tokens.token, 30.0) for _ in range(3)]
+    assert found == ["1", "1", "2"]
+
+
+async def test_a_refusal_that_cannot_be_read_is_a_refusal(tmp_path: Path) -> None:
+    async with open_token_issuer(lambda *_: "t0ken") as issuer, open_token_issuer(lambda *_: "t0ken") as other:
+        issuer.endpoint = f"{other.url}token"
+        other.page = web.Response(status=400, text="[" * 100_000)
+        with raises(codes.TARGET_REFUSES, "refuses the client: it answered 400"):
+            await asyncio.to_thread(token_of, oauth2(issuer, tmp_path))
 
 
 async def test_a_token_is_replaced_though_its_issuer_was_away(tmp_path: Path) -> None:
@@ -393,7 +430,16 @@ def test_settings_of_a_client_that_cannot_be_meant_are_refused(change: dict[str,
     assert all("wr0ng" not in one["msg"] for one in refused.value.errors())
 
 
-@pytest.mark.parametrize("key", ["wr0ng", '"wr0ng"', '{"client_id": "c", "client_secret": 7}', '{"client_id": "c"}'])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "wr0ng",
+        pytest.param("[" * 60_000, id="nested"),
+        '"wr0ng"',
+        '{"client_id": "c", "client_secret": 7}',
+        '{"client_id": "c"}',
+    ],
+)
 def test_what_is_not_a_key_file_is_said(key: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(key)
     settings = PulsarOauth2.model_validate({"issuerUrl": "https://h", "privateKey": {"file": "key"}})

@@ -30,6 +30,8 @@ class TokenIssuer:
         self.url = ""
         self.lifetime_s = 3600.0
         """How long its tokens are valid."""
+        self.said: str | None = None
+        """What its answers say of it, as JSON; None for the truth."""
         self.issued = 0
         """Tokens that it has issued."""
         self.away = False
@@ -92,7 +94,9 @@ class TokenIssuer:
             return web.json_response({"error": "invalid_request", **echo}, status=400)
         self.issued += 1
         token = self._make(CLIENT_ID, self.lifetime_s)
-        return web.json_response({"access_token": token, "token_type": "Bearer", "expires_in": int(self.lifetime_s)})
+        said = str(int(self.lifetime_s)) if self.said is None else self.said
+        text = f'{{"access_token": {json.dumps(token)}, "token_type": "Bearer", "expires_in": {said}}}'
+        return web.json_response(text=text)
 
     async def _answerable(self) -> None:
         """Returns at once, or never."""
