@@ -256,6 +256,9 @@ MQTT_UNCONFIRMED_MAX = 1000
 """Unconfirmed messages of a sink to an MQTT broker."""
 RABBITMQ_UNCONFIRMED_MAX = 1000
 """Unconfirmed messages of a sink to RabbitMQ."""
+PULSAR_LOOK_S = ONLINE_CHECK_TIMEOUT_S - 2.0
+"""How long `validate --online` waits for a cluster, its issuer of tokens and its web service together: then there is
+time to say which of them did not answer."""
 PULSAR_UNCONFIRMED_MAX = 1000
 """Unconfirmed messages of a sink to a partition of Pulsar."""
 NATS_UNANSWERED_MAX = 4096

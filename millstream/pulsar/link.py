@@ -104,8 +104,9 @@ class PulsarLink:
         """The Millstream error for an error of the client."""
         if isinstance(self._who, Issuer):
             # A client whose token has expired tries to connect until its time is over.
-            if self._who.failure is not None and not isinstance(error, _ANSWERS):
-                return self._who.failure
+            # The next link reads the secret again, which may have been replaced, and the answer to that is final.
+            if (failure := self._who.failure) is not None and not isinstance(error, _ANSWERS):
+                return RetryLaterError(codes.TARGET_AWAY, str(failure))
             # The next link gets a new token, and the answer to that is final.
             if isinstance(error, _UNKNOWN):
                 what = f"{_place(self._cluster, self._where)} does not accept a token that was issued earlier"

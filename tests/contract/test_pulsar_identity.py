@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -21,8 +22,10 @@ from pydantic import ValidationError
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import MillstreamError, RetryLaterError
+from millstream.limits import ONLINE_CHECK_TIMEOUT_S, PULSAR_LOOK_S
 from millstream.pulsar.issuer import ANSWER_BYTES_MAX, open_issuer
 from millstream.pulsar.link import open_link
+from millstream.pulsar.looking import Looking, look
 from millstream.pulsar.settings import PulsarCluster, PulsarOauth2
 from millstream.record import Position
 from millstream.spec.models import FallbackSink, Source
@@ -32,6 +35,8 @@ from millstream_reader.sources.pulsar.connector import PULSAR
 from millstream_reader.sources.pulsar.lane import PulsarSourceLane
 from millstream_runner.cli.main import main
 from millstream_writer.sinks.opening import open_sink
+from millstream_writer.sinks.pulsar.connector import PulsarSink
+from millstream_writer.sinks.pulsar.web_service import deduplicates
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sources.lanes import open_lane, read_until, values
 from tests.support.errors import raises
@@ -280,6 +285,7 @@ def connected_since(server: PulsarServer, topic: str) -> set[str]:
     return {f"{one['consumerName']} {one['connectedSince']}" for one in consumers}
 
 
+@pytest.mark.timeout(WAIT_S + 60)
 async def test_a_lane_gets_new_tokens_while_it_runs(pulsar: PulsarServer, tmp_path: Path) -> None:
     topic = pulsar.topic(namespace=EXACT)
     grant(pulsar, topic, CLIENT_ID)
@@ -317,6 +323,7 @@ async def test_a_lane_gets_new_tokens_while_it_runs(pulsar: PulsarServer, tmp_pa
             assert isinstance(lane._link.error_of(exceptions.AuthenticationError()), RetryLaterError)
 
 
+@pytest.mark.timeout(WAIT_S + 60)
 async def test_a_token_that_expires_and_has_no_successor_is_reported(pulsar: PulsarServer, tmp_path: Path) -> None:
     topic = pulsar.topic(namespace=EXACT)
     grant(pulsar, topic, CLIENT_ID)
@@ -332,6 +339,26 @@ async def test_a_token_that_expires_and_has_no_successor_is_reported(pulsar: Pul
         written.write_text(pulsar.token(CLIENT_ID))
         await asyncio.to_thread(pulsar.send, topic, [b"2"])
         assert await read(lane, 1) == [b"2"]
+
+
+async def test_a_secret_that_is_replaced_while_a_lane_runs_does_not_stop_it(
+    pulsar: PulsarServer, tmp_path: Path
+) -> None:
+    async with open_token_issuer(lambda role, _: pulsar.token(role)) as issuer, asyncio.timeout(WAIT_S):
+        issuer.lifetime_s = 1
+        settings = PulsarCluster.model_validate({**pulsar.settings, **oauth2(issuer, tmp_path)})
+        link = await asyncio.to_thread(open_link, settings, tmp_path, "lane")
+        try:
+            issuer.secret = "n3w"
+            what = "refuses the client: it answered 401"
+            await until(lambda: what in str(link.error_of(exceptions.Timeout())))
+            assert isinstance(link.error_of(exceptions.Timeout()), RetryLaterError)
+            with raises(codes.TARGET_REFUSES, what):
+                await asyncio.to_thread(open_link, settings, tmp_path, "lane")
+            oauth2(issuer, tmp_path, "n3w")
+            (await asyncio.to_thread(open_link, settings, tmp_path, "lane")).close()
+        finally:
+            await asyncio.to_thread(link.close)
 
 
 async def gaps(found: list[float]) -> None:
@@ -396,6 +423,23 @@ async def test_validate_online_gets_a_token(
         code, problems = await asyncio.to_thread(online, oauth2(issuer, tmp_path, "wr0ng"))
         assert {one["code"] for one in problems} == {"MS-2514"}
         assert "wr0ng" not in str(problems)
+
+
+async def test_looking_ends_before_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PULSAR_LOOK_S < ONLINE_CHECK_TIMEOUT_S
+    monkeypatch.setattr("millstream.pulsar.looking.PULSAR_LOOK_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        async with open_token_issuer(lambda *_: "t0ken") as issuer, asyncio.timeout(WAIT_S):
+            more = {**oauth2(issuer, tmp_path), "timeout": f"{2 * WAIT_S:g}s", "adminUrl": f"http://{host}"}
+            settings = PulsarSink.model_validate({"serverAddr": f"pulsar://{host}", "topic": "t", **more})
+            with raises(codes.TARGET_AWAY, f"Pulsar at {host} cannot be used now: it did not answer in time"):
+                await look(settings, ["t"], tmp_path, Looking())
+            with raises(codes.TARGET_AWAY, f"the web service of Pulsar at http://{host} cannot be used now"):
+                await deduplicates(settings, tmp_path, Looking())
+            issuer.is_silent = True
+            with raises(codes.TARGET_AWAY, "the issuer of tokens at .* cannot be used now: it did not answer in time"):
+                await deduplicates(settings, tmp_path, Looking())
 
 
 async def test_a_certificate_says_who_connects(pulsar: PulsarServer) -> None:

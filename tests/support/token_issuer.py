@@ -40,6 +40,8 @@ class TokenIssuer:
         """It accepts requests, and never answers, as behind a firewall that drops packets."""
         self.asked_silent = asyncio.Event()
         """Set when a request has come that is not answered."""
+        self.secret = CLIENT_SECRET
+        """What its client has to say."""
         self.echoes = False
         """A refusal repeats what was sent."""
         self.endpoint: str | None = None
@@ -88,7 +90,7 @@ class TokenIssuer:
         echo = {"error_description": f"not {form}"} if self.echoes else {}
         if form.pop("grant_type", None) != "client_credentials":
             return web.json_response({"error": "unsupported_grant_type", **echo}, status=400)
-        if (form.pop("client_id", None), form.pop("client_secret", None)) != (CLIENT_ID, CLIENT_SECRET):
+        if (form.pop("client_id", None), form.pop("client_secret", None)) != (CLIENT_ID, self.secret):
             return web.json_response({"error": "invalid_client", **echo}, status=401)
         if form != {"audience": AUDIENCE, "scope": SCOPE}:
             return web.json_response({"error": "invalid_request", **echo}, status=400)

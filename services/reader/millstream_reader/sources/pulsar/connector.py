@@ -65,9 +65,9 @@ class _Pulsar(SourceConnector[PulsarSource]):
         yield from cluster_notes(settings, path)
 
     async def online_findings(self, settings: PulsarSource, place: Place) -> Sequence[Finding]:
-        from millstream.pulsar.looking import look
+        from millstream.pulsar.looking import Looking, look
 
-        found = await look(settings, settings.topics, place.base_dir)
+        found = await look(settings, settings.topics, place.base_dir, Looking())
         return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
 
     def open(self, settings: PulsarSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:

@@ -80,13 +80,13 @@ class _Pulsar(SinkConnector[PulsarSink]):
             yield (*path, "adminUrl"), "the credentials are sent to the web service unencrypted; https:// encrypts it"
 
     async def online_findings(self, settings: PulsarSink, place: Place) -> Sequence[Finding]:
-        from millstream.pulsar.looking import look
+        from millstream.pulsar.looking import Looking, look
         from millstream_writer.sinks.pulsar.web_service import deduplicates
 
-        topic = settings.full_topic
-        found = await look(settings, [topic], place.base_dir)
+        topic, looking = settings.full_topic, Looking()
+        found = await look(settings, [topic], place.base_dir, looking)
         findings = [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
-        if not found and settings.deduplication and await deduplicates(settings, place.base_dir) is False:
+        if not found and settings.deduplication and await deduplicates(settings, place.base_dir, looking) is False:
             what = f"the brokers do not deduplicate messages of {topic}"
             expected = "`pulsar-admin namespaces set-deduplication --enable NAMESPACE`, or `deduplication: false`"
             findings.append(Finding(codes.TARGET_UNFIT, (*place.path, "deduplication"), what, expected))

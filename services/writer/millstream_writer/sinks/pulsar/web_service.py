@@ -13,6 +13,7 @@ from yarl import URL
 from millstream import codes
 from millstream.errors import RetryLaterError, UserError
 from millstream.pulsar.credentials import credentials_now, identity_of
+from millstream.pulsar.looking import Looking
 from millstream.pulsar.settings import PERSISTENT
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
@@ -21,13 +22,13 @@ from millstream_writer.sinks.pulsar.connector import PulsarSink
 _WHERE = "validate --online"
 
 
-async def deduplicates(settings: PulsarSink, base_dir: Path) -> bool | None:
+async def deduplicates(settings: PulsarSink, base_dir: Path, looking: Looking) -> bool | None:
     """Whether the brokers deduplicate the topic's messages; None if that is not known. Raises Millstream errors."""
     if settings.admin_url is None:
         return None
     headers = {}
     identity = identity_of(settings, base_dir, _WHERE)
-    who = await asyncio.to_thread(credentials_now, identity, settings.timeout_s)
+    who = await asyncio.to_thread(credentials_now, identity, looking.timeout_s(settings))
     if who is not None and who.header is not None:
         headers["Authorization"] = who.header
     topic = quote(settings.full_topic.removeprefix(PERSISTENT))
@@ -35,7 +36,7 @@ async def deduplicates(settings: PulsarSink, base_dir: Path) -> bool | None:
     address = URL(settings.admin_url.rstrip("/") + path, encoded=True)
     place = f"{_WHERE}: the web service of Pulsar at {settings.admin_url}"
     secured = TCPConnector(ssl=context_of(settings.tls or ServerTls(), base_dir, _WHERE))
-    limit = ClientTimeout(settings.timeout_s)
+    limit = ClientTimeout(looking.timeout_s(settings))
     try:
         async with (
             ClientSession(headers=headers, timeout=limit, connector=secured) as session,
