@@ -187,6 +187,10 @@ def error_of(error: BaseException, server: RabbitServer, where: str) -> Millstre
         return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
     if is_not_accepted(said):
         return UserError(codes.TARGET_REFUSES, f"{place} does not accept the client certificate: {said}")
+    if isinstance(error, exceptions.AuthenticationError) and server.by_certificate:
+        what = f"{place} does not offer EXTERNAL, by which a client certificate says who connects, but {error.args[0]}"
+        advice = "Enable the plugin rabbitmq_auth_mechanism_ssl on the server, or set `user` and `password`"
+        return UserError(codes.TARGET_REFUSES, f"{what}. {advice}")
     if isinstance(error, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
         return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.shown_user}: {said}")
     if isinstance(error, exceptions.ConnectionNotAllowed):

@@ -25,6 +25,8 @@ class TokenEndpoint:
     def __init__(self, server: ThreadingHTTPServer, scheme: str) -> None:
         self.url = f"{scheme}://127.0.0.1:{server.server_port}/token"
         self.answer: tuple[int, str] | None = None
+        self.issued_s: int | None = None
+        """The Unix time at which its tokens say that they were issued; None for the time of the request."""
         self.scopes: list[str] = []
         """Of the requests that got a token."""
 
@@ -37,7 +39,7 @@ class TokenEndpoint:
             # Some servers repeat what they got.
             return 401, json.dumps({"error": "invalid_client", "error_description": f"{authorization} {body}"})
         self.scopes.append(asked.get("scope", ""))
-        now_s = int(time.time())
+        now_s = int(time.time()) if self.issued_s is None else self.issued_s
         claims = {"sub": CLIENT, "iat": now_s, "exp": now_s + 3600, "scope": asked.get("scope", "")}
         parts = ({"alg": "none"}, claims)
         token = ".".join(urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts) + "."

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed
+from aiormq.exceptions import (
+    AuthenticationError,
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
 
+from millstream import codes
 from millstream.errors import RetryLaterError, UserError
 from millstream.rabbitmq.link import error_of
 from millstream.rabbitmq.settings import RabbitServer
@@ -45,3 +51,13 @@ def test_a_server_that_is_starting_or_away_is_tried_again(error: BaseException) 
 )
 def test_what_a_user_has_to_change_stops_the_lane(error: BaseException) -> None:
     assert isinstance(error_of(error, SERVER, "lane in.0"), UserError)
+
+
+def test_a_server_that_takes_no_certificates_is_not_taken_for_one_that_refuses_the_user() -> None:
+    own = {"certificate": {"env": "CERTIFICATE"}, "key": {"env": "KEY"}}
+    server = RabbitServer.model_validate({"url": "amqps://127.0.0.1:5671", "tls": own})
+    error = error_of(AuthenticationError("AMQPLAIN PLAIN", ["PLAIN", "EXTERNAL"]), server, "lane in.0")
+    assert error.code is codes.TARGET_REFUSES
+    assert "does not offer EXTERNAL, by which a client certificate says who connects, but AMQPLAIN PLAIN. " in str(
+        error
+    )
