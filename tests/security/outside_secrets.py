@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import parse_qs, quote, quote_plus
 from uuid import uuid4
 
 import pyarrow as pa
@@ -18,13 +18,26 @@ import pytest
 from aiohttp import ClientSession, web
 from pyiceberg.catalog.rest import RestCatalog
 
-from tests.support import mariadb_server, mqtt_broker, object_server, postgres_server, rabbit_server, token_issuer
+from tests.nats_process import open_nats_process
+from tests.support import (
+    azure_server,
+    mariadb_server,
+    mqtt_broker,
+    object_server,
+    postgres_server,
+    rabbit_server,
+    token_endpoint,
+    token_issuer,
+)
 from tests.support.nats_outside import open_outside_nats
+from tests.support.nats_users import signed_user
 from tests.support.registry_server import open_registry_server
+from tests.support.token_endpoint import open_token_endpoint
 from tests.support.token_issuer import open_token_issuer
 from tests.support.web_server import HANDLERS, TOKEN, open_web
 
 if TYPE_CHECKING:
+    from tests.support.azure_server import AzureServer
     from tests.support.kafka_server import KafkaServer
     from tests.support.mariadb_server import MariaServer
     from tests.support.mqtt_broker import MqttServer
@@ -57,6 +70,8 @@ class Outside:
     """Further keys of the Kubernetes Secret `outside`."""
     parts: tuple[str, ...] = ()
     """What is secret in them."""
+    wrong: str = "wr0ng s3cret/+?"
+    """A secret of the same form that is not the right one."""
 
     def write(self, directory: Path, secret: str | None = None) -> None:
         """The pipeline file, and the mounted Secret. `secret`: another one than the right one."""
@@ -111,6 +126,22 @@ async def _kafka(request: pytest.FixtureRequest, directory: Path, life: Life) ->
         {"out": {"kafka": settings, "format": {**encoded, "schema": SCHEMA, "autoRegister": True}}},
         {"back": {"kafka": {**settings, "start": "earliest"}, "format": encoded}},
         users=(kafka_server.USER, registry_server.USER),
+    )
+
+
+async def _kafka_oauth(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    """The endpoint repeats what it refuses."""
+    server: KafkaServer = request.getfixturevalue("kafka")
+    topic = await asyncio.to_thread(server.create, str(uuid4()))
+    endpoint = life.enter_context(open_token_endpoint())
+    client = {"clientId": token_endpoint.CLIENT, "clientSecret": SECRET, "tokenEndpointUrl": endpoint.url}
+    sasl = {"mechanism": "OAUTHBEARER", "oauthbearer": client}
+    settings = {"brokers": [server.sasl_brokers], "topic": topic, "sasl": sasl, "timeout": "5s"}
+    return Outside(
+        token_endpoint.SECRET,
+        {"out": {"kafka": settings}},
+        {"back": {"kafka": {**settings, "start": "earliest"}}},
+        users=(token_endpoint.CLIENT,),
     )
 
 
@@ -237,6 +268,35 @@ async def _objects(request: pytest.FixtureRequest, directory: Path, life: Life) 
         },
         {"back": {"file": {"paths": [bucket.url("out/*")], "store": store, "follow": True}}},
         users=(object_server.KEY,),
+    )
+
+
+async def _signature(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    """A shared access signature for Azure."""
+    server: AzureServer = request.getfixturevalue("azure")
+    bucket = await asyncio.to_thread(server.bucket)
+    signature = server.signature("rwdlc")
+    digest, other = parse_qs(signature)["sig"][0], base64.b64encode(b"another digest of a signature").decode()
+    store = {"endpoint": server.endpoint, "account": azure_server.ACCOUNT, "sasToken": SECRET, "timeout": "5s"}
+    return Outside(
+        signature,
+        {"out": {"file": {"path": bucket.url("out"), "store": store, "rolling": {"maxAge": "200ms"}}}},
+        {"back": {"file": {"paths": [bucket.url("out/*")], "store": store, "follow": True}}},
+        parts=(digest, other),
+        wrong=signature.replace(quote_plus(digest), quote_plus(other)),
+    )
+
+
+async def _credentials(request: pytest.FixtureRequest, directory: Path, life: Life) -> Outside:
+    """A user's JWT and seed for NATS."""
+    nkeys = pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
+    conf, credentials = signed_user(nkeys)
+    _, wrong = signed_user(nkeys)
+    server = await life.enter_async_context(open_nats_process(directory / "nats", conf))
+    settings = {"url": server.url, "subject": "news", "auth": {"creds": SECRET}, "timeout": "5s"}
+    lines = [line for text in (credentials, wrong) for line in text.splitlines() if line and "-----" not in line]
+    return Outside(
+        credentials, {"out": {"nats": settings}}, {"live": {"nats": settings}}, parts=tuple(lines), wrong=wrong
     )
 
 
@@ -367,6 +427,7 @@ async def _web(request: pytest.FixtureRequest, directory: Path, life: Life) -> O
 
 KINDS: Mapping[str, Maker] = {
     "kafka": _kafka,
+    "kafka-oauth": _kafka_oauth,
     "postgres": _postgres,
     "mariadb": _mariadb,
     "redis": _redis,
@@ -376,10 +437,12 @@ KINDS: Mapping[str, Maker] = {
     "mqtt": _mqtt,
     "sqs": _sqs,
     "objects": _objects,
+    "azure-signature": _signature,
     "iceberg": _iceberg,
     "pubsub": _pubsub,
     "opensearch": _opensearch,
     "jetstream": _jetstream,
+    "nats-credentials": _credentials,
     "web": _web,
 }
 

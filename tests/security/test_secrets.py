@@ -19,7 +19,6 @@ from tests.security.outside_secrets import KINDS, Outside, open_outside
 from tests.support.children import started
 from tests.unit.telemetry.collector import Collector, open_collector
 
-WRONG = "wr0ng s3cret/+?"
 SOME = [pytest.param(kind, marks=pytest.mark.sweep) if kind == "opensearch" else kind for kind in KINDS]
 """All of them, with the slowest server in `make test-all` alone."""
 RUNNING = (
@@ -167,8 +166,8 @@ async def test_a_secret_that_is_refused_is_shown_nowhere(
         open_outside(kind, request, tmp_path) as outside,
         watched(directory, monkeypatch) as collector,
     ):
-        outside.write(directory, WRONG)
-        forms = outside.forms(WRONG)
+        outside.write(directory, outside.wrong)
+        forms = outside.forms(outside.wrong)
         checked = await command(directory, "validate", "--online", "--debug", "pipeline.yaml")
         async with start(directory, "run", "--debug", "pipeline.yaml", "--log-level", "debug") as running:
             (directory / "in.jsonl").write_text('{"number": 1}\n')
