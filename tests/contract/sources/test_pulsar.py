@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from pulsar import exceptions as pulsar_exceptions
@@ -252,6 +253,48 @@ async def test_what_left_a_reader_before_it_failed_is_read(pulsar: PulsarServer)
                 with suppress(RetryLaterError):
                     batches.append(await lane.read(4096, 1 << 20, 0.05))
     assert values(records_of(batches)) == numbers(0, 60)
+
+
+def connected(server: PulsarServer, topic: str) -> list[str]:
+    """The subscriptions of a topic that have a consumer; none while the topic is closed."""
+    try:
+        found = server.ask("GET", f"{topic.replace('://', '/')}/stats")["subscriptions"]
+    except HTTPError:
+        return []
+    return [name for name, one in found.items() if one["consumers"]]
+
+
+async def test_a_partition_that_has_no_connection_does_not_keep_the_others_waiting(
+    pulsar: PulsarServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    namespace = "public/narrow"
+    pulsar.ask("PUT", f"namespaces/{namespace}")
+    topic = pulsar.topic(2, namespace=namespace)
+    lost, other = (f"{topic}-partition-{partition}" for partition in range(2))
+    async with open_lane(spec(pulsar, topic, timeout="4s")) as lane, asyncio.timeout(3 * WAIT_S):
+        assert isinstance(lane, PulsarSourceLane)
+        link = lane._link
+        # The lane has two consumers of each partition. One of them stays out when they connect again.
+        pulsar.ask("POST", f"namespaces/{namespace}/maxConsumersPerTopic", 1)
+        staying: list[str] = []
+        while staying != ["shop"]:
+            pulsar.new_ledger(lost)
+            while not (staying := connected(pulsar, lost)):  # noqa: ASYNC110 - the server sends no event of it
+                await asyncio.sleep(0.05)
+        while not any("is not read now" in message for message in caplog.messages):
+            assert values(records_of([await lane.read(1, 1 << 20, 0.05)])) == []
+        pulsar.send(other, [b"other"])
+        assert await read(lane, 1) == [b"other"]
+        assert lane._link is link
+        assert is_held_up(lane)
+        pulsar.ask("POST", f"namespaces/{namespace}/maxConsumersPerTopic", 0)
+        pulsar.send(lost, [b"lost"])
+        found: list[bytes] = []
+        while not found:
+            # Its own client connects again, or a new one does.
+            with suppress(RetryLaterError):
+                found = values(records_of([await lane.read(1, 1 << 20, 0.05)]))
+        assert found == [b"lost"]
 
 
 async def test_a_comparison_that_fails_does_not_hold_the_lane_up(

@@ -41,6 +41,7 @@ from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.messages import too_large
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.pulsar.connector import PulsarSource
+from millstream_reader.sources.pulsar.losses import Losses
 from millstream_reader.sources.pulsar.messages import BEGINNING, Arrived, MessagePlace, arrived, place_of
 from millstream_reader.sources.starts import LATEST, start_time
 
@@ -101,8 +102,7 @@ class PulsarSourceLane:
         self._draining = False
         self._is_looking = False
         """Whether a message has arrived and has to be compared before it can be read."""
-        self._apart_since_s: float | None = None
-        """When it was first seen that a reader has no connection; None if all have one."""
+        self._losses = Losses(spec.timeout_s)
 
     @property
     def replayable(self) -> bool:
@@ -135,7 +135,7 @@ class PulsarSourceLane:
 
     def close(self) -> None:
         """Runs in the thread."""
-        self._apart_since_s = None
+        self._losses.forget()
         if self._link is not None:
             link, self._link = self._link, None
             link.close()
@@ -238,20 +238,39 @@ class PulsarSourceLane:
             raise
 
     def _check_connected(self) -> None:
-        """Raise `RetryLaterError` if a reader has had no connection for the cluster's timeout.
+        """Raise a Millstream error if readers have had no connection for the cluster's timeout, and the others have
+        none either, or a new client could connect, or the user has to change something.
 
         The client connects again by itself, but does not report why it cannot, such as a token that has expired. A new
         link reads the secrets again, and reports it.
         """
-        reading = [split.reader for split in self._splits.values() if not split.is_ended]
-        now_s = time.monotonic()
-        if all(reader.is_connected() for reader in reading):
-            self._apart_since_s = None
-        elif self._apart_since_s is None:
-            self._apart_since_s = now_s
-        elif now_s - self._apart_since_s >= self._spec.timeout_s:
-            what = f"{self._where}: the connection to Pulsar at {self._spec.shown} is lost; a new one is opened"
-            raise RetryLaterError(codes.TARGET_AWAY, what)
+        reading = {name: split.reader for name, split in self._splits.items() if not split.is_ended}
+        apart = [name for name, reader in reading.items() if not reader.is_connected()]
+        lost = self._losses.look(apart, time.monotonic())
+        if not lost:
+            return
+        if len(apart) < len(reading):
+            why = self._why_lost(lost[0])
+            if why is not None:
+                # The other partitions are read meanwhile. One stands for all, because each may take the timeout.
+                self._losses.postpone(lost)
+                _log.warning("%s: %s is not read now: %s", self._where, ", ".join(lost), why)
+                return
+        what = f"{self._where}: the connection to Pulsar at {self._spec.shown} is lost; a new one is opened"
+        raise RetryLaterError(codes.TARGET_AWAY, what)
+
+    def _why_lost(self, name: str) -> RetryLaterError | None:
+        """Why a client of its own cannot read a partition now either; None if it can. Raises `UserError`."""
+        try:
+            link = self._new_link()
+            try:
+                with link.translated():
+                    link.client.create_reader(name, pulsar.MessageId.latest)
+            finally:
+                link.close()
+        except RetryLaterError as error:
+            return error
+        return None
 
     def _received(self, records_max: int, bytes_max: int, timeout_s: float) -> list[Arrived]:
         found: list[Arrived] = []
