@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientOSError
 from asyncpg.exceptions import ConnectionDoesNotExistError
 
 from millstream import codes
@@ -20,6 +21,8 @@ from millstream.redis.settings import RedisServer
 from millstream.spec.tls import ServerTls
 from millstream.sql import connecting as sql
 from millstream.sql.settings import SqlDatabase
+from millstream.web.link import linked, translated
+from millstream.web.settings import WebServer
 from millstream.wire.certificates import Certificate, make_certificate
 from millstream.wire.client_tls import context_of
 from millstream.wire.replaced import server_context
@@ -129,6 +132,15 @@ def test_other_servers_do_not_accept_a_certificate_after_the_handshake() -> None
     database = SqlDatabase.model_validate({"url": "mysql+pymysql://h/d"})
     error = exc.OperationalError(None, None, lost)
     _says(sql.error_of(error, database, "test"), codes.TARGET_REFUSES, "does not accept")
+
+
+async def test_a_web_server_does_not_accept_a_certificate_after_the_handshake(tmp_path: Path) -> None:
+    settings = WebServer.model_validate({"url": "https://h/items"})
+    async with linked(settings, tmp_path, "test", ("https",)) as link:
+        with raises(codes.TARGET_REFUSES, "does not accept `tls.certificate`"), translated(link):
+            raise ClientOSError(1, REFUSAL)
+        with raises(codes.TARGET_AWAY, "cannot be reached"), translated(link):
+            raise ClientOSError(104, "Connection reset by peer")
 
 
 def _says(error: MillstreamError, code: Code, said: str) -> None:
