@@ -19,6 +19,7 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import RetryLaterError
 from millstream.limits import RESULT_FRAME_RECORDS_MAX
+from millstream.pulsar.looking import Looking, look
 from millstream.record import Position
 from millstream.spec.models import FallbackSink, Sink
 from millstream_runner.cli.main import main
@@ -301,7 +302,7 @@ async def test_a_web_service_that_redirects_elsewhere_gets_no_token(monkeypatch:
         with raises(
             codes.TARGET_REFUSES, f"it redirected to {other.make_url('').origin()}, to which no credentials are sent"
         ):
-            await deduplicates(settings, Path())
+            await deduplicates(settings, Path(), Looking())
     assert sent == [None]
 
 
