@@ -19,7 +19,7 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import RetryLaterError
 from millstream.limits import RESULT_FRAME_RECORDS_MAX
-from millstream.pulsar.looking import Looking, look
+from millstream.pulsar.looking import Looking
 from millstream.record import Position
 from millstream.spec.models import FallbackSink, Sink
 from millstream_runner.cli.main import main
