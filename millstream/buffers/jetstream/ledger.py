@@ -250,11 +250,15 @@ class JetStreamLedger:
             if connection.losses != losses:
                 return False
             try:
-                with step("ledger.trim", self._vertex), self._refusals("STREAM.PURGE"):
-                    await connection.api(f"STREAM.PURGE.{self._stream}", {"filter": subject, "seq": first})
+                await self._purge(subject, first)
             except AnswerLostError:
                 return False
         return True
+
+    async def _purge(self, subject: str, first: int) -> None:
+        """Remove everything before sequence `first`, in one attempt. Raises `AnswerLostError`."""
+        with step("ledger.trim", self._vertex):
+            await self._ask_once("STREAM.PURGE", {"filter": subject, "seq": first})
 
     async def leave(self, edges: Collection[str]) -> None:
         config = (await self._info())["config"]
@@ -395,6 +399,11 @@ class JetStreamLedger:
                 if error.code != NO_MESSAGE:
                     raise
                 return {}
+
+    async def _ask_once(self, what: str, request: Mapping[str, object]) -> None:
+        """Make one attempt at a request about the stream. Raises `AnswerLostError`."""
+        with self._refusals(what):
+            await self._connection.api(f"{what}.{self._stream}", request)
 
     @contextmanager
     def _refusals(self, what: str) -> Iterator[None]:
