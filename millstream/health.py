@@ -34,8 +34,8 @@ BEAT_INTERVAL_S = 1.0
 LOOK_INTERVAL_S = 0.5
 """Time between two checks of how long a process has been silent."""
 REST_S = 4.0
-"""How much later a process that has answered is asked again than others, if a question costs much: a function's 4 ms of
-processor time, about the streams of 14 vertices 2.4 ms."""
+"""How much later than others a process that has answered is asked again if a question costs much. One to a function
+takes 4 ms of processor time, and one about the streams of 14 vertices 2.4 ms."""
 _LOOK_COUNTS_S = 2 * LOOK_INTERVAL_S
 """The most silence that one check may add: if more time has passed, the check itself was late."""
 

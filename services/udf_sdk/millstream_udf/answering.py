@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Largest gRPC message in both directions; the protocol's limit."""
 
-_CALL, _ANSWER = 2, 2
-"""Numbers of the call's field in a request, and of the answer's in a response."""
+_CALL, _FRAME, _ANSWER = 2, 2, 2
+"""Numbers of the call's field in a request, of the frame's in a call, and of the answer's in a response."""
 
 
 def context_of(
@@ -44,14 +44,20 @@ def context_of(
 
 def map_call_of(data: bytes) -> tuple[udf_pb2.SealedMapCall, Data]:
     """The call in a request; apart from it, its frame, if that is large."""
-    rest, large = without_large(data, (udf_pb2.SealedMapCall.FRAME_FIELD_NUMBER,), (_CALL,))
-    return udf_pb2.SealedMapRequest.FromString(rest).call, large.get(udf_pb2.SealedMapCall.FRAME_FIELD_NUMBER, b"")
+    rest, frame = _without_frame(data)
+    return udf_pb2.SealedMapRequest.FromString(rest).call, frame
 
 
 def sink_call_of(data: bytes) -> tuple[udf_pb2.SealedSinkCall, Data]:
     """The same for a sink."""
-    rest, large = without_large(data, (udf_pb2.SealedSinkCall.FRAME_FIELD_NUMBER,), (_CALL,))
-    return udf_pb2.SealedSinkRequest.FromString(rest).call, large.get(udf_pb2.SealedSinkCall.FRAME_FIELD_NUMBER, b"")
+    rest, frame = _without_frame(data)
+    return udf_pb2.SealedSinkRequest.FromString(rest).call, frame
+
+
+def _without_frame(data: bytes) -> tuple[bytes, Data]:
+    """A request without the frame of its call, and that frame, if it is large."""
+    rest, large = without_large(data, (_FRAME,), (_CALL,))
+    return rest, large.get(_FRAME, b"")
 
 
 async def answer_map(
