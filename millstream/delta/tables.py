@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from deltalake import DeltaTable
@@ -16,6 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from millstream import codes
 from millstream.delta.azurite import EMULATOR
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.objects.certificates import distrust
 from millstream.objects.settings import ObjectStore, is_url, parse_url
 from millstream.spec.references import resolve
 
@@ -32,6 +34,8 @@ _NOBODY = '{"client_email": "", "private_key": "", "private_key_id": "", "disabl
 reads and lists; when it writes or deletes, it would ask the machine for a token and send that."""
 _BEFORE_A_SIGNATURE = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
 """Variables of the environment that the client prefers to a shared access signature in its options."""
+_WITH_A_KEY = ("AWS_SESSION_TOKEN",)
+"""Variables of the environment that the client takes together with an access key in its options."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MISSING = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _REFUSED = ("403 Forbidden", "401 Unauthorized", "necessary privileges", "Permission denied")
@@ -61,8 +65,10 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
     for name, value in named[url.scheme]:
         if value is not None:
             options[name] = resolve(value, base_dir, f"{where}: the {name} for {url.root}")
-    if url.scheme == "az" and settings.sas_token is not None:
-        _check_environment(where)
+    if settings.sas_token is not None:
+        _check_environment(_BEFORE_A_SIGNATURE, "sasToken", where)
+    if settings.access_key is not None and settings.session_token is None:
+        _check_environment(_WITH_A_KEY, "accessKey", where)
     plain = {
         "s3": (("aws_region", settings.region), ("aws_endpoint", settings.endpoint)),
         "az": (("azure_storage_account_name", settings.account), ("azure_endpoint", settings.endpoint)),
@@ -82,12 +88,12 @@ def options_of(path: str, settings: ObjectStore, base_dir: Path, where: str) -> 
     return options
 
 
-def _check_environment(where: str) -> None:
-    """Raises `UserError` if the client would use the account's key, which may do everything, and not the signature."""
-    found = next((variable for variable in _BEFORE_A_SIGNATURE if variable in os.environ), None)
+def _check_environment(variables: Sequence[str], name: str, where: str) -> None:
+    """Raises `UserError` if the client would use one of the variables in place of a credential, or with it."""
+    found = next((variable for variable in variables if variable in os.environ), None)
     if found is not None:
-        what = f"{where}: the client of Delta tables would use {found} of the environment in place of `sasToken`"
-        raise UserError(codes.CONNECTOR_SETTINGS, f"{what}. Remove the variable, or `sasToken`")
+        what = f"would use {found} of the environment, which does not belong to `{name}`: remove one of them"
+        raise UserError(codes.CONNECTOR_SETTINGS, f"{where}: the client of Delta tables {what}")
 
 
 def is_listed_whole(error: BaseException, address: str, options: dict[str, str], version: int) -> bool:
@@ -125,6 +131,8 @@ def error_of(error: BaseException, path: str, where: str) -> MillstreamError:
         )
     if isinstance(error, PermissionError) or any(word in said for word in _REFUSED):
         return UserError(codes.TARGET_REFUSES, f"{place}: access is denied: {text}")
+    if (what := distrust(" ".join(said.replace("↳", "").split()))) is not None:
+        return UserError(codes.TARGET_REFUSES, f"{place}: {what}")
     if any(word in said for word in _UNFIT):
         return UserError(codes.TARGET_UNFIT, f"{place}: {text}")
     advice = ". Free some space there" if "No space left" in said else ""

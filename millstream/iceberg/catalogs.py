@@ -37,6 +37,7 @@ from sqlalchemy.pool import NullPool
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.iceberg.settings import IcebergCatalog, IcebergTable
+from millstream.objects.certificates import distrust
 from millstream.objects.settings import ObjectStore, is_url
 from millstream.spec.references import resolve
 
@@ -161,6 +162,7 @@ def error_of(error: BaseException, settings: IcebergTable, where: str) -> Millst
     said = " ".join(str(error).split()) or type(error).__name__
     # SQLAlchemy appends the statement with its parameters in brackets.
     said = said.partition(" [SQL:")[0]
+    what = distrust(said)
     said = said if len(said) <= 300 else f"{said[:300]}…"
     place = f"{where}: the Iceberg table {settings.table}"
     if isinstance(error, UnauthorizedError | ForbiddenError | OAuthError | AuthorizationExpiredError):
@@ -173,6 +175,8 @@ def error_of(error: BaseException, settings: IcebergTable, where: str) -> Millst
         )
     if isinstance(error, SSLError):
         return UserError(codes.TARGET_REFUSES, f"{place}: the certificate of the catalog is not trusted: {said}")
+    if what is not None:
+        return UserError(codes.TARGET_REFUSES, f"{place}: the store of its files: {what}")
     is_place = isinstance(error, NotADirectoryError | IsADirectoryError) or "unable to open database file" in said
     is_database = isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
     is_value = isinstance(error, ValueError) and not isinstance(error, OSError)

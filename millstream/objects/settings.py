@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
@@ -18,6 +18,12 @@ from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecMod
 SCHEMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}
 """Schemes of URLs, with the usual name of the store."""
 _SECRETS = ("accessKey", "secretKey", "sessionToken", "accountKey", "sasToken", "serviceAccountKey")
+_FIELDS = {
+    "s3": ("region", "accessKey", "secretKey", "sessionToken"),
+    "az": ("account", "accountKey", "sasToken"),
+    "gs": ("serviceAccountKey",),
+}
+"""The fields that one kind of store alone has."""
 
 
 class ObjectUrl(NamedTuple):
@@ -111,6 +117,23 @@ class ObjectStore(SpecModel):
         for name, value in zip(_SECRETS, values, strict=True):
             if value is not None:
                 yield name, value
+
+
+def unused_problems(settings: ObjectStore | None, paths: Sequence[str]) -> Iterator[ShapeProblem]:
+    """Rejects fields of `store` for other stores than those of the paths. Another path than a URL has problems of its
+    own."""
+    schemes = {path.partition("://")[0] for path in paths}
+    if settings is None or not schemes <= SCHEMES.keys():
+        return
+    used = {name for scheme in schemes for name in _FIELDS[scheme]}
+    others = {"region": settings.region, "account": settings.account}
+    given = [name for name, value in others.items() if value is not None] + [name for name, _ in settings.secrets]
+    stores = " and ".join(sorted(SCHEMES[scheme] for scheme in schemes))
+    for name in given:
+        if name not in used:
+            what = f"`{name}` has no effect on {stores}"
+            expected = ", ".join(f"`{field_name}`" for field_name in sorted(used))
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("store", name), what, expected)
 
 
 def store_findings(settings: ObjectStore, path: Path, base_dir: FilePath) -> Iterator[Finding]:

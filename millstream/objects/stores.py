@@ -6,6 +6,7 @@ itself becomes `RetryLaterError`, so the lane waits for a store that is away or 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from obstore import store as stores
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.objects.certificates import distrust
 from millstream.objects.settings import SCHEMES, ObjectStore, ObjectUrl
 from millstream.spec.references import resolve
 
@@ -49,6 +51,10 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
     for name, value in named[url.scheme]:
         if value is not None:
             config[name] = resolve(value, base_dir, f"{where}: the {name} for {url.root}")
+    given = dict(config)
+    if (credential := _credential(given)) is not None:
+        # The client prefers it to those of the environment, and does not mix the two.
+        config["credential_provider"] = lambda: credential
     if settings.anonymous:
         config["skip_signature"] = True
         if url.scheme == "gs":
@@ -73,13 +79,7 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
                 config["account_name"] = settings.account
             if settings.endpoint is not None:
                 config["endpoint"] = settings.endpoint
-            store = stores.AzureStore(url.bucket, client_options=client, retry_config=retry, **config)
-            if (given := _credential(config)) is None:
-                return store
-            # The first one has checked the credential, but prefers others, which the environment may have.
-            return stores.AzureStore(
-                url.bucket, client_options=client, retry_config=retry, credential_provider=lambda: given, **config
-            )
+            return stores.AzureStore(url.bucket, client_options=client, retry_config=retry, **config)
         if settings.endpoint is not None:
             config["base_url"] = settings.endpoint
         return stores.GCSStore(url.bucket, client_options=client, retry_config=retry, **config)
@@ -89,12 +89,16 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
         ) from error
 
 
-def _credential(config: dict[str, Any]) -> Any:
-    """The key or the signature for Azure, as a provider gives it; removed from the options. None without both."""
+def _credential(given: Mapping[str, str]) -> Any:
+    """What was given of S3 or Azure, as a provider gives it; None if no key and no signature was."""
     for option, name in (("account_key", "access_key"), ("sas_key", "sas_token")):
-        if option in config:
-            return {name: config.pop(option), "expires_at": None}
-    return None
+        if option in given:
+            return {name: given[option], "expires_at": None}
+    if "access_key_id" not in given:
+        return None
+    token = {"token": given["session_token"]} if "session_token" in given else {}
+    keys = {name: given[name] for name in ("access_key_id", "secret_access_key")}
+    return {**keys, **token, "expires_at": None}
 
 
 def error_of(error: BaseException, url: ObjectUrl, where: str) -> MillstreamError:
@@ -107,6 +111,8 @@ def error_of(error: BaseException, url: ObjectUrl, where: str) -> MillstreamErro
     refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
     if refused or any(word in said for word in _REFUSED):
         return UserError(codes.TARGET_REFUSES, f"{place} denies access: {code}")
+    if (what := distrust(said)) is not None:
+        return UserError(codes.TARGET_REFUSES, f"{place}: {what}")
     if isinstance(error, exceptions.NotSupportedError | exceptions.InvalidPathError) or "501 Not Implemented" in said:
         return UserError(codes.TARGET_UNFIT, f"{place}: {code}")
     return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {code}")

@@ -65,6 +65,14 @@ class BucketServer(Protocol):
     def go_on(self) -> None: ...
 
 
+def _make_certificate(certificate: Path, key: Path) -> None:
+    """One that is its own authority, and may not issue others: rustls accepts no authority's as a server's."""
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    kind = ["-addext", "basicConstraints=critical,CA:FALSE", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", "-x509", *kind, *names, *files], check=True, capture_output=True)
+
+
 class ObjectServer(ServerProcess):
     """An object store."""
 
@@ -75,12 +83,22 @@ class ObjectServer(ServerProcess):
         """`contents`: a directory for the contents of objects alone; by default all is in one."""
         super().__init__(directory)
         self._contents = contents or directory
-        self._ports = [free_ports() for _ in range(9)]
+        self._ports = [free_ports() for _ in range(10)]
         self.port = self._ports[0]
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def encrypted(self) -> str:
+        """Its address with TLS."""
+        return f"https://127.0.0.1:{self._ports[9]}"
+
+    @property
+    def certificate(self) -> Path:
+        """Its certificate, which no other authority has issued."""
+        return self.directory / "s3.pem"
 
     @property
     def iceberg(self) -> str:
@@ -101,7 +119,10 @@ class ObjectServer(ServerProcess):
         """Returns when it answers."""
         identities = self.directory / "s3.json"
         identities.write_text(json.dumps(_IDENTITIES))
-        s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc, iceberg = self._ports
+        key = self.directory / "s3.key"
+        if not self.certificate.exists():
+            _make_certificate(self.certificate, key)
+        s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc, iceberg, s3_tls = self._ports
         command = [
             *(str(PROGRAM), "server", f"-dir={self._contents}", f"-master.dir={self.directory}"),
             *("-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
@@ -115,6 +136,7 @@ class ObjectServer(ServerProcess):
             "-volume.minFreeSpace=1MiB",
             *("-filer", f"-filer.port={filer}", f"-filer.port.grpc={filer_grpc}"),
             *("-s3", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}", f"-s3.config={identities}"),
+            *(f"-s3.port.https={s3_tls}", f"-s3.cert.file={self.certificate}", f"-s3.key.file={key}"),
             *(f"-s3.port.iceberg={iceberg}", "-s3.port.lance=0"),
         ]
         self._run(command, _ENVIRONMENT)

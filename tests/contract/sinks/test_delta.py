@@ -415,14 +415,21 @@ def test_azure_is_reached_with_a_signature(azure: AzureServer, tmp_path: Path) -
     assert DeltaTable(path, storage_options=options).to_pyarrow_table().to_pylist() == [{"n": 1}, {"n": 2}]
 
 
-@pytest.mark.parametrize("variable", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"])
-def test_a_key_of_the_environment_that_the_client_would_prefer_to_a_signature_is_refused(
-    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("path", "variable", "store", "named"),
+    [
+        ("az://lake/t", "AZURE_STORAGE_ACCOUNT_KEY", {"account": ACCOUNT, "sasToken": "sp=r&sig=x"}, "sasToken"),
+        ("az://lake/t", "AZURE_STORAGE_ACCESS_KEY", {"account": ACCOUNT, "sasToken": "sp=r&sig=x"}, "sasToken"),
+        ("s3://lake/t", "AWS_SESSION_TOKEN", {"accessKey": "a", "secretKey": "b"}, "accessKey"),
+    ],
+)
+def test_a_variable_that_the_client_would_mix_with_given_credentials_is_refused(
+    path: str, variable: str, store: dict[str, str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, KEY)
-    store = ObjectStore.model_validate({"account": ACCOUNT, "sasToken": "sp=r&sig=x"})
-    with raises(codes.CONNECTOR_SETTINGS, f"would use {variable} of the environment in place of `sasToken`") as refused:
-        options_of("az://lake/t", store, tmp_path, "test")
+    settings = ObjectStore.model_validate(store)
+    with raises(codes.CONNECTOR_SETTINGS, f"would use {variable} .*, which does not belong to `{named}`") as refused:
+        options_of(path, settings, tmp_path, "test")
     assert KEY not in str(refused.value)
 
 

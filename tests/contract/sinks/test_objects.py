@@ -361,6 +361,16 @@ async def test_what_azure_refuses_is_said(
             pass
 
 
+async def test_a_key_for_s3_is_not_mixed_with_a_token_of_the_environment(
+    objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of another user")
+    async with opened(object_spec(objects.bucket(), "jsonl")) as lane:
+        await lane.write([numbers(1)], Position(1))
+        await lane.flush()
+        assert lane.durable == Position(1)
+
+
 async def test_azure_is_written_with_a_signature_which_is_never_shown(
     azure: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """The models by themselves: they round-trip, cannot be changed, and pair fields that belong together."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from millstream.errors import MillstreamError
 from millstream.spec import resolved
 from millstream.spec.models import Pipeline, Source
 from millstream.spec.validation import validate
+from millstream.spec.values import SpecModel
+from millstream_reader.sources.delta.connector import DeltaSource
+from millstream_reader.sources.file.connector import FileSource
 from millstream_reader.sources.generator.connector import GeneratorSource
+from millstream_writer.sinks.delta.connector import DeltaSink
+from millstream_writer.sinks.file.connector import FileSink
 from tests.unit.spec.strategies import pipelines
 
 
@@ -89,6 +95,38 @@ def test_generators_that_make_no_sense(settings: dict[str, Any], problem: str) -
 def test_sources_know_whether_they_end(settings: dict[str, Any], kind: str, bounded: bool | None) -> None:
     source = Source.model_validate(settings)
     assert (source.kind, source.bounded) == (kind, bounded)
+
+
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [
+        (FileSource, lambda url: {"paths": [url]}),
+        (DeltaSource, lambda url: {"path": url}),
+        (FileSink, lambda url: {"path": url}),
+        (DeltaSink, lambda url: {"path": url}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("url", "store", "problem"),
+    [
+        ("az://c/t", {"accessKey": "a", "secretKey": "b"}, "`accessKey` has no effect on Azure"),
+        ("s3://b/t", {"accountKey": "a"}, "`accountKey` has no effect on S3"),
+        ("s3://b/t", {"serviceAccountKey": "a"}, "`serviceAccountKey` has no effect on S3"),
+        ("gs://b/t", {"region": "eu-west-1"}, "`region` has no effect on Google Cloud Storage"),
+        ("gs://b/t", {"account": "a"}, "`account` has no effect on Google Cloud Storage"),
+        ("s3://b/t", {"region": "r", "accessKey": "a", "secretKey": "b", "sessionToken": "c"}, ""),
+        ("az://c/t", {"account": "a", "sasToken": "b"}, ""),
+    ],
+)
+def test_a_field_for_another_store_is_refused(
+    model: type[SpecModel], place: Callable[[str], dict[str, Any]], url: str, store: dict[str, str], problem: str
+) -> None:
+    written = {**place(url), "store": store}
+    if problem:
+        with pytest.raises(ValidationError, match=problem):
+            model.model_validate(written)
+    else:
+        model.model_validate(written)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, ClassVar
 
 from millstream import codes
-from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
+from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, unused_problems, url_problem
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
@@ -40,6 +40,7 @@ class DeltaSource(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects a `store` that has no effect."""
         yield from url_problem(self.path, ("path",))
+        yield from unused_problems(self.store, (self.path,))
         if self.store is not None and not is_url(self.path):
             what = "`store` has no effect when `path` is a directory"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
+from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, unused_problems, url_problem
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
@@ -107,6 +107,7 @@ class FileSource(SpecModel):
                 yield ShapeProblem(
                     codes.FIELDS_CONFLICT, ("paths", index), what, "one source for files, and another for objects"
                 )
+        yield from unused_problems(self.store, self.paths)
         if self.store is not None and not self.objects:
             yield ShapeProblem(
                 codes.FIELDS_CONFLICT, ("store",), "`store` has no effect on files", "s3://, gs://, az://"

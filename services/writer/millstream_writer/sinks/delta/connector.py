@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from millstream import codes
 from millstream.delta.azurite import azurite_note
-from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
+from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, unused_problems, url_problem
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import ShapeProblem, SpecModel, Text
@@ -39,6 +39,7 @@ class DeltaSink(TableCommits, _DeltaTable):
         """Also rejects a path in an unsupported store, and a `store` that has no effect."""
         yield from super().relation_problems()
         yield from url_problem(self.path, ("path",))
+        yield from unused_problems(self.store, (self.path,))
         if self.store is not None and not is_url(self.path):
             what = "`store` has no effect when `path` is a directory"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("store",), what, "`path: s3://bucket/table`")

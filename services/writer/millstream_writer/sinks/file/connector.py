@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from millstream import codes
 from millstream.dead_letter import MEMBERS
 from millstream.errors import UserError
-from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
+from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, unused_problems, url_problem
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
 from millstream.spec.problems import Finding, Path
@@ -75,6 +75,7 @@ class FileSink(SpecModel):
             expected = "`format: csv`, `parquet` or `avro`, or no `columns`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns",), what, expected)
         yield from url_problem(self.path, ("path",))
+        yield from unused_problems(self.store, (self.path,))
         for index, name in enumerate(self.partition_by):
             if name in self.partition_by[:index]:
                 yield ShapeProblem(codes.NAME_TWICE, ("partitionBy", index), f"`{name}` appears twice", "each once")
