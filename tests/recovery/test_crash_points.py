@@ -31,6 +31,8 @@ AGAIN_JOINED = 20
 """The same where two vertices meet."""
 SOME = 1
 """Points of each pipeline, where not every one is tried."""
+SOME_OF = tuple(name for name in SWEPT if not name.startswith("lost_"))
+"""The pipelines that are tried there: one of those that lose their logs."""
 ROUNDS = 3
 """Kills one after another, at most, until a point is reached that only comes after kills."""
 
@@ -82,7 +84,7 @@ def recoveries_of(outcomes: Sequence[Outcome]) -> list[tuple[Sequence[str], cras
 async def test_killed_at_some_durable_steps_the_outputs_are_the_same(tmp_path: Path, spark: SparkDriver) -> None:
     rng = random.Random(SEED)
     async with open_crash_runs(tmp_path, spark=spark.address) as runs:
-        for pipeline in SWEPT:
+        for pipeline in SOME_OF:
             whole = await runs.case(pipeline)
             assert not whole.failed, whole
             places = crash_plan.one_of_each(whole.reached, rng)

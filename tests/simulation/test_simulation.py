@@ -37,7 +37,7 @@ from tests.simulation.simulate import Outcome, simulate
 from tests.simulation.world import World
 from tests.support.sizes import sized
 
-SEEDS = sized(8, 30)
+SEEDS = sized(6, 30)
 """Of each shape."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 

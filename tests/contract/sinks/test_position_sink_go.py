@@ -58,7 +58,7 @@ async def test_a_function_that_is_killed_again_and_again_writes_each_record_once
         async def kill() -> None:
             for written in range(25, FRAMES - 25, 25):
                 while len(numbers_in(book)) < written * 10:  # noqa: ASYNC110  # of another program there is no event
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.01)
                 process = client.sidecar.statistics().pid
                 assert process is not None
                 with suppress(ProcessLookupError):
