@@ -419,7 +419,7 @@ def test_several_addresses_share_the_timeout_and_all_that_fail_are_named() -> No
         with raises(codes.TARGET_AWAY) as stopped:
             open_link(PulsarCluster.model_validate(settings), Path(), "here")
         # Each of the silent ones could take the whole of it.
-        assert time.monotonic() - begun_s < 6
+        assert time.monotonic() - begun_s < 8
     said = str(stopped.value)
     assert said.startswith("here: Pulsar at 127.0.0.1:")
     for at in silent:

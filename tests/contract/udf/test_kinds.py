@@ -147,7 +147,7 @@ async def test_slow_calls_wait_together(serve: Serve) -> None:
         # 40 calls of 10 records of 100 ms each: 40 s one after the other.
         calls = [stream.call(frame_of([b"100"] * 10), watermark_us=0) for _ in range(40)]
         answers = await together(*calls)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
     assert all(values_of(answer) == [b"100"] * 10 for answer in answers)
 
 

@@ -95,7 +95,7 @@ async def test_what_was_committed_before_a_kill_is_trimmed_after_it(rig: Rig) ->
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(lane.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not (await rig.ledger("in")).statistics().trims:  # noqa: ASYNC110 - a ledger has no event for it
                 await asyncio.sleep(0)
         # The last one that was committed stays, for the next reader to know it by.
@@ -123,7 +123,7 @@ async def test_the_watermark_waits_for_what_is_read_and_not_committed(rig: Rig) 
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(lane.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not stream.calls:  # noqa: ASYNC110 - a stream has no event for it
                 await asyncio.sleep(0)
         assert lane.core.watermark_us == START_OF_TIME_US
@@ -145,7 +145,7 @@ async def test_the_watermark_of_a_silent_input_moves_the_lane_on(rig: Rig) -> No
         await rig.feed(watermark_us=0)
         await rig.feed(records_of(b"a"), watermark_us=100)
         await until_committed(rig, 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while lane.core.watermark_us < 100:  # noqa: ASYNC110 - a lane has no event for it
                 await asyncio.sleep(0)
         lane.stop()
@@ -161,7 +161,7 @@ async def test_a_watermark_that_is_heard_during_the_last_commit_moves_the_lane_o
     ):
         rig.faults.hold()
         running = tasks.create_task(lane.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await rig.faults.held()
             assert rig.input is not None
             await rig.tell(watermark_us=100)
@@ -185,7 +185,7 @@ async def test_a_watermark_that_is_heard_does_not_pass_what_is_read_and_not_comm
     ):
         rig.faults.hold()
         tasks.create_task(lane.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await rig.faults.held()
             assert rig.input is not None
             await rig.tell(watermark_us=100)

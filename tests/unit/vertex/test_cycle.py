@@ -65,7 +65,7 @@ async def test_a_cycle_is_empty_when_its_entries_have_ended_and_nothing_is_unrea
         sequence = await pass_on(back, sequence, TO_MAP)
         await looks(waiting)
     await pass_on(forward, sequence, None)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await waiting
 
 
@@ -78,7 +78,7 @@ async def test_a_frame_that_is_done_in_part_is_still_in_the_cycle(rig: Rig) -> N
     waiting = asyncio.ensure_future(wait_until_empty(CYCLE, ledgers, interval_s=0.0))
     await looks(waiting)
     await forward.commit([Unit(Position(sequence))], watermark_us=0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await waiting
 
 
@@ -86,7 +86,7 @@ async def test_a_cycle_that_nothing_ever_entered_is_empty(rig: Rig) -> None:
     outside, _, _ = await committers(rig)
     ledgers = {vertex: await rig.ledger(vertex) for vertex in ("enter", "map")}
     await end(outside)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await wait_until_empty(CYCLE, ledgers, interval_s=0.0)
 
 
@@ -97,5 +97,5 @@ async def test_what_is_trimmed_was_read(rig: Rig) -> None:
     await pass_on(forward, sequence, None)
     await ledgers["enter"].trim({TO_MAP: sequence})
     await end(outside)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await wait_until_empty(CYCLE, ledgers, interval_s=0.0)

@@ -107,7 +107,7 @@ async def test_a_lane_killed_inside_a_frame_goes_on_inside_it(rig: Rig) -> None:
         asyncio.TaskGroup() as tasks,
     ):
         running = tasks.create_task(lane.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await stuck.wait()
             while (await rig.account()).inputs < 6:  # noqa: ASYNC110 - a ledger has no event for it
                 await asyncio.sleep(0)

@@ -40,7 +40,7 @@ class Trims:
 
 
 async def until_done(trims: Trims, times: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(trims.done) < times:  # noqa: ASYNC110 - a callable has no event for it
             await asyncio.sleep(0)
 

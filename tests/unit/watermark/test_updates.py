@@ -22,7 +22,7 @@ async def take_all(queue: UpdateQueue, statistics: OtStatistics) -> list[OtUpdat
     """Everything that waits: a last update of a lane of its own marks the end."""
     queue.on_update(update("end", 0, epoch=10**6 + statistics.updates))
     taken = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (newest := await anext(queue)).key != "end":
             taken.append(newest)
     return taken

@@ -174,7 +174,7 @@ async def test_an_edge_discards_nothing_because_another_is_at_the_servers_bound(
     await commit_each(committer, *(unit(number, b"%d" % number, to=(B,)) for number in range(1, 5)))
     waiting = asyncio.ensure_future(commit_each(committer, unit(5, b"5")))
     ledger = await rig.ledger("map")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while ledger.statistics().full_refusals < 2:  # noqa: ASYNC110 - the ledger has no event for it
             await asyncio.sleep(0)
     await ledger.trim({B: committer.sequences[B]})

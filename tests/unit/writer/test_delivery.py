@@ -248,7 +248,7 @@ async def test_a_target_with_a_position_that_stays_away_may_stop_the_lane() -> N
 async def test_why_the_lane_waits_can_be_seen() -> None:
     sink = ListSink(away=10**9)
     work = delivery(sink)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         writing = group.create_task(work.write([sink_frame([b"a"], 1)], Position(1)))
         for _ in range(1000):
             if work.statistics().waiting:
