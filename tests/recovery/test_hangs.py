@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -42,10 +43,13 @@ RATE = 100
 WORKER = "worker.1 (map-0, out-0)"
 """Of a run with two."""
 PATIENCE = Patience(hung_s=3.0, start_s=30.0, reported_s=1.5)
+# How long a silence was is measured, and whoever looks may have waited for a processor.
+REPORTED = r"has not answered for \d+ s; it is replaced after 3 s"
+STOPPED = r"was stopped by a signal, and did not answer for \d+ s"
 
 
 @asynccontextmanager
-async def watched(code: str) -> AsyncIterator[tuple[Process, Health, list[str]]]:
+async def watched(code: str, patience: Patience = PATIENCE) -> AsyncIterator[tuple[Process, Health, list[str]]]:
     """A process with a heartbeat that runs `code` in its event loop, who watches it, and what is reported."""
     reports: list[str] = []
     with open_heartbeat() as heartbeat:
@@ -61,7 +65,7 @@ async def watched(code: str) -> AsyncIterator[tuple[Process, Health, list[str]]]
             asyncio.timeout(LIMIT_S),
             asyncio.TaskGroup() as tasks,
         ):
-            health = Health(child.pid, PATIENCE, report=reports.append)
+            health = Health(child.pid, patience, report=reports.append)
             watching = tasks.create_task(health.until_hung(heartbeat.beat))
             yield child, health, reports
             watching.cancel()
@@ -75,15 +79,16 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_an_event_loop_that_is_held_is_reported_and_is_hung() -> None:
     async with watched("time.sleep(600)") as (_, health, reports):
         await until(lambda: bool(health.hung))
-    assert health.hung == "did not answer for 3 s"
-    assert reports == ["has not answered for 2 s; it is replaced after 3 s"]
+    assert re.fullmatch(r"did not answer for \d+ s", health.hung)
+    (reported,) = reports
+    assert re.fullmatch(REPORTED, reported)
 
 
 async def test_a_pause_is_reported_and_nothing_else_comes_of_it() -> None:
-    async with watched("time.sleep(2.2)") as (_, health, reports):
+    async with watched("time.sleep(2.2)", replace(PATIENCE, hung_s=30.0)) as (_, health, reports):
         await until(lambda: len(reports) == 2 or bool(health.hung))
         assert not health.hung
-    assert reports[0] == "has not answered for 2 s; it is replaced after 3 s"
+    assert re.fullmatch(r"has not answered for \d+ s; it is replaced after 30 s", reports[0])
     assert reports[1].startswith("answers again, after ")
 
 
@@ -109,8 +114,9 @@ async def test_one_that_may_rest_is_not_silent_meanwhile_and_is_asked_when_it_is
         assert len(asked) == 2
         assert time.monotonic() >= asked[1] + PATIENCE.hung_s - 2 * LOOK_INTERVAL_S
         watching.cancel()
-    assert reports == ["has not answered for 2 s; it is replaced after 3 s"]
-    assert health.hung.startswith("was stopped by a signal, and did not answer for 3 s")
+    (reported,) = reports
+    assert re.fullmatch(REPORTED, reported)
+    assert re.match(STOPPED, health.hung)
 
 
 async def test_what_a_process_starts_does_not_beat_for_it() -> None:
@@ -119,7 +125,7 @@ async def test_what_a_process_starts_does_not_beat_for_it() -> None:
         await until(lambda: bool(health.hung))
         for process in psutil.Process(child.pid).children():
             process.kill()
-    assert health.hung.startswith("was stopped by a signal, and did not answer for 3 s")
+    assert re.match(STOPPED, health.hung)
 
 
 @pytest.mark.timeout(180)
@@ -141,11 +147,10 @@ async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path
         run.interrupt()
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
-    # The runner, too, may have waited for a processor when it looked.
     assert re.search(rf"warning: {re.escape(WORKER)}: has not answered for \d+ s; it is replaced after 12 s", ended.err)
-    assert f"warning: {WORKER}: was stopped by a signal, and did not answer for 12 s: it was killed; it is" in ended.err
+    assert re.search(rf"warning: {re.escape(WORKER)}: {STOPPED}: it was killed; it is", ended.err)
     assert re.search(r"warning: runner: the broker has not answered for \d+ s; it is replaced after 12 s", ended.err)
-    assert "warning: runner: the broker was stopped by a signal, and did not answer for 12 s: it was" in ended.err
+    assert re.search(rf"warning: runner: the broker {STOPPED}: it was", ended.err)
     # The source waited for the broker, and was well.
     assert "in-0: has not" not in ended.err
     assert sorted(files.numbers("out")) == list(range(run.records("in")))

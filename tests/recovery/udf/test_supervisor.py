@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -256,8 +257,9 @@ async def test_one_whose_interpreter_is_held_is_reported_and_replaced(
             held.cancel()
         assert await call(sidecar, b"x") == [b"x"]
     said = [record.getMessage() for record in caplog.records]
-    assert "flights/clean: udf has not answered for 1 s; it is replaced after 2 s" in said
-    assert any(text.startswith("flights/clean: udf did not answer for 2 s: it was killed;") for text in said)
+    # How long a silence was is measured, and whoever looks may have waited for a processor.
+    assert any(re.match(r"flights/clean: udf has not answered for \d+ s; it is replaced after 2 s", at) for at in said)
+    assert any(re.match(r"flights/clean: udf did not answer for \d+ s: it was killed;", text) for text in said)
 
 
 async def test_one_that_a_signal_has_stopped_is_reported_and_replaced_soon(
@@ -276,8 +278,9 @@ async def test_one_that_a_signal_has_stopped_is_reported_and_replaced_soon(
         assert await call(sidecar, b"x") == [b"x"]
         assert sidecar.statistics().restarts == 1
     said = [record.getMessage() for record in caplog.records]
-    assert any("udf has not answered for 10 s; it is replaced after 60 s" in text for text in said)
-    assert any("udf was stopped by a signal, and did not answer for 12 s: it was killed" in text for text in said)
+    assert any(re.search(r"udf has not answered for \d+ s; it is replaced after 60 s", text) for text in said)
+    stopped = r"udf was stopped by a signal, and did not answer for \d+ s: it was killed"
+    assert any(re.search(stopped, text) for text in said)
 
 
 async def test_last_lines_are_reported_once_however_often_it_dies_with_them(
