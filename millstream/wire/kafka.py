@@ -7,6 +7,7 @@ Errors that are not answers to calls (broker unreachable, password refused) arri
 from __future__ import annotations
 
 import logging
+import math
 import re
 import ssl
 import time
@@ -42,6 +43,11 @@ _REFUSED = frozenset((
 ))  # fmt: skip
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token:"
 """Beginning of librdkafka's text if it gets no token, followed by the reason or by the answer."""
+_TOKEN_REFUSED = re.compile("invalid_token|SASL OAUTHBEARER mechanism handshake failed")
+"""In a broker's refusal of a token, which may have expired (RFC 7628, 3.2.2), or has been repeated too soon."""
+_TOKEN_LATE_S = 60.0
+"""How long brokers may refuse the tokens of a client that they have accepted before: the token endpoint may be away.
+librdkafka asks it again every ten seconds, or later."""
 _OAUTH_REFUSAL = re.compile(
     r'"error"\s*:\s*"(invalid_(?:client|grant|request|scope)|unauthorized_client|unsupported_grant_type|access_denied)"'
 )
@@ -180,21 +186,40 @@ class Heard:
         self._logs = logs
         self._reported_s: float | None = None
         self.last: KafkaError | None = None
+        self._accepted = False
+        """Whether the cluster has answered a call."""
+        self._refused_s = (-math.inf, -math.inf)
+        """When brokers have refused tokens: for the first time without a long pause, and for the last time."""
         self._stop: UserError | None = None
 
     def forget(self) -> None:
         """Forget earlier errors, whose cause may be fixed by now."""
         self._stop = None
 
+    def answered(self) -> None:
+        """The cluster has answered a call: it accepts the client."""
+        self._accepted = True
+
     def hear(self, error: KafkaError) -> None:
         """The callback for `error_cb`."""
+        now_s = time.monotonic()
         self.last = error
         # After a refusal, the client next reports that it reaches no broker.
-        self._stop = user_error(error, self._where) or self._stop
-        now_s = time.monotonic()
+        if not self._may_pass(error, now_s):
+            self._stop = user_error(error, self._where) or self._stop
         if self._logs and (self._reported_s is None or now_s >= self._reported_s + KAFKA_REPORTED_EVERY_S):
             self._reported_s = now_s
             _log.warning("%s: Kafka: %s", self._where, text_of(error))
+
+    def _may_pass(self, error: KafkaError, now_s: float) -> bool:
+        """Whether it is the refusal of a token that has expired, and the next one may be on its way."""
+        text = error.str()
+        if not self._accepted or text.startswith(_NO_TOKEN) or _TOKEN_REFUSED.search(text) is None:
+            return False
+        first_s, last_s = self._refused_s
+        first_s = now_s if now_s > last_s + _TOKEN_LATE_S else first_s
+        self._refused_s = first_s, now_s
+        return now_s < first_s + _TOKEN_LATE_S
 
     def check(self) -> None:
         """Raises `UserError` if only the user can fix the cause of an error since `forget`."""
@@ -236,7 +261,7 @@ def reach(
         thread.check()
         left_s = deadline_s - time.monotonic()
         try:
-            return ask(max(0.1, min(KAFKA_CALL_S, left_s)))
+            answer = ask(max(0.1, min(KAFKA_CALL_S, left_s)))
         except KafkaException as failed:
             error = error_of(failed)
             if (stop := user_error(error, where)) is not None:
@@ -251,6 +276,9 @@ def reach(
                     f"{why}. Check that the brokers are running and that `brokers` is right; nothing was lost",
                 ) from failed
             thread.wait(min(0.2, left_s))
+        else:
+            heard.answered()
+            return answer
 
 
 def away(error: KafkaError, where: str) -> MillstreamError:

@@ -27,6 +27,8 @@ class TokenEndpoint:
         self.answer: tuple[int, str] | None = None
         self.issued_s: int | None = None
         """The Unix time at which its tokens say that they were issued; None for the time of the request."""
+        self.lifetime_s = 3600
+        """Of its tokens."""
         self.scopes: list[str] = []
         """Of the requests that got a token."""
 
@@ -40,10 +42,10 @@ class TokenEndpoint:
             return 401, json.dumps({"error": "invalid_client", "error_description": f"{authorization} {body}"})
         self.scopes.append(asked.get("scope", ""))
         now_s = int(time.time()) if self.issued_s is None else self.issued_s
-        claims = {"sub": CLIENT, "iat": now_s, "exp": now_s + 3600, "scope": asked.get("scope", "")}
+        claims = {"sub": CLIENT, "iat": now_s, "exp": now_s + self.lifetime_s, "scope": asked.get("scope", "")}
         parts = ({"alg": "none"}, claims)
         token = ".".join(urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts) + "."
-        return 200, json.dumps({"access_token": token, "token_type": "bearer", "expires_in": 3600})
+        return 200, json.dumps({"access_token": token, "token_type": "bearer", "expires_in": self.lifetime_s})
 
 
 @contextmanager

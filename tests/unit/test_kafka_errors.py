@@ -54,6 +54,33 @@ def test_an_answer_is_not_shown_even_if_it_begins_like_an_error_of_the_network(a
     assert _shown(answer) == "no token from the token endpoint"
 
 
+REFUSED = KafkaError(KafkaError._AUTHENTICATION, 'SASL authentication error: {"status":"invalid_token"}')
+
+
+def test_a_token_of_a_client_that_was_accepted_may_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard("test", logs=False)
+    heard.answered()
+    for now_s in (1000.0, 1030.0, 1059.0, 2000.0, 2059.0):
+        monkeypatch.setattr("millstream.wire.kafka.time.monotonic", lambda now_s=now_s: now_s)
+        heard.hear(REFUSED)
+        heard.check()
+    monkeypatch.setattr("millstream.wire.kafka.time.monotonic", lambda: 2061.0)
+    heard.hear(REFUSED)
+    with raises(codes.TARGET_REFUSES, "invalid_token"):
+        heard.check()
+
+
+def test_a_token_that_no_broker_has_accepted_or_that_the_endpoint_refuses_is_final() -> None:
+    never, endpoint = Heard("test", logs=False), Heard("test", logs=False)
+    never.hear(REFUSED)
+    with raises(codes.TARGET_REFUSES, "invalid_token"):
+        never.check()
+    endpoint.answered()
+    endpoint.hear(KafkaError(KafkaError._AUTHENTICATION, HEAD + '{"error": "invalid_client"}'))
+    with raises(codes.TARGET_REFUSES, r"refuses the client \(invalid_client\)"):
+        endpoint.check()
+
+
 async def test_several_calls_may_share_one_time_limit() -> None:
     cluster = KafkaCluster.model_validate({"brokers": ["kafka:9092"]})
     calls: list[float] = []

@@ -10,6 +10,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -380,6 +381,30 @@ async def test_a_client_gets_tokens_by_oauth(kafka: KafkaServer, topic: str, tmp
     with raises(codes.TARGET_AWAY, match="no token from the token endpoint: .*connect"):
         async with opened(kafka, topic, sink_owner(2), brokers=[kafka.sasl_brokers], sasl=sasl, timeout="5s"):
             pass
+
+
+async def test_an_outage_of_the_token_endpoint_may_last_longer_than_a_token(
+    kafka: KafkaServer, topic: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    with open_token_endpoint() as endpoint:
+        endpoint.lifetime_s = 4
+        sasl = _client(endpoint, secret)
+        async with (
+            opened(kafka, topic, sink_owner(1), brokers=[kafka.sasl_brokers], sasl=sasl) as lane,
+            asyncio.timeout(120),
+        ):
+            await lane.write([frame(1)], Position(1))
+            endpoint.answer = (503, "")
+            threading.Event().wait(endpoint.lifetime_s + 1)
+            # The next connections are made with the token that has expired.
+            kafka.restart()
+            with raises(codes.TARGET_AWAY):
+                await lane.write([frame(2)], Position(2))
+            endpoint.answer = None
+            await _until_taken(lane, frame(2), Position(2))
+    assert numbers(kafka, topic) == list(range(2 * FRAME_RECORDS))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
