@@ -46,8 +46,8 @@ _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token:"
 _TOKEN_REFUSED = re.compile("invalid_token|SASL OAUTHBEARER mechanism handshake failed")
 """In a broker's refusal of a token, which may have expired (RFC 7628, 3.2.2), or has been repeated too soon."""
 _TOKEN_LATE_S = 60.0
-"""How long brokers may refuse the tokens of a client that they have accepted before: the token endpoint may be away.
-librdkafka asks it again every ten seconds, or later."""
+"""How long brokers may refuse the tokens of a client that they have accepted before, counted from the last time that
+the token endpoint did not answer. librdkafka asks it again every ten seconds, or later."""
 _OAUTH_REFUSAL = re.compile(
     r'"error"\s*:\s*"(invalid_(?:client|grant|request|scope)|unauthorized_client|unsupported_grant_type|access_denied)"'
 )
@@ -190,6 +190,8 @@ class Heard:
         """Whether the cluster has answered a call."""
         self._refused_s = (-math.inf, -math.inf)
         """When brokers have refused tokens: for the first time without a long pause, and for the last time."""
+        self._no_token_s = -math.inf
+        """When the token endpoint has not answered for the last time."""
         self._stop: UserError | None = None
 
     def forget(self) -> None:
@@ -214,12 +216,15 @@ class Heard:
     def _may_pass(self, error: KafkaError, now_s: float) -> bool:
         """Whether it is the refusal of a token that has expired, and the next one may be on its way."""
         text = error.str()
-        if not self._accepted or text.startswith(_NO_TOKEN) or _TOKEN_REFUSED.search(text) is None:
+        if text.startswith(_NO_TOKEN):
+            self._no_token_s = self._no_token_s if _is_refusal(error) else now_s
+            return False
+        if not self._accepted or _TOKEN_REFUSED.search(text) is None:
             return False
         first_s, last_s = self._refused_s
         first_s = now_s if now_s > last_s + _TOKEN_LATE_S else first_s
         self._refused_s = first_s, now_s
-        return now_s < first_s + _TOKEN_LATE_S
+        return now_s < max(first_s, self._no_token_s) + _TOKEN_LATE_S
 
     def check(self) -> None:
         """Raises `UserError` if only the user can fix the cause of an error since `forget`."""

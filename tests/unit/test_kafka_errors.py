@@ -64,7 +64,12 @@ def test_a_token_of_a_client_that_was_accepted_may_have_expired(monkeypatch: pyt
         monkeypatch.setattr("millstream.wire.kafka.time.monotonic", lambda now_s=now_s: now_s)
         heard.hear(REFUSED)
         heard.check()
+    # The endpoint is still away.
     monkeypatch.setattr("millstream.wire.kafka.time.monotonic", lambda: 2061.0)
+    heard.hear(KafkaError(KafkaError._AUTHENTICATION, HEAD + "Timeout was reached"))
+    heard.hear(REFUSED)
+    heard.check()
+    monkeypatch.setattr("millstream.wire.kafka.time.monotonic", lambda: 2121.0)
     heard.hear(REFUSED)
     with raises(codes.TARGET_REFUSES, "invalid_token"):
         heard.check()
