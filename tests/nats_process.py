@@ -14,7 +14,7 @@ from millstream.buffers.jetstream.nats_server import find_nats_server
 from millstream.die_with_parent import dying_with_parent
 from tests.support.children import started
 
-START_TIMEOUT_S = 10
+START_TIMEOUT_S = 60
 
 OPEN = """
 listen: "127.0.0.1:-1"

@@ -18,7 +18,7 @@ from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce.spark.settings import SparkSettings
 from millstream_reduce.spark.wire import open_spark_client
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 270.0
 STOP_TIMEOUT_S = 30.0
 
 

@@ -15,7 +15,7 @@ from millstream.account import Account
 from tests.spark_driver import SparkDriver
 from tests.support.pipelines import PipelineRun, open_pipeline
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 _POLL_S = 0.02
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BASE_S = 1_699_999_200

@@ -24,7 +24,7 @@ import psutil
 
 from tests.support.children import started
 
-LIMIT_S = 100
+LIMIT_S = 300
 _POLL_S = 0.02
 
 Found = TypeVar("Found")

@@ -15,7 +15,7 @@ from tests.mesh.running import Ended, Running, command, start
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 RECORDS = 3_000
 VERTICES = ("picky", "twice", "parity")
 RETRIES = ", retryStrategy: {backoff: {interval: 1ms, steps: 2}}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
 
 PROGRAM = Path(__file__).parents[2] / ".cache" / "collector" / "otelcol"
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 180
 CONFIGURATION = """\
 receivers: {{otlp: {{protocols: {{grpc: {{endpoint: "127.0.0.1:{port}"}}}}}}}}
 exporters:

@@ -30,7 +30,7 @@ def doubled(value):
 """
 LINE = 6
 """Of the return."""
-LIMIT_S = 60
+LIMIT_S = 180
 
 
 class Client:

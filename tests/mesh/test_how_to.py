@@ -15,7 +15,7 @@ import pytest
 from tests.support.how_to import HOW_TO, OF_OTHERS, PAGES, files_of, write
 from tools.follow import Rules, Shell, blocks_of
 
-LIMIT_S = 100.0
+LIMIT_S = 300.0
 EXACTLY = Rules((), ())
 FOLLOWED = [page.stem for page in PAGES if any(block.commands for block in blocks_of(page))]
 Type = Callable[[str], Awaitable[list[str]]]

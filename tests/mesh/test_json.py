@@ -64,7 +64,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return Commands(capsys)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_command_that_looks_at_a_pipeline_prints_what_the_page_says(
     commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

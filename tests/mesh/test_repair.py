@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.mesh.conftest import PipelineFiles
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 CAT = "- name: map\n  udf: {builtin: {name: cat}}\n"
 
 

@@ -20,7 +20,7 @@ from tests.support.pipelines import open_pipeline
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 RECORDS = 60_000
 
 

@@ -42,7 +42,7 @@ def missed(seen: Ended) -> int:
 
 
 @pytest.mark.guarantee("I1", "I2")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ledger", ["jetstream", "redis"])
 async def test_a_tap_has_no_effect_even_if_it_is_stopped_or_killed(
     files: PipelineFiles, tmp_path: Path, ledger: str
@@ -95,7 +95,7 @@ async def test_a_tap_has_no_effect_even_if_it_is_stopped_or_killed(
     assert len(left) <= 1
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_tap_ends_by_itself_and_says_what_it_cannot_show(
     files: PipelineFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from millstream.spec.loading import load
 from tests.mesh.conftest import PipelineFiles
 from tests.support.children import started
 
-LIMIT_S = 60
+LIMIT_S = 180
 NOWHERE = "nats://127.0.0.1:1"
 MAIN = "import sys; from millstream_worker.__main__ import main; sys.exit(main(sys.argv[1:]))"
 NO_TEMPORARY_DIRECTORY = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/no-such-directory']; "

@@ -36,7 +36,7 @@ from tests.mesh.running import command, start
 from tests.support.children import started
 from tests.support.pipelines import PipelineRun, open_pipeline
 
-LIMIT_S = 100
+LIMIT_S = 300
 WAITS_FOR_A_FILE = """
 import os, time
 while not os.path.exists("go"):

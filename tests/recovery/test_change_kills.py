@@ -74,7 +74,7 @@ def points_of(reached: Iterable[tuple[str, int]]) -> list[str]:
     return [f"{point}#{time}" for point, times in sorted(reached) for time in range(1, times + 1)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8")
 async def test_killed_anywhere_in_a_change_the_old_pipeline_or_the_new_one_goes_on(tmp_path: Path) -> None:
     old_went_on = 0

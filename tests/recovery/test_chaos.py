@@ -39,7 +39,7 @@ def chaos(directory: Path, *arguments: str, cwd: Path | None = None) -> dict[str
     return told
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I9")
 def test_what_was_acknowledged_arrives_once_whatever_sleeps_dies_or_is_cut_off(tmp_path: Path) -> None:
     arguments = ["push", "--kills", "9", "--rate", "300", "--seed", "4", "--faults", "kill,pause,network"]
@@ -51,7 +51,7 @@ def test_what_was_acknowledged_arrives_once_whatever_sleeps_dies_or_is_cut_off(t
     assert {json.loads(line)["state"] for line in inputs} == {"attempted", "acknowledged"}
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I9")
 def test_a_pipeline_of_a_user_is_drained_and_held_to_what_its_sinks_state(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN)
@@ -65,7 +65,7 @@ def test_a_pipeline_of_a_user_is_drained_and_held_to_what_its_sinks_state(tmp_pa
     assert not (tmp_path / "results").exists(), "the user's own results are left alone"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_a_run_that_ends_before_all_faults_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN.replace("{rpu: 300,", "{rpu: 300, records: 600,"))
     command = [
@@ -85,7 +85,7 @@ def test_a_run_that_ends_before_all_faults_is_no_success(tmp_path: Path) -> None
     assert ended.stdout.splitlines()[-2].startswith("INCOMPLETE: ")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_a_run_without_a_fault_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN)
     command = [sys.executable, "-m", "millstream_runner", "chaos", "own.yaml", "--seconds", "0.01"]
@@ -95,7 +95,7 @@ def test_a_run_without_a_fault_is_no_success(tmp_path: Path) -> None:
     assert "INCOMPLETE: no fault could be injected; give it more time" in ended.stdout
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I9")
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     with open_small_disk(tmp_path / "disk", 1 << 30) as disk:

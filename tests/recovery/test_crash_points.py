@@ -79,7 +79,7 @@ def recoveries_of(outcomes: Sequence[Outcome]) -> list[tuple[Sequence[str], cras
     return [(outcome.points, outcome.reached) for outcome in outcomes]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
 async def test_killed_at_some_durable_steps_the_outputs_are_the_same(tmp_path: Path, spark: SparkDriver) -> None:
     rng = random.Random(SEED)
@@ -152,7 +152,7 @@ HANDED_OVER = (
 """At each of them the first two windows are handed over."""
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I3")
 async def test_what_comes_before_the_retry_of_a_hand_over_does_not_change_it(
     tmp_path: Path, spark: SparkDriver
@@ -163,7 +163,7 @@ async def test_what_comes_before_the_retry_of_a_hand_over_does_not_change_it(
     assert not [point for outcome in outcomes for point in outcome.missed]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I3")
 async def test_of_owners_that_hand_the_same_windows_over_at_once_one_has_an_effect(
     tmp_path: Path, spark: SparkDriver
@@ -188,7 +188,7 @@ DELIVERIES = (
 """Around the deliveries of chains that end in sinks."""
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I9")
 async def test_killed_around_a_delivery_the_target_decides_whether_it_counts(tmp_path: Path) -> None:
     rng = random.Random(SEED)
@@ -202,7 +202,7 @@ async def test_killed_around_a_delivery_the_target_decides_whether_it_counts(tmp
         assert not report(again), report(again)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2")
 async def test_of_owners_that_make_the_same_delivery_one_has_an_effect(tmp_path: Path) -> None:
     points = (
@@ -230,7 +230,7 @@ PACKED = (
 """Around commits that are packs, and where their readers are in the middle of one."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I4", "I9")
 async def test_killed_around_packs_the_outputs_are_the_same(tmp_path: Path, spark: SparkDriver) -> None:
     rng = random.Random(SEED)
@@ -248,7 +248,7 @@ SECURED = sized(2, 6)
 """Points of each pipeline that is encrypted, with a user for each vertex and its map in a sandbox."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I3", "I8", "I9")
 async def test_killed_with_encryption_users_and_a_sandbox_the_outputs_are_the_same(
     tmp_path: Path, spark: SparkDriver
@@ -280,7 +280,7 @@ OF_REDIS = sized(2, 1000)
 """Points that are, at most: `make test-all` tries each."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
 async def test_killed_at_durable_steps_over_redis_the_outputs_are_the_same(tmp_path: Path, spark: SparkDriver) -> None:
     rng = random.Random(SEED)

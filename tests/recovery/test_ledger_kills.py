@@ -17,7 +17,7 @@ A = BufferId("v-a", 0)
 B = BufferId("v-b", 0)
 LANES = [LaneId("v", "in-v", number) for number in range(3)]
 BOUNDS = LedgerLimits(frames_per_buffer_max=100_000)
-WAIT_S = 60.0
+WAIT_S = 180.0
 KILLS = 6
 SILENCE_S = 3.0
 """After this much silence a reader looks for itself; one that notices the loss of its connection waits for less."""

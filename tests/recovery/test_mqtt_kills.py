@@ -37,7 +37,7 @@ _EACH = 500
 
 
 @pytest.mark.guarantee("I1", "I2", "I9")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_each_message_counts_once_though_everything_is_killed(mqtt: MqttServer, tmp_path: Path) -> None:
     source, target = mqtt.topic(), mqtt.topic()
     (tmp_path / "password").write_text(PASSWORD)

@@ -42,7 +42,7 @@ POINTS = [
 
 
 @pytest.mark.guarantee("I1", "I2", "I9")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_each_record_is_there_once_though_sink_and_broker_are_killed(
     objects: ObjectServer, tmp_path: Path
 ) -> None:

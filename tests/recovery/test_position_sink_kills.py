@@ -34,7 +34,7 @@ async def test_a_vertex_that_is_killed_at_a_step_is_followed_by_one_that_writes_
 
 
 @pytest.mark.guarantee("I1", "I2")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_each_record_is_there_once_though_everything_is_killed(tmp_path: Path) -> None:
     files, place = PipelineFiles(tmp_path), position_sink(tmp_path)
     sink = json.dumps({**place.sink, "guarantee": "exactlyOnce"})

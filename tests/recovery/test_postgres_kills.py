@@ -66,7 +66,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.mark.guarantee("I1", "I2", "I9")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_each_record_is_there_once_though_everything_is_killed(server: PostgresServer, tmp_path: Path) -> None:
     database = await server.database()
     await database.execute("CREATE TABLE numbers (lane int, number int, place bigserial)")
@@ -81,7 +81,7 @@ async def test_each_record_is_there_once_though_everything_is_killed(server: Pos
 
 
 @pytest.mark.guarantee("I1", "I2", "I9")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_each_row_of_a_query_is_read_once_though_everything_is_killed(
     server: PostgresServer, tmp_path: Path
 ) -> None:
@@ -109,7 +109,7 @@ async def test_each_row_of_a_query_is_read_once_though_everything_is_killed(
 
 
 @pytest.mark.guarantee("I1", "I2", "I9")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_each_change_is_read_once_though_everything_is_killed(tmp_path: Path) -> None:
     """From the middle of the snapshot on."""
     with open_postgres(wal_level="logical") as server:

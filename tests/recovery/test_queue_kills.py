@@ -19,7 +19,7 @@ from tests.unit.reduce.queued import EDGE
 REPOSITORY = Path(__file__).parents[2]
 FRAMES = 400
 KILLS = 6
-WAIT_S = 100
+WAIT_S = 300
 
 
 async def live(directory: Path, epoch: int, lines: int | None, rng: random.Random) -> tuple[int, int]:

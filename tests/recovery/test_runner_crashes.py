@@ -20,7 +20,7 @@ from millstream.ledger.protocol import LedgerLimits
 from millstream.nats.connection import open_connection
 from tools import durable_steps
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 KEEP = """\
 import sys
 from pathlib import Path

@@ -14,7 +14,7 @@ from millstream_reduce.spark.java import find_java
 from tests.mesh.running import start
 from tests.spark_driver import open_spark_driver
 
-LIMIT_S = 100.0
+LIMIT_S = 300.0
 REDUCE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -32,7 +32,7 @@ spec:
     - {from: sum, to: out}
 """
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(900)
 
 
 async def until(condition: Callable[[], bool]) -> None:

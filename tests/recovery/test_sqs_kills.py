@@ -34,7 +34,7 @@ _EACH = 40
 
 
 @pytest.mark.guarantee("I1", "I2", "I9")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_each_message_counts_once_though_everything_is_killed(sqs: SqsServer, tmp_path: Path) -> None:
     source, target = sqs.queue(), sqs.queue(fifo=True)
     read = {**sqs.settings(source), "visibilityTimeout": "3s"}

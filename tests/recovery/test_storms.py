@@ -17,7 +17,7 @@ SWEPT = ("kafka", "pulsar", "postgres", "postgresCdc", "opensearch", "bigquery",
 
 
 @pytest.mark.guarantee("I1", "I2", "I9")
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "connector", [pytest.param(name, marks=pytest.mark.sweep) if name in SWEPT else name for name in PLACES]
 )

@@ -125,7 +125,7 @@ def kill_function(run: Running) -> None:
 
 
 @pytest.mark.guarantee("I1", "I2", "I9")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "kind",
     ["file", "postgres", "udsink", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("kafka", "redis"))],
@@ -173,7 +173,7 @@ async def _killed(directory: Path, place: Place) -> None:
 
 
 @pytest.mark.guarantee("I1", "I2")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 async def test_of_owners_that_follow_each_other_at_once_one_counts(tmp_path: Path) -> None:
     files = PipelineFiles(tmp_path)
     sink = "- name: out\n  sink: {file: {path: out, format: jsonl, rolling: {maxRecords: 100}}}\n"

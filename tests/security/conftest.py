@@ -15,7 +15,7 @@ import pytest
 NOBODY = 65534
 """The user and group that own nothing, on every Linux."""
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 90.0
 
 # What a program needs is imported while it still may read this checkout, which may be where only root can read.
 _BECOME = """

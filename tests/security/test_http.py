@@ -33,7 +33,7 @@ from millstream_reader.sources.http.lane import HttpSourceLane, open_http
 from millstream_reader.sources.http.plan import http_plan
 from millstream_reader.sources.opening import extraction_of
 
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 STRANGER = "127.0.0.2"
 LANE = LaneId("in", SOURCE_INPUT, 0)
 

@@ -119,7 +119,7 @@ async def fed(running: Running, outside: Outside, directory: Path) -> None:
     await running.until(look)
 
 
-@pytest.mark.timeout(300)  # it may start the server of its kind
+@pytest.mark.timeout(900)  # it may start the server of its kind
 @pytest.mark.parametrize("kind", SOME)
 async def test_a_run_that_uses_a_secret_shows_it_nowhere(
     kind: str,
@@ -151,7 +151,7 @@ async def test_a_run_that_uses_a_secret_shows_it_nowhere(
     assert not wide(directory / ".millstream")
 
 
-@pytest.mark.timeout(300)  # it may start the server of its kind
+@pytest.mark.timeout(900)  # it may start the server of its kind
 @pytest.mark.parametrize("kind", SOME)
 async def test_a_secret_that_is_refused_is_shown_nowhere(
     kind: str,

@@ -24,7 +24,7 @@ from tests.support.errors import raises
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
 
-LIMIT_S = 250.0
+LIMIT_S = 500.0
 TOKEN = "of-this-run"
 CALLS = """
 body = b"hello, stranger"
@@ -56,7 +56,7 @@ with socket.socket(socket.AF_UNIX) as connection:
         print("refused")
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def family(driver: SparkDriver) -> list[psutil.Process]:

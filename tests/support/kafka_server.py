@@ -28,7 +28,7 @@ from millstream.wire.certificates import make_certificate
 from tests.support.server_process import ServerProcess, started_server
 
 LIBRARIES = Path(__file__).parents[2] / ".cache" / "servers" / "kafka"
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 180.0
 _CLUSTER = "4L6g3nShT-eMCtK--X86sw"
 _JAVA = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
 USER, PASSWORD = "writer", "a long secret"

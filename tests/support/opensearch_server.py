@@ -23,7 +23,7 @@ from millstream.ports import free_ports
 from tests.support.server_process import ServerProcess, started_server
 
 _FETCHED = Path(__file__).parents[2] / ".cache" / "servers"
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 180.0
 _NOBODY = "nobody"
 _MODULE = "transport-netty4"
 _JAVA = ["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC", "-Djava.security.manager=allow", "-Dlog4j2.disable.jmx=true"]

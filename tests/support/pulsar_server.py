@@ -31,7 +31,7 @@ from millstream.wire.certificates import make_certificate
 from tests.support.server_process import ServerProcess, started_server
 
 LIBRARIES = Path(__file__).parents[2] / ".cache" / "servers" / "pulsar"
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 180.0
 EXACT, BRIEF = "public/exact", "public/brief"
 """Namespaces: one whose messages are deduplicated, and one that keeps only what a subscription has not acknowledged."""
 LEDGER_ENTRIES = 25

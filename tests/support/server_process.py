@@ -21,7 +21,7 @@ import psutil
 
 from millstream.die_with_parent import dying_with_parent
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 _POLL_S = 0.02
 
 

@@ -17,7 +17,7 @@ from typing import TextIO
 
 import pyte
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 _HISTORY_LINES = 2000
 _IN_TERMINAL = (
     # The session's leader takes its terminal: what is typed there becomes a signal.

@@ -47,7 +47,7 @@ def test_each_fits_the_code_and_names_a_test(defect: defects.Defect) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_tests_notice_them() -> None:
     command = [sys.executable, "tools/defects.py", "--json", "--sample", str(CAUGHT_HERE)]
     done = subprocess.run(command, cwd=defects.REPOSITORY, capture_output=True, text=True, check=False, timeout=280)

@@ -13,7 +13,7 @@ from millstream.nats.client import nats_errors
 from millstream.nats.client import parser as library
 from millstream.nats.incoming import UNREAD_BYTES, PieceParser, PieceReader
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 HEADERS = b"NATS/1.0\r\nName: value\r\n\r\n"
 
 

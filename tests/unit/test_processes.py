@@ -20,7 +20,7 @@ from millstream.processes import OUTPUT_TIMEOUT_S, Process, Stop, exit_text, ope
 
 pytestmark = pytest.mark.process
 
-LIMIT_S = 60
+LIMIT_S = 180
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); signal.pause()"
 BUSY = (
     "import hashlib, threading\n"

@@ -29,7 +29,7 @@ from tests.nats_process import open_nats_process
 from tests.support.answers import taken
 from tests.support.children import started
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 RECORDS = 200
 
 PIPELINE = """\

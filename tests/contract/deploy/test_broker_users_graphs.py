@@ -60,7 +60,7 @@ CYCLES: Sequence[Sequence[str]] = (
 )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cycle", CYCLES, ids=["of one vertex", "of two vertices"])
 async def test_a_cycle_runs_and_ends_with_a_user_for_each_vertex(files: PipelineFiles, cycle: Sequence[str]) -> None:
     turn = files.function("identity", vertex="turn") if any("turn" in edge for edge in cycle) else ""
@@ -74,7 +74,7 @@ async def test_a_cycle_runs_and_ends_with_a_user_for_each_vertex(files: Pipeline
     assert sorted(files.numbers("out")) == list(range(200))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_windows_and_their_late_records_come_with_a_user_for_each_vertex(
     files: PipelineFiles, spark: SparkDriver
 ) -> None:

@@ -13,7 +13,7 @@ from millstream.nats.client import Client, Msg, nats_errors
 from millstream.nats.connection import open_connection
 from tests.nats_process import open_nats_process
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 HEADERS = (
     {"Name": "value"},
     {"A-Name": "a:value: with colons", "Another": "", "X!#$%&'*+-.^_`|~": "  spaces around  "},

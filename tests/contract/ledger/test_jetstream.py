@@ -38,7 +38,7 @@ B = BufferId("v-b", 0)
 C = BufferId("v-c", 0)
 LANE = LaneId("v", "in-v", 0)
 SMALL = LedgerLimits(frames_per_buffer_max=1000, bytes_max=64 * limits.MIB)
-WAIT_S = 20.0
+WAIT_S = 60.0
 FORMS = pytest.mark.parametrize("frames", [[(A, b"a1")], [(A, b"a1"), (B, b"b1")]], ids=["one message", "batch"])
 """Both forms a commit has on the wire."""
 

@@ -19,7 +19,7 @@ from tests.support.ledgers import Harness, LaneOwner
 
 A = BufferId("v-a", 0)
 B = BufferId("v-b", 1)
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def take(frames: AsyncIterator[StoredFrame], count: int) -> list[StoredFrame]:

@@ -20,7 +20,7 @@ from tests.support.ledgers import PIPELINE, LaneOwner, RedisHarness, open_redis_
 A = BufferId("v-a", 0)
 LANE = LaneId("v", "in-v", 0)
 LIMITS = LedgerLimits(frames_per_buffer_max=1000)
-WAIT_S = 20.0
+WAIT_S = 60.0
 KEEPS = {
     "appendonly": "yes",
     "appendfsync": "always",

@@ -63,7 +63,7 @@ spec:
 """
 A, B = BufferId("in-a", 0), BufferId("in-b", 0)
 SOURCE, READER = LaneId("in", "source", 0), LaneId("a", "in-a", 0)
-WAIT_S = 20.0
+WAIT_S = 60.0
 LIMITS = LedgerLimits(frames_per_buffer_max=1000)
 
 

@@ -18,7 +18,7 @@ from tests.support.ledgers import Harness, LaneOwner
 
 A = BufferId("v-a", 0)
 B = BufferId("v-b", 0)
-WAIT_S = 20.0
+WAIT_S = 60.0
 AGAIN = pytest.mark.parametrize("again", [0, 1, 2, 7])
 """Frames that are written again, behind a reader that has read four, of which two are lost: fewer, as many, more."""
 

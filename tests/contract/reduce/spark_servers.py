@@ -18,7 +18,7 @@ from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import find_java, spark_home
 from tests.support.children import started
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 270.0
 _POLL_S = 0.02
 
 

@@ -57,7 +57,7 @@ def speaks_of_workers(keys, records, window):
     raise ValueError("Python worker exited unexpectedly: SIGSEGV, crashed")
 """
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture

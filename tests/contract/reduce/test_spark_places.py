@@ -13,7 +13,7 @@ from tests.contract.reduce.spark_servers import open_cluster, open_connect_serve
 from tests.contract.reduce.test_spark_driver import SLEEPS
 from tests.spark_driver import open_spark_driver
 
-LIMIT_S = 240.0
+LIMIT_S = 500.0
 SECRET = "known-to-this-test"
 ON_LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
@@ -22,7 +22,7 @@ ON_LOOPBACK = {
     "spark.sql.shuffle.partitions": "2",
 }
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 async def check_jobs(client: SparkClient, directory: Path) -> None:

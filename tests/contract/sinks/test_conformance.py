@@ -83,7 +83,7 @@ class TestDelta(_Collecting):
         return delta_numbers(place / "table")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 class TestIceberg(_Collecting):
     """Each of the processes that are killed imports PyIceberg, which takes two seconds of processor time."""
 

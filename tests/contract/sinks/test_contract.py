@@ -24,7 +24,7 @@ from tests.unit.writer.sink_frames import sink_frame
 
 FRAME_RECORDS = 10
 # Each of them may have to start a server.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 ONE_OF_EACH = (
     "file jsonl",
     "objects jsonl",

@@ -44,7 +44,7 @@ from tests.unit.writer.sink_frames import sink_frame
 
 REPOSITORY = Path(__file__).parents[3]
 FRAMES = 30
-PROCESS_TIMEOUT_S = 60
+PROCESS_TIMEOUT_S = 180
 KILLS = 3
 
 

@@ -26,7 +26,7 @@ WHOLE = [kind for kind in KINDS if kind.startswith(_NAMES)]
 FRAMES = 3
 RECORDS = 10
 # Each of them may have to start a server.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(params=WHOLE)

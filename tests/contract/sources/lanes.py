@@ -16,7 +16,7 @@ from millstream_reader.ids import SeenIds
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up
 from millstream_reader.sources.opening import open_source
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 """How long a test waits for what must happen."""
 
 

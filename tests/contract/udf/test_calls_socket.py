@@ -26,7 +26,7 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import HERE, NAME, Open, frame_of, values_of
 from tests.support.errors import raises
 
-TIMEOUT_S = 30
+TIMEOUT_S = 90
 BYTES_MAX = 64 * 1024 * 1024
 HELLO = udf_pb2.Hello(protocol_version=1, kind=udf_pb2.KIND_MAP, pipeline="p", vertex="v", lane="l", calls_socket=True)
 

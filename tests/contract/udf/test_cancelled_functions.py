@@ -16,7 +16,7 @@ from millstream.udf.sidecar import python_command
 from millstream_udf.calls_socket import SUFFIX
 from tests.contract.udf.conftest import HERE, NAME, Open, frame_of, values_of
 
-TIMEOUT_S = 30
+TIMEOUT_S = 90
 
 
 @pytest.fixture(params=["socket", "grpc"])

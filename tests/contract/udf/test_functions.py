@@ -26,7 +26,7 @@ from tests.contract.udf.conftest import NAME, Open, frame_of, parents_of, values
 from tests.support.children import started, together
 from tests.support.errors import raises
 
-TIMEOUT_S = 30
+TIMEOUT_S = 90
 
 
 async def call(stream: MapStream, *values: bytes) -> MapAnswer:

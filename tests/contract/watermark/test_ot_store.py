@@ -29,7 +29,7 @@ from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 pytestmark = pytest.mark.asyncio
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 PIPELINE = "flights"
 LANE = LaneId("clean", "in-clean", 0)
 OTHER_LANE = LaneId("clean", "in-clean", 1)

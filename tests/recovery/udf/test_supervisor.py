@@ -30,7 +30,7 @@ from millstream_udf import columns
 from tests.support.children import started
 
 NAME = StreamName("flights", "clean", "in-clean.0", 0)
-TIMEOUT_S = 60
+TIMEOUT_S = 180
 REPOSITORY = Path(__file__).parents[3]
 
 

@@ -24,7 +24,7 @@ from millstream_runner.cli.completion import SCRIPTS
 from millstream_runner.cli.main import main
 from tests.unit.cli.test_grammar import ALL
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline

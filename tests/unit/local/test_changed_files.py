@@ -8,7 +8,7 @@ from pathlib import Path
 from millstream.spec.loading import load
 from millstream_runner.local.changed_files import watch_files
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline

@@ -22,7 +22,7 @@ from millstream_reduce.windows import WindowConfig
 from tests.support.errors import raises
 from tests.unit.reduce.queued import EDGE, LIMITS, OTHER_EDGE, Lane, contents_of, frame_of
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 def values(*times: int) -> list[bytes]:

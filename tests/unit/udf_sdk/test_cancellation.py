@@ -25,7 +25,7 @@ from millstream_udf.testing import OpenSink, arun, run_reduce
 from millstream_udf.values import Window
 from millstream_udf.wire.udf.v1 import udf_pb2
 
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 REASON = "RuntimeError: the work was cancelled"
 
 

@@ -14,7 +14,7 @@ import uvloop
 from millstream_udf.message_socket import HEADER_BYTES, MessageSocket, TooLarge
 
 BYTES_MAX = 1024 * 1024
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 Run = Callable[[Callable[[], Awaitable[None]]], None]
 
 

@@ -15,7 +15,7 @@ import uvloop
 
 from millstream_udf.calls_socket import SUFFIX, TOKEN_BYTES, open_calls_sockets
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from millstream_reduce.spark.settings import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 270.0
 STOP_TIMEOUT_S = 30.0
 
 

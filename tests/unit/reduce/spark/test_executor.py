@@ -24,7 +24,7 @@ from millstream_reduce.values import Piece, Window, WindowContents
 from millstream_reduce.window_table import WindowTable
 from tests.support.errors import raises
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 PROGRAM = engine_pb2.Program(sql=engine_pb2.SqlProgram(query="a"))
 OTHER = engine_pb2.Program(sql=engine_pb2.SqlProgram(query="b"))
 

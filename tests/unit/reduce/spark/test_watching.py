@@ -13,7 +13,7 @@ import pytest
 from millstream_reduce.spark.jvm import START_IDLE_S, WORKING_S, SignsOfLife
 from tests.support.children import started
 
-LIMIT_S = 40.0
+LIMIT_S = 120.0
 
 
 class Clock:
