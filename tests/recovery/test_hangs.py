@@ -43,7 +43,7 @@ RATE = 100
 WORKER = "worker.1 (map-0, out-0)"
 """Of a run with two."""
 PATIENCE = Patience(hung_s=3.0, start_s=30.0, reported_s=1.5)
-# How long a silence was is measured, and whoever looks may have waited for a processor.
+# How long a silence was is measured, and the watching process may have waited for a processor.
 REPORTED = r"has not answered for \d+ s; it is replaced after 3 s"
 STOPPED = r"was stopped by a signal, and did not answer for \d+ s"
 

@@ -257,7 +257,7 @@ async def test_one_whose_interpreter_is_held_is_reported_and_replaced(
             held.cancel()
         assert await call(sidecar, b"x") == [b"x"]
     said = [record.getMessage() for record in caplog.records]
-    # How long a silence was is measured, and whoever looks may have waited for a processor.
+    # How long a silence was is measured, and the watching process may have waited for a processor.
     assert any(re.match(r"flights/clean: udf has not answered for \d+ s; it is replaced after 2 s", at) for at in said)
     assert any(re.match(r"flights/clean: udf did not answer for \d+ s: it was killed;", text) for text in said)
 
