@@ -51,10 +51,9 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
     for name, value in named[url.scheme]:
         if value is not None:
             config[name] = resolve(value, base_dir, f"{where}: the {name} for {url.root}")
-    given = dict(config)
-    if (credential := _credential(given)) is not None:
-        # The client prefers it to those of the environment, and does not mix the two.
-        config["credential_provider"] = lambda: credential
+    credential = _credential(config)
+    # The client prefers what a provider gives to credentials of the environment, and does not mix the two.
+    provider: Any = {} if credential is None else {"credential_provider": lambda: credential}
     if settings.anonymous:
         config["skip_signature"] = True
         if url.scheme == "gs":
@@ -73,13 +72,17 @@ def make_store(url: ObjectUrl, settings: ObjectStore, base_dir: Path, where: str
                 config["endpoint"] = settings.endpoint
             if settings.region is not None:
                 config["region"] = settings.region
-            return stores.S3Store(url.bucket, client_options=client, retry_config=retry, **config)
+            return stores.S3Store(url.bucket, client_options=client, retry_config=retry, **config, **provider)
         if url.scheme == "az":
             if settings.account is not None:
                 config["account_name"] = settings.account
             if settings.endpoint is not None:
                 config["endpoint"] = settings.endpoint
-            return stores.AzureStore(url.bucket, client_options=client, retry_config=retry, **config)
+            store = stores.AzureStore(url.bucket, client_options=client, retry_config=retry, **config)
+            if not provider:
+                return store
+            # The first one has checked the form of the credential, which one with a provider does not.
+            return stores.AzureStore(url.bucket, client_options=client, retry_config=retry, **config, **provider)
         if settings.endpoint is not None:
             config["base_url"] = settings.endpoint
         return stores.GCSStore(url.bucket, client_options=client, retry_config=retry, **config)

@@ -48,12 +48,12 @@ async def test_a_question_that_is_never_answered_is_reported_once(
         open_connection(BrokerAccess(server.url), name="test") as connection,
     ):
         with caplog.at_level(logging.INFO):
-            asking = asyncio.create_task(until_answered(connection, "STREAM.INFO.one"))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+                asking = tasks.create_task(until_answered(connection, "STREAM.INFO.one"))
                 while sum("asking again" in record.getMessage() for record in caplog.records) <= _ASKED:
                     assert not asking.done()
                     await asyncio.sleep(0.01)
-            asking.cancel()
+                asking.cancel()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "accepts connections, but has not answered STREAM.INFO.one 3 times in a row" in warnings[0]

@@ -393,7 +393,7 @@ async def test_an_outage_of_the_token_endpoint_may_last_longer_than_a_token(
         sasl = _client(endpoint, secret)
         async with (
             opened(kafka, topic, sink_owner(1), brokers=[kafka.sasl_brokers], sasl=sasl) as lane,
-            asyncio.timeout(120),
+            asyncio.timeout(500),
         ):
             await lane.write([frame(1)], Position(1))
             endpoint.answer = (503, "")

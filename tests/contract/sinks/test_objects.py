@@ -22,6 +22,8 @@ from ruamel.yaml import YAML
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import FencedError, RetryLaterError
+from millstream.objects.settings import ObjectStore, parse_url
+from millstream.objects.stores import make_store
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
 from millstream_writer.connector import SinkOwner
@@ -359,6 +361,13 @@ async def test_what_azure_refuses_is_said(
     with raises(code, match=re.escape(said)):
         async with opened(object_spec(place, "jsonl", path=path, store={**azure.settings, **changes})):
             pass
+
+
+def test_a_key_for_azure_that_is_none_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    settings = ObjectStore.model_validate({"account": ACCOUNT, "accountKey": "n0t base64!"})
+    with raises(codes.CONNECTOR_SETTINGS) as refused:
+        make_store(parse_url("az://container/out"), settings, tmp_path, "test")
+    assert "n0t" not in "".join(traceback.format_exception(refused.value))
 
 
 async def test_a_key_for_s3_is_not_mixed_with_a_token_of_the_environment(
