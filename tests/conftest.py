@@ -61,6 +61,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) + START_S))
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Names what failed in the very last lines: all that is kept of many a log is its end."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    for outcome in ("failed", "error"):
+        for report in reporter.stats.get(outcome, ()):
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = crash.message.splitlines()[0][:200] if crash and crash.message else ""
+            reporter.write_line(f"failed: {report.nodeid} ({report.when}): {reason}")
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkDriver]:
     """A Spark driver that is ready, the same one for every test that asks for it. Who kills one starts its own."""
