@@ -46,6 +46,7 @@ from millstream.retry import DELAY_MAX_S
 from millstream.spec.references import Reference, references_in, resolve
 from millstream.spec.tls import ServerTls
 from millstream.web.settings import WebServer, is_url
+from millstream.web.signing import open_signer
 from millstream.wire.client_tls import context_of, is_not_accepted
 
 PASSING = frozenset({408, 409, 425, 429})
@@ -207,13 +208,14 @@ async def linked(settings: WebServer, base_dir: Path, where: str, schemes: Colle
     headers = headers_of(settings, base_dir, where)
     encrypted = urlsplit(url).scheme in ("https", "wss")
     tls = context_of(settings.tls or ServerTls(), base_dir, where) if encrypted else True
+    aws = settings.auth.aws if settings.auth is not None else None
     session = ClientSession(
         connector=TCPConnector(limit=1, ssl=tls),
         timeout=ClientTimeout(total=settings.timeout_s),
         headers=headers,
         cookie_jar=DummyCookieJar(),
         trace_configs=[_no_redirects()],
-        middlewares=[_once],
+        middlewares=[_once] if aws is None else [_once, await open_signer(aws, base_dir, where)],
     )
     async with session:
         yield WebLink(session, url, where, _secrets_of(settings, base_dir, url, headers))
@@ -230,7 +232,7 @@ def _secrets_of(settings: WebServer, base_dir: Path, url: str, headers: Mapping[
     if isinstance(settings.url, Reference):
         parts = urlsplit(url)
         found |= {url, parts.path.strip("/"), parts.query, *(value for _, value in parse_qsl(parts.query))}
-    if settings.auth is not None:
+    if settings.auth is not None and settings.auth.aws is None:
         found.add(headers["Authorization"].partition(" ")[2])
     return frozenset(found - {""})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ from millstream_writer.sinks.opensearch.documents import (
 from tests.contract.sinks.file_target import sink_owner
 from tests.contract.sinks.sink_targets import opensearch_spec
 from tests.contract.sinks.validating import validate_sink
+from tests.support.aws_gate import KEY_ID, REGION, SECRET, SERVICE, TOKEN, AwsGate, open_aws_gate
 from tests.support.children import together
 from tests.support.errors import raises
 from tests.support.opensearch_server import OpenSearchServer
@@ -399,3 +401,59 @@ async def test_frames_of_one_write_share_requests_and_each_keeps_its_own_failure
                 await lane.write(more, Position(5))
             assert not (await lane.write(more, Position(5))).failures
         assert requests[1:] == [[5], [6], [5], [6]]
+
+
+def signed(gate: AwsGate, **credentials: object) -> dict[str, Any]:
+    """The settings of a sink that reaches its server through the gate."""
+    return {"url": gate.url, "auth": {"aws": {"region": REGION, "service": SERVICE, **credentials}}}
+
+
+async def test_requests_are_signed_as_services_of_aws_demand_it(
+    opensearch: OpenSearchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = opensearch.index()
+    monkeypatch.setenv("SEARCH_SECRET", SECRET)
+    monkeypatch.setenv("SEARCH_TOKEN", TOKEN)
+    keys = {"accessKey": KEY_ID, "secretKey": {"env": "SEARCH_SECRET"}, "sessionToken": {"env": "SEARCH_TOKEN"}}
+    frame = rows(1, {"k": "a", "n": 1}, {"k": "b c", "n": 2, "text": "é" * 2_000_000}, {"k": "a", "gone": True})
+    async with open_aws_gate(opensearch.settings["url"], TOKEN) as gate:
+        for compression in ("none", "gzip"):
+            more = {"mode": "upsert", "id": "k", "deleteWhen": {"field": "gone"}, "compression": compression}
+            spec = opensearch_spec(opensearch, index, **more, **signed(gate, **keys))
+            await write(spec, 1, frame)
+        settings = {"index": index, **signed(gate, **keys)}
+        assert await asyncio.to_thread(validate_sink, "opensearch", settings, tmp_path) == 0
+        assert gate.refused == []
+        assert any("*" in target for target in gate.passed)
+    assert opensearch.numbers(index) == [2]
+
+
+async def test_credentials_of_aws_are_looked_for_in_the_environment(
+    opensearch: OpenSearchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = opensearch.index()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+    async with open_aws_gate(opensearch.settings["url"]) as gate:
+        spec = opensearch_spec(opensearch, index, **signed(gate))
+        await write(spec, 1, rows(1, {"n": 1}))
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another one")
+        with raises(codes.TARGET_REFUSES, "status 403: check `auth`"):
+            await write(spec, 2, rows(2, {"n": 2}))
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        with raises(codes.TARGET_REFUSES, "no credentials of AWS"):
+            await write(spec, 2, rows(2, {"n": 2}))
+    assert opensearch.numbers(index) == [1]
+
+
+async def test_what_signing_needs_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("millstream.web.settings.find_spec", lambda name: None)
+    settings = {"url": "http://127.0.0.1:1", "index": "a", "auth": {"aws": {"region": REGION, "service": SERVICE}}}
+    assert await asyncio.to_thread(validate_sink, "opensearch", settings, tmp_path) == codes.EXTRA_NEEDED.exit_code
+    assert "millstream[aws]" in capsys.readouterr().err
+    with raises(codes.EXTRA_NEEDED, r"millstream\[aws\]"):
+        await write(FallbackSink.model_validate({"opensearch": settings}), 1, rows(1, {"n": 1}))

@@ -25,6 +25,7 @@ from millstream.wire.certificates import make_certificate
 from millstream_reader.source import SourceBatch, is_held_up
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, records_of, values
+from tests.support.aws_gate import KEY_ID, REGION, SECRET, SERVICE, open_aws_gate
 from tests.support.errors import raises
 from tests.support.web_server import HANDLERS, TOKEN, open_web
 
@@ -595,3 +596,19 @@ async def test_the_page_shows_what_runs(address: str, monkeypatch: pytest.Monkey
             local = {**source[kind], "url": url_of(kind, own, f"/closed{path}")}
             async with open_lane({**source, kind: local}) as lane:
                 assert await read_until(lane, lambda records: len(records) >= 1)
+
+
+async def test_requests_are_signed_as_services_of_aws_demand_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLL_SECRET", SECRET)
+    cursor = {"path": "next", "parameter": "since"}
+    async with open_aws_gate(f"http://{address}") as gate:
+        aws = {"region": REGION, "service": SERVICE, "accessKey": KEY_ID, "secretKey": {"env": "POLL_SECRET"}}
+        url = f"{gate.url}/items?count=20&per=8&fields=a,b*&of=%C3%A9+(x)&empty"
+        poll = {"url": url, "records": "items", "cursor": cursor, "stopAtEnd": True, "auth": {"aws": aws}}
+        async with open_lane({"httpPoll": poll}) as lane:
+            assert len((await read_to_end(lane))[0]) == 20
+        assert gate.refused == []
+        monkeypatch.setenv("POLL_SECRET", "another one")
+        with raises(codes.TARGET_REFUSES, "status 403"):
+            async with open_lane({"httpPoll": poll}) as lane:
+                await read_to_end(lane)
