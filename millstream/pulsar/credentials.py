@@ -10,7 +10,7 @@ import base64
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream.pulsar.issuer import Issuer, open_issuer
+from millstream.oauth2.issuer import Issuer, open_issuer
 from millstream.pulsar.settings import PulsarCluster
 from millstream.spec.references import resolve
 

@@ -22,9 +22,9 @@ from pulsar import exceptions
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.oauth2.issuer import Issuer
 from millstream.pulsar.credentials import Credentials, credentials_now, identity_of
 from millstream.pulsar.handshake import answer_size, connect_frame, refusal
-from millstream.pulsar.issuer import Issuer
 from millstream.pulsar.settings import PulsarCluster
 from millstream.spec.references import Secret, resolve
 from millstream.spec.tls import ServerTls

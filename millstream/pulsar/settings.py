@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from millstream import codes
-from millstream.spec.addresses import SERVER_CHECK, address_check
+from millstream.oauth2.settings import Oauth2, oauth2_notes
+from millstream.spec.addresses import address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After
@@ -61,48 +62,6 @@ class PulsarBasic(SpecModel):
     """The password: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
 
 
-class PulsarOauth2(SpecModel):
-    """A client of an issuer of tokens: OAuth 2.0 with client credentials. Its id and secret are in `privateKey`, or in
-    `clientId` and `clientSecret`."""
-
-    noun = "oauth2"
-
-    issuer_url: Annotated[Text, After(SERVER_CHECK)]
-    """Address of the issuer. Its document `/.well-known/openid-configuration` names where it issues tokens."""
-    audience: Text | None = None
-    """The cluster's name at the issuer, if the issuer requires one."""
-    scope: Text | None = None
-    """What the tokens have to allow, if the issuer requires that."""
-    private_key: Secret | None = None
-    """A key file, as Pulsar's clients read it: JSON with `client_id` and `client_secret`. `{file: PATH}`,
-    `{env: NAME}`, or a key of a Kubernetes Secret."""
-    client_id: TextOrReference | None = None
-    """The client's id, or a reference to it."""
-    client_secret: Secret | None = None
-    """The client's secret: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
-    tls: ServerTls | None = None
-    """Which certificates of the issuer are accepted. Default: those of the system's certificate authorities."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Requires one kind of client credentials, as a whole."""
-        in_file = data.get("privateKey") is not None
-        parts = [data.get(name) is not None for name in ("clientId", "clientSecret")]
-        if any(parts) if in_file else not all(parts):
-            what = "the client's id and secret come from one place"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "either `privateKey`, or `clientId` and `clientSecret`")
-
-    def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Rejects `tls` for an unencrypted connection."""
-        if self.tls is not None and not self.encrypted:
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), "`tls` has no effect with http://", "https://")
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether connections to the issuer use TLS."""
-        return urlsplit(self.issuer_url).scheme == "https"
-
-
 class PulsarAuth(SpecModel):
     """How the cluster knows who connects: one of these."""
 
@@ -112,7 +71,7 @@ class PulsarAuth(SpecModel):
     """By a token, such as a JSON Web Token: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
     basic: PulsarBasic | None = None
     """By user and password."""
-    oauth2: PulsarOauth2 | None = None
+    oauth2: Oauth2 | None = None
     """By tokens that an issuer gives to a client (OAuth 2.0). Each is replaced before it expires."""
 
     @classmethod
@@ -178,8 +137,5 @@ def cluster_notes(settings: PulsarCluster, path: Path) -> Iterator[tuple[Path, s
         what = "the credentials and the records are sent to the cluster unencrypted"
         yield (*path, "serverAddr"), f"{what}; pulsar+ssl:// encrypts them"
     oauth2 = None if settings.auth is None else settings.auth.oauth2
-    if oauth2 is not None and not oauth2.encrypted:
-        host = urlsplit(oauth2.issuer_url).hostname or ""
-        if not stays_on_this_machine(host.lower()):
-            what = "the client's secret is sent to the issuer unencrypted; https:// encrypts it"
-            yield (*path, "auth", "oauth2", "issuerUrl"), what
+    if oauth2 is not None:
+        yield from oauth2_notes(oauth2, (*path, "auth", "oauth2"))

@@ -11,7 +11,7 @@ import re
 import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -25,6 +25,7 @@ from aiohttp import (
     ClientConnectorSSLError,
     ClientError,
     ClientHandlerType,
+    ClientMiddlewareType,
     ClientOSError,
     ClientRequest,
     ClientResponse,
@@ -45,6 +46,7 @@ from millstream.limits import MIB
 from millstream.retry import DELAY_MAX_S
 from millstream.spec.references import Reference, references_in, resolve
 from millstream.spec.tls import ServerTls
+from millstream.web.bearer import open_bearer
 from millstream.web.settings import WebServer, is_url
 from millstream.web.signing import open_signer
 from millstream.wire.client_tls import context_of, is_not_accepted
@@ -208,20 +210,27 @@ async def linked(settings: WebServer, base_dir: Path, where: str, schemes: Colle
     headers = headers_of(settings, base_dir, where)
     encrypted = urlsplit(url).scheme in ("https", "wss")
     tls = context_of(settings.tls or ServerTls(), base_dir, where) if encrypted else True
-    aws = settings.auth.aws if settings.auth is not None else None
-    session = ClientSession(
-        connector=TCPConnector(limit=1, ssl=tls),
-        timeout=ClientTimeout(total=settings.timeout_s),
-        headers=headers,
-        cookie_jar=DummyCookieJar(),
-        trace_configs=[_no_redirects()],
-        middlewares=[_once] if aws is None else [_once, await open_signer(aws, base_dir, where)],
-    )
-    async with session:
-        yield WebLink(session, url, where, _secrets_of(settings, base_dir, url, headers))
+    secrets = _secrets_of(settings, base_dir, url, headers)
+    async with AsyncExitStack() as stack:
+        middlewares: list[ClientMiddlewareType] = [_once]
+        if settings.auth is not None and settings.auth.aws is not None:
+            middlewares.append(await open_signer(settings.auth.aws, base_dir, where))
+        if settings.auth is not None and settings.auth.oauth2 is not None:
+            bearer = open_bearer(settings.auth.oauth2, base_dir, where, secrets)
+            middlewares.append(await stack.enter_async_context(bearer))
+        session = ClientSession(
+            connector=TCPConnector(limit=1, ssl=tls),
+            timeout=ClientTimeout(total=settings.timeout_s),
+            headers=headers,
+            cookie_jar=DummyCookieJar(),
+            trace_configs=[_no_redirects()],
+            middlewares=middlewares,
+        )
+        await stack.enter_async_context(session)
+        yield WebLink(session, url, where, secrets)
 
 
-def _secrets_of(settings: WebServer, base_dir: Path, url: str, headers: Mapping[str, str]) -> frozenset[str]:
+def _secrets_of(settings: WebServer, base_dir: Path, url: str, headers: Mapping[str, str]) -> set[str]:
     """See `WebLink.secrets`. The prefix of a reference is not a secret."""
     referring = (settings.auth, settings.headers)
     found = {
@@ -232,9 +241,9 @@ def _secrets_of(settings: WebServer, base_dir: Path, url: str, headers: Mapping[
     if isinstance(settings.url, Reference):
         parts = urlsplit(url)
         found |= {url, parts.path.strip("/"), parts.query, *(value for _, value in parse_qsl(parts.query))}
-    if settings.auth is not None and settings.auth.aws is None:
+    if "Authorization" in headers:
         found.add(headers["Authorization"].partition(" ")[2])
-    return frozenset(found - {""})
+    return found - {""}
 
 
 def schemes_text(schemes: Collection[str]) -> str:

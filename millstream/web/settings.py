@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from millstream import codes
+from millstream.oauth2.settings import Oauth2, oauth2_notes
 from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import Reference, Secret, TextOrReference, secret_in_file
@@ -94,13 +95,15 @@ class WebAuth(SpecModel):
     """By user and password."""
     token: Secret | None = None
     """By a bearer token."""
+    oauth2: Oauth2 | None = None
+    """By tokens that an issuer gives to a client (OAuth 2.0). Each is replaced before it expires."""
     aws: WebAws | None = None
     """By signatures, as services of AWS demand them (Signature Version 4). Needs `millstream[aws]`."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Requires exactly one kind of credentials."""
-        yield from exactly_one(data, ("basic", "token", "aws"), cls.noun)
+        yield from exactly_one(data, ("basic", "token", "oauth2", "aws"), cls.noun)
 
 
 def aws_lacks() -> Iterator[tuple[str, str]]:
@@ -151,6 +154,8 @@ def server_notes(settings: WebServer, path: Path) -> Iterator[tuple[Path, str]]:
             secret = True
             if isinstance(value, str):
                 yield (*path, "headers", name), secret_in_file(name)
+    if settings.auth is not None and settings.auth.oauth2 is not None:
+        yield from oauth2_notes(settings.auth.oauth2, (*path, "auth", "oauth2"))
     if not isinstance(settings.url, str):
         return
     parts = urlsplit(settings.url)

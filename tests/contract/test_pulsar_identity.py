@@ -23,10 +23,11 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.limits import ONLINE_CHECK_TIMEOUT_S, PULSAR_LOOK_S
-from millstream.pulsar.issuer import ANSWER_BYTES_MAX, open_issuer
+from millstream.oauth2.issuer import ANSWER_BYTES_MAX, open_issuer
+from millstream.oauth2.settings import Oauth2
 from millstream.pulsar.link import open_link
 from millstream.pulsar.looking import Looking, look
-from millstream.pulsar.settings import PulsarCluster, PulsarOauth2
+from millstream.pulsar.settings import PulsarCluster
 from millstream.record import Position
 from millstream.spec.models import FallbackSink, Source
 from millstream.wire.certificates import make_certificate
@@ -87,7 +88,7 @@ async def failed(lane: SourceLane) -> RetryLaterError:
 
 
 def token_of(settings: dict[str, Any]) -> str:
-    return open_issuer(PulsarOauth2.model_validate(settings["auth"]["oauth2"]), Path(), "lane").token(5.0)
+    return open_issuer(Oauth2.model_validate(settings["auth"]["oauth2"]), Path(), "lane").token(5.0)
 
 
 async def test_an_issuer_with_tls_says_who_connects(pulsar: PulsarServer, tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ async def test_the_secret_is_not_sent_unencrypted_by_an_issuer_with_tls(tmp_path
 async def test_a_token_is_used_until_shortly_before_it_expires(tmp_path: Path) -> None:
     time_s = 0.0
     async with open_token_issuer(lambda role, lifetime_s: f"{role} {issuer.issued}") as issuer:
-        settings = PulsarOauth2.model_validate(oauth2(issuer, tmp_path)["auth"]["oauth2"])
+        settings = Oauth2.model_validate(oauth2(issuer, tmp_path)["auth"]["oauth2"])
         tokens = open_issuer(settings, Path(), "lane", lambda: time_s)
 
         async def at(now_s: float) -> str:
@@ -241,7 +242,7 @@ async def test_what_an_issuer_says_of_a_lifetime(said: str, used_s: int, tmp_pat
     times_s = iter((0.0, used_s - 1.0, used_s + 1.0))
     async with open_token_issuer(lambda *_: str(issuer.issued)) as issuer:
         issuer.said = said
-        settings = PulsarOauth2.model_validate(oauth2(issuer, tmp_path)["auth"]["oauth2"])
+        settings = Oauth2.model_validate(oauth2(issuer, tmp_path)["auth"]["oauth2"])
         tokens = open_issuer(settings, Path(), "lane", lambda: next(times_s))
         found = [await asyncio.to_thread(tokens.token, 30.0) for _ in range(3)]
     assert found == ["1", "1", "2"]
@@ -258,7 +259,7 @@ async def test_a_refusal_that_cannot_be_read_is_a_refusal(tmp_path: Path) -> Non
 async def test_a_token_is_replaced_though_its_issuer_was_away(tmp_path: Path) -> None:
     async with open_token_issuer(lambda role, lifetime_s: str(issuer.issued)) as issuer, asyncio.timeout(WAIT_S):
         issuer.lifetime_s = 1
-        settings = PulsarOauth2.model_validate(oauth2(issuer, tmp_path)["auth"]["oauth2"])
+        settings = Oauth2.model_validate(oauth2(issuer, tmp_path)["auth"]["oauth2"])
         tokens = open_issuer(settings, Path(), "lane")
         assert await asyncio.to_thread(tokens.token, 5.0) == "1"
         issuer.away = True
@@ -486,7 +487,7 @@ def test_settings_of_a_client_that_cannot_be_meant_are_refused(change: dict[str,
 )
 def test_what_is_not_a_key_file_is_said(key: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(key)
-    settings = PulsarOauth2.model_validate({"issuerUrl": "https://h", "privateKey": {"file": "key"}})
+    settings = Oauth2.model_validate({"issuerUrl": "https://h", "privateKey": {"file": "key"}})
     with raises(codes.TARGET_REFUSES, "auth.oauth2.privateKey is not a key file") as stopped:
         open_issuer(settings, tmp_path, "lane")
     assert key not in str(stopped.value)

@@ -13,10 +13,14 @@ from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote_plus
 
 CLIENT, SECRET = "orders-pipeline", "a long secret of a client"
-_AUTHORIZATION = "Basic " + b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
+_AUTHORIZATIONS = [
+    "Basic " + b64encode(f"{CLIENT}:{secret}".encode()).decode()
+    # librdkafka sends it as it is, and not as OAuth 2 demands.
+    for secret in (SECRET, quote_plus(SECRET))
+]
 
 
 class TokenEndpoint:
@@ -37,7 +41,7 @@ class TokenEndpoint:
         asked = {name: values[0] for name, values in parse_qs(body).items()}
         if self.answer is not None:
             return self.answer
-        if authorization != _AUTHORIZATION or asked.get("grant_type") != "client_credentials":
+        if authorization not in _AUTHORIZATIONS or asked.get("grant_type") != "client_credentials":
             # Some servers repeat what they got.
             return 401, json.dumps({"error": "invalid_client", "error_description": f"{authorization} {body}"})
         self.scopes.append(asked.get("scope", ""))

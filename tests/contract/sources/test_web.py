@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from traceback import format_exception
@@ -27,6 +27,9 @@ from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, records_of, values
 from tests.support.aws_gate import KEY_ID, REGION, SECRET, SERVICE, open_aws_gate
 from tests.support.errors import raises
+from tests.support.token_endpoint import CLIENT, open_token_endpoint
+from tests.support.token_endpoint import SECRET as SECRET_OF_CLIENT
+from tests.support.token_issuer import CLIENT_ID, CLIENT_SECRET, open_token_issuer
 from tests.support.web_server import HANDLERS, TOKEN, open_web
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "web.md"
@@ -612,3 +615,86 @@ async def test_requests_are_signed_as_services_of_aws_demand_it(address: str, mo
         with raises(codes.TARGET_REFUSES, "status 403"):
             async with open_lane({"httpPoll": poll}) as lane:
                 await read_to_end(lane)
+
+
+# Tokens of an issuer
+
+
+def polled(address: str, auth: dict[str, Any]) -> dict[str, Any]:
+    """A source of four records in two pages."""
+    cursor = {"path": "next", "parameter": "since"}
+    poll = {"url": f"http://{address}/closed", "records": "items", "cursor": cursor, "interval": "10ms"}
+    return {"httpPoll": {**poll, "stopAtEnd": True, "auth": {"oauth2": auth}}}
+
+
+@asynccontextmanager
+async def open_closed(accepts: Callable[[str], bool]) -> AsyncIterator[str]:
+    """A server that wants a token, and repeats others in its refusal."""
+
+    async def closed(request: web.Request) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if not accepts(given.removeprefix("Bearer ")):
+            return web.Response(status=401, text=f"not {given}")
+        since = int(request.query.get("since", 0))
+        items = [{"id": n} for n in range(since + 1, since + 3)]
+        return web.json_response({"items": items, "next": since + 2 if since < 2 else None})
+
+    async with open_web({"/closed": closed}) as address:
+        yield address
+
+
+async def test_each_request_has_a_token_that_has_not_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLL_SECRET", CLIENT_SECRET)
+    async with open_token_issuer(lambda role, lifetime_s: f"{role}-{issuer.issued}") as issuer:
+        issuer.said = "1e-9"
+        client = {**issuer.settings, "clientId": CLIENT_ID, "clientSecret": {"env": "POLL_SECRET"}}
+        async with open_closed(lambda token: token == f"{CLIENT_ID}-{issuer.issued}") as address:
+            spec = polled(address, client)
+            async with open_lane(spec) as lane:
+                assert len((await read_to_end(lane))[0]) == 4
+            assert issuer.issued == 2
+            issuer.away = True
+            with raises(codes.TARGET_AWAY, "answered 503"):
+                async with open_lane(spec):
+                    pass
+            issuer.away = False
+            async with open_lane(spec) as lane:
+                assert len((await read_to_end(lane))[0]) == 4
+            issuer.secret = "another"
+            issuer.echoes = True
+            with raises(codes.TARGET_REFUSES, "invalid_client") as refused:
+                async with open_lane(spec):
+                    pass
+            assert CLIENT_SECRET not in "".join(format_exception(refused.value))
+
+
+async def test_a_client_may_name_where_tokens_are_issued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLL_SECRET", SECRET_OF_CLIENT)
+    with open_token_endpoint() as endpoint:
+        client = {"tokenEndpointUrl": endpoint.url, "clientId": CLIENT, "clientSecret": {"env": "POLL_SECRET"}}
+        basic = {**client, "authMethod": "client_secret_basic", "scope": "read"}
+        async with open_closed(lambda token: token.endswith(".")) as address:
+            async with open_lane(polled(address, basic)) as lane:
+                assert len((await read_to_end(lane))[0]) == 4
+            assert endpoint.scopes == ["read"]
+            with raises(codes.TARGET_REFUSES, "invalid_client"):
+                async with open_lane(polled(address, client)) as lane:
+                    await read_to_end(lane)
+        async with open_closed(lambda token: False) as address:
+            with raises(codes.TARGET_REFUSES, "status 401"):
+                async with open_lane(polled(address, basic)) as lane:
+                    await read_to_end(lane)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"issuerUrl": "https://h", "tokenEndpointUrl": "https://h/token"}, "together"),
+        ({}, "issuerUrl"),
+        ({"tokenEndpointUrl": "https://h/token", "clientId": "other", "privateKey": {"env": "K"}}, "one place"),
+    ],
+)
+async def test_a_client_has_one_issuer_and_one_secret(settings: dict[str, Any], said: str) -> None:
+    client = {"clientId": "c", "clientSecret": {"env": "S"}} if "clientId" not in settings else {}
+    with pytest.raises(ValidationError, match=said):
+        Source.model_validate(polled("h", {**client, **settings}))

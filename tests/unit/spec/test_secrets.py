@@ -17,6 +17,7 @@ _NAMES = re.compile(
 NOT_SECRET = {
     "Reference.secret": "is where the secret is",
     "KafkaOauthbearer.tokenEndpointUrl": "is an address, without credentials",
+    "Oauth2.tokenEndpointUrl": "is an address, without credentials",
     "SecretKey.key": "names a key of a Kubernetes Secret",
 }
 """Fields that only look like one, each with the reason."""

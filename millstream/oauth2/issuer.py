@@ -1,14 +1,14 @@
-"""Tokens for a Pulsar cluster, from an issuer of OAuth 2.0, by its flow for client credentials.
+"""Tokens from an issuer of OAuth 2.0, by its flow for client credentials.
 
     issuer ─► /.well-known/openid-configuration: where it issues tokens ─► id and secret, by POST ─► token, its lifetime
 
 pulsar-client has the same flow. But its only error does not say whether the issuer refuses the client or is away, and
 it trusts the same authorities for issuer and cluster. So it gets its tokens from here.
 
-The client asks for its token in its own thread, and when it shuts down it waits for that thread while no other thread
-of Python can run. So it gets the last token at once, and a thread of ours replaces that before it expires.
+It asks for its token in its own thread, and when it shuts down it waits for that thread while no other thread of
+Python can run. So it gets the last token at once, and a thread of ours replaces that before it expires.
 
-Above it: the link, and what asks the web service. Below it: the settings, and Python's client for HTTP.
+Above it: links to servers. Below it: the settings, and Python's client for HTTP.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 import random
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.client import HTTPException
@@ -25,12 +26,12 @@ from pathlib import Path
 from ssl import SSLContext, SSLEOFError, SSLError
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote_plus, urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
-from millstream.pulsar.settings import PulsarOauth2
+from millstream.oauth2.settings import Oauth2
 from millstream.retry import Backoff
 from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
@@ -72,7 +73,7 @@ class Issuer:
 
     def __init__(
         self,
-        settings: PulsarOauth2,
+        settings: Oauth2,
         client: tuple[str, str],
         context: SSLContext | None,
         where: str,
@@ -82,7 +83,7 @@ class Issuer:
         self._settings = settings
         self._client = client
         self._opener = build_opener(_NoRedirects(), HTTPSHandler(context=context))
-        self._place = f"{where}: the issuer of tokens at {settings.issuer_url}"
+        self._place = f"{where}: the issuer of tokens at {settings.address}"
         self._now_s = now_s
         self._lock = threading.Lock()
         self._token = ""
@@ -106,6 +107,10 @@ class Issuer:
                 self.failure = None
             return self._token
 
+    def current(self) -> str | None:
+        """The last token, if it has not expired. Never blocks."""
+        return self._token if self._now_s() < self._used_until_s else None
+
     def last(self) -> str:
         """The last token, which may have expired. Never blocks: a client calls it in its own thread."""
         return self._token
@@ -113,7 +118,7 @@ class Issuer:
     def keep(self, timeout_s: float) -> None:
         """Replaces the token before it expires, in a thread, until `close`. If that fails, `failure` says why, and it
         tries again. `timeout_s`: for each request."""
-        threading.Thread(target=self._keep, args=(timeout_s,), name="pulsar-token", daemon=True).start()
+        threading.Thread(target=self._keep, args=(timeout_s,), name="oauth2-token", daemon=True).start()
 
     def close(self) -> None:
         """Ends `keep`, and does not wait for a request that is in progress."""
@@ -134,13 +139,10 @@ class Issuer:
     def _issued(self, deadline_s: float) -> tuple[str, float]:
         """A new token, and its lifetime in seconds; 0 if the issuer does not say it."""
         settings = self._settings
-        document = self._asked(settings.issuer_url.rstrip("/") + "/.well-known/openid-configuration", None, deadline_s)
-        endpoint = document.get("token_endpoint")
-        schemes = ("https",) if settings.encrypted else ("http", "https")
-        if not isinstance(endpoint, str) or _scheme(endpoint) not in schemes:
-            what = f"its document names no `token_endpoint` with {' or '.join(schemes)}://"
-            raise UserError(codes.TARGET_UNFIT, f"{self._place} issues no tokens: {what}. Correct `issuerUrl`")
-        fields = {"grant_type": "client_credentials", "client_id": self._client[0], "client_secret": self._client[1]}
+        endpoint = settings.token_endpoint_url or self._endpoint(deadline_s)
+        fields = {"grant_type": "client_credentials"}
+        if settings.auth_method == "client_secret_post":
+            fields |= {"client_id": self._client[0], "client_secret": self._client[1]}
         fields |= {"audience": settings.audience} if settings.audience else {}
         fields |= {"scope": settings.scope} if settings.scope else {}
         answer = self._asked(endpoint, urlencode(fields).encode(), deadline_s)
@@ -149,10 +151,24 @@ class Issuer:
             raise self._away("its answer has no `access_token`")
         return token, _lifetime_s(answer.get("expires_in"))
 
+    def _endpoint(self, deadline_s: float) -> str:
+        """Where the issuer's document says that it issues tokens."""
+        settings = self._settings
+        document = self._asked(settings.address.rstrip("/") + "/.well-known/openid-configuration", None, deadline_s)
+        endpoint = document.get("token_endpoint")
+        schemes = ("https",) if settings.encrypted else ("http", "https")
+        if not isinstance(endpoint, str) or _scheme(endpoint) not in schemes:
+            what = f"its document names no `token_endpoint` with {' or '.join(schemes)}://"
+            raise UserError(codes.TARGET_UNFIT, f"{self._place} issues no tokens: {what}. Correct `issuerUrl`")
+        return endpoint
+
     def _asked(self, address: str, form: bytes | None, deadline_s: float) -> Mapping[str, Any]:
         """One request, and its answer. `form`: sent by POST; None for GET."""
         try:
-            request = Request(address, form, {"Accept": "application/json"})
+            headers = {"Accept": "application/json"}
+            if form is not None and self._settings.auth_method == "client_secret_basic":
+                headers["Authorization"] = _basic(*self._client)
+            request = Request(address, form, headers)
             with self._opener.open(request, timeout=_left_s(deadline_s)) as answer:
                 found = json.loads(_body(answer, deadline_s))
         except HTTPError as error:
@@ -177,7 +193,7 @@ class Issuer:
             return self._away(f"it answered {error.code}")
         if not is_token or error.code < HTTPStatus.BAD_REQUEST:
             what = f"{self._place} issues no tokens: it answered {error.code} to {urlsplit(error.url).path}"
-            return UserError(codes.TARGET_UNFIT, f"{what}. Correct `issuerUrl`")
+            return UserError(codes.TARGET_UNFIT, f"{what}. Correct `{self._settings.address_field}`")
         said = f"it answered {error.code}"
         try:
             found = json.loads(_body(error, deadline_s))
@@ -191,9 +207,7 @@ class Issuer:
         return RetryLaterError(codes.TARGET_AWAY, f"{self._place} cannot be used now: {said}")
 
 
-def open_issuer(
-    settings: PulsarOauth2, base_dir: Path, where: str, now_s: Callable[[], float] = time.monotonic
-) -> Issuer:
+def open_issuer(settings: Oauth2, base_dir: Path, where: str, now_s: Callable[[], float] = time.monotonic) -> Issuer:
     """Sends nothing yet. Raises `UserError` for a secret or certificate that cannot be read."""
     at = f"{where}: auth.oauth2"
     if settings.private_key is not None:
@@ -220,6 +234,11 @@ def _client_of(key: str, what: str) -> tuple[str, str]:
             codes.TARGET_REFUSES, f"{what} is not a key file: it has to be JSON with `client_id` and `client_secret`"
         )
     return texts[0], texts[1]
+
+
+def _basic(client_id: str, secret: str) -> str:
+    """Both are encoded as in a form before they are joined (RFC 6749, section 2.3.1)."""
+    return f"Basic {b64encode(f'{quote_plus(client_id)}:{quote_plus(secret)}'.encode()).decode()}"
 
 
 def _scheme(address: str) -> str:
