@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
@@ -35,6 +35,8 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLA
 from sqlalchemy.pool import NullPool
 
 from millstream import codes
+from millstream.aws.settings import AwsService
+from millstream.aws.signing import AwsCredentials, open_credentials, signed_headers
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.iceberg.settings import IcebergCatalog, IcebergTable
 from millstream.objects.certificates import distrust
@@ -71,12 +73,37 @@ class _Timed(HTTPAdapter):
         return super().send(request, *args, **kwargs)
 
 
-class _TimedRestCatalog(RestCatalog):
+class _Signed(_Timed):
+    """Signs requests, too, for a service of AWS. pyiceberg does so only with boto3, which needs other packages."""
+
+    def __init__(self, timeout_s: float, settings: AwsService, credentials: AwsCredentials) -> None:
+        self._settings = settings
+        self._credentials = credentials
+        super().__init__(timeout_s)
+
+    def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
+        # pyiceberg sends JSON, which requests has made text or bytes.
+        body = request.body.encode() if isinstance(request.body, str) else request.body or b""
+        assert isinstance(body, bytes)
+        content_type = cast("str | None", request.headers.get("Content-Type"))
+        method, url = cast("str", request.method), cast("str", request.url)
+        keys = self._credentials.keys()
+        request.headers.update(signed_headers(self._settings, keys, method, url, content_type, body))
+        return super().send(request, *args, **kwargs)
+
+
+class _ServerCatalog(RestCatalog):
+    """A REST catalog, all requests to which use one adapter."""
+
+    def __init__(self, name: str, adapter: HTTPAdapter, **properties: Any) -> None:
+        self._adapter = adapter
+        super().__init__(name, **properties)
+
     def _config_headers(self, session: Session) -> None:
         """Called before the session is used for anything, even to request a token."""
         super()._config_headers(session)
         for scheme in ("http://", "https://"):
-            session.mount(scheme, _Timed(_TIMEOUT_S))
+            session.mount(scheme, self._adapter)
 
 
 class _FileCatalog(SqlCatalog):
@@ -133,7 +160,10 @@ def open_catalog(
     more: dict[str, Any] = {}
     if settings.ca is not None:
         more["ssl"] = {"cabundle": str((base_dir / settings.ca).resolve())}
-    return _TimedRestCatalog(settings.name, uri=address, **properties, **more)
+    adapter = _Timed(_TIMEOUT_S)
+    if (aws := settings.aws) is not None:
+        adapter = _Signed(_TIMEOUT_S, aws, open_credentials(aws, base_dir, f"{where}: catalog.aws"))
+    return _ServerCatalog(settings.name, adapter, uri=address, **properties, **more)
 
 
 def _store_properties(store: ObjectStore, base_dir: Path, where: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from millstream import codes
+from millstream.aws.settings import AwsService, aws_findings
 from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
 from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.problems import Finding, Path
@@ -45,6 +46,9 @@ class IcebergCatalog(SpecModel):
     """Address at which the client gets its tokens. Default: the REST catalog's `/v1/oauth/tokens`."""
     scope: Text | None = None
     """What the client's tokens have to allow, such as `PRINCIPAL_ROLE:ALL`. Default: `catalog`."""
+    aws: AwsService | None = None
+    """Signs each request to a REST catalog, as those of AWS Glue and S3 Tables demand it (Signature Version 4). Needs
+    `millstream[aws]`."""
     ca: Text | None = None
     """File with the certificates of the authorities that may have issued the server's, relative to the pipeline file.
     Default: those of the package `requests`."""
@@ -58,6 +62,7 @@ class IcebergCatalog(SpecModel):
             of_server = (
                 *(("token", self.token), ("credential", self.credential)),
                 *(("oauth2ServerUri", self.oauth2_server_uri), ("scope", self.scope), ("ca", self.ca)),
+                ("aws", self.aws),
             )
             for name, value in of_server:
                 if value is not None:
@@ -70,6 +75,9 @@ class IcebergCatalog(SpecModel):
                     yield ShapeProblem(
                         codes.VALUE_MALFORMED, ("warehouse",), what, "a directory, s3://bucket/prefix or gs://…"
                     )
+        elif self.aws is not None and any(self.secrets):
+            what = "`aws` signs requests, which then have no token"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("aws",), what, "one of `aws`, `token` and `credential`")
         elif self.credential is None:
             for name, value in (("oauth2ServerUri", self.oauth2_server_uri), ("scope", self.scope)):
                 if value is not None:
@@ -118,7 +126,8 @@ def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterato
 def table_findings(
     settings: IcebergTable, store: ObjectStore | None, path: Path, base_dir: FilePath
 ) -> Iterator[Finding]:
-    """Credentials that this machine does not have."""
+    """Credentials and packages that this machine does not have."""
+    yield from aws_findings(settings.catalog.aws, (*path, "catalog", "aws"))
     for name, value in settings.catalog.secrets:
         reason = missing(value, base_dir)
         if reason is not None:

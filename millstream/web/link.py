@@ -48,7 +48,7 @@ from millstream.spec.references import Reference, references_in, resolve
 from millstream.spec.tls import ServerTls
 from millstream.web.bearer import open_bearer
 from millstream.web.settings import WebServer, is_url
-from millstream.web.signing import open_signer
+from millstream.web.signed import open_signer
 from millstream.wire.client_tls import context_of, is_not_accepted
 
 PASSING = frozenset({408, 409, 425, 429})

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from millstream import codes
+from millstream.aws.settings import AwsService, aws_findings
 from millstream.oauth2.settings import Oauth2, oauth2_notes
 from millstream.spec.addresses import without_secrets
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import Reference, Secret, TextOrReference, secret_in_file
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field, problem
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, exactly_one, field, problem
 
 _SECRET_NAME = re.compile(r"(?i)authorization|cookie|.*(token|secret|password|api-?_?key|signature).*")
 _ENCRYPTED = ("https", "wss")
@@ -57,35 +57,6 @@ class WebBasic(SpecModel):
     """The password: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
 
 
-class WebAws(SpecModel):
-    """A service of AWS, and the credentials with which requests to it are signed."""
-
-    noun = "aws"
-
-    region: Text
-    """Region of the service, such as `eu-central-1`."""
-    service: Text
-    """Name of the service in signatures: `es` for OpenSearch Service, `execute-api` for API Gateway, `lambda` for URLs
-    of functions."""
-    access_key: TextOrReference | None = None
-    """Id of the access key. Default: the credentials of the environment or of the machine, which are looked up as in
-    other AWS clients."""
-    secret_key: Secret | None = None
-    """Secret of the access key, as `{env: NAME}` or `{file: PATH}`."""
-    session_token: Secret | None = None
-    """Token of temporary credentials."""
-
-    def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Rejects an access key without its secret and the reverse, and a token without both."""
-        if (self.access_key is None) != (self.secret_key is None):
-            absent = "accessKey" if self.access_key is None else "secretKey"
-            what = "`accessKey` and `secretKey` belong together"
-            yield ShapeProblem(codes.FIELD_MISSING, (absent,), what, "both, or none for those of the environment")
-        elif self.session_token is not None and self.access_key is None:
-            what = "`sessionToken` has no effect without `accessKey`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("sessionToken",), what, "all three, or none")
-
-
 class WebAuth(SpecModel):
     """How the pipeline identifies itself to the server: one of these. Use `headers` for other methods."""
 
@@ -97,19 +68,13 @@ class WebAuth(SpecModel):
     """By a bearer token."""
     oauth2: Oauth2 | None = None
     """By tokens that an issuer gives to a client (OAuth 2.0). Each is replaced before it expires."""
-    aws: WebAws | None = None
+    aws: AwsService | None = None
     """By signatures, as services of AWS demand them (Signature Version 4). Needs `millstream[aws]`."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Requires exactly one kind of credentials."""
         yield from exactly_one(data, ("basic", "token", "oauth2", "aws"), cls.noun)
-
-
-def aws_lacks() -> Iterator[tuple[str, str]]:
-    """What signatures need and this machine does not have, with the remedy."""
-    if find_spec("aiobotocore") is None:
-        yield "needs the package aiobotocore, which is not installed", "`pip install 'millstream[aws]'`"
 
 
 class WebServer(SpecModel):
@@ -139,9 +104,8 @@ class WebServer(SpecModel):
 
 def server_findings(settings: WebServer, path: Path) -> Iterator[Finding]:
     """What the access to a server needs and this machine does not have."""
-    if settings.auth is not None and settings.auth.aws is not None:
-        for what, remedy in aws_lacks():
-            yield Finding(codes.EXTRA_NEEDED, (*path, "auth", "aws"), f"`auth.aws` {what}", remedy)
+    if settings.auth is not None:
+        yield from aws_findings(settings.auth.aws, (*path, "auth", "aws"))
 
 
 def server_notes(settings: WebServer, path: Path) -> Iterator[tuple[Path, str]]:

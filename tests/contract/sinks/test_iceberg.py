@@ -364,6 +364,8 @@ async def test_commits_come_by_time_and_by_size(tmp_path: Path) -> None:
 
 # In an object store
 
+AWS = {"region": "eu-central-1", "service": "glue"}
+
 
 def rest_settings(objects: ObjectServer, bucket: Bucket) -> dict[str, Any]:
     return {"rest": objects.iceberg, "warehouse": bucket.url().rstrip("/"), "credential": objects.credential}
@@ -451,6 +453,32 @@ async def test_a_catalog_that_refuses_or_is_not_there_is_said(objects: ObjectSer
             pass
 
 
+@pytest.mark.guarantee("I1")
+async def test_requests_to_a_catalog_are_signed_as_services_of_aws_demand_it(
+    objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server checks signatures for whatever region and service they are."""
+    tables = objects.table_bucket()
+    key_id, _, secret = objects.credential.partition(":")
+    monkeypatch.setenv("CATALOG_SECRET", secret)
+    named = {name: value for name, value in rest_settings(objects, tables).items() if name != "credential"}
+    signing = {"region": "eu-central-1", "service": "s3tables"}
+    given = {**named, "aws": {**signing, "accessKey": key_id, "secretKey": {"env": "CATALOG_SECRET"}}}
+    async with opened(rest_spec(objects, tables, catalog=given)) as lane:
+        await written(lane, 1)
+    # And with credentials of the environment.
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    async with opened(rest_spec(objects, tables, catalog={**named, "aws": signing}), sink_owner(2)) as lane:
+        await written(lane, 2)
+    assert rows_in(rest_catalog(objects, tables).load_table("shop.numbers")) == [*range(10, 30)]
+    monkeypatch.setenv("CATALOG_SECRET", "wr0ng")
+    with raises(codes.TARGET_REFUSES, match="signature") as caught:
+        async with opened(rest_spec(objects, tables, catalog=given)):
+            pass
+    assert "wr0ng" not in str(caught.value)
+
+
 async def test_a_client_asks_for_the_scope_of_its_tokens(tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
 
@@ -485,6 +513,8 @@ async def test_a_client_asks_for_the_scope_of_its_tokens(tmp_path: Path) -> None
         ({"catalog": {"rest": "http://host", "scope": "x"}}, "`scope` has no effect without `credential`"),
         ({"catalog": {"rest": "http://host", "token": "t", "oauth2ServerUri": "http://a"}}, "`oauth2ServerUri` has no"),
         ({"catalog": {"rest": "host:8181"}}, "rest"),
+        ({"catalog": {"rest": "http://host", "token": "t", "aws": AWS}}, "`aws` signs requests, which then have no"),
+        ({"catalog": {"sqlite": "c.db", "aws": AWS}}, "`aws` has no effect on a SQLite file"),
         ({"table": "orders"}, "table"),
         ({"store": {"region": "x"}}, "store"),
         ({"catalog": {"rest": "http://host"}, "store": {"account": "x"}}, "`account` has no effect"),

@@ -24,7 +24,7 @@ _GO_MIN = (1, 24)
 _EXTRAS = {
     "millstream[arrow]": ("pyarrow", "functions with `arrow=True`, Parquet"),
     "millstream[avro]": ("fastavro", "values in Avro with a schema registry"),
-    "millstream[aws]": ("aiobotocore", "requests that are signed for services of AWS (`auth.aws`)"),
+    "millstream[aws]": ("botocore", "requests that are signed for services of AWS"),
     "millstream[debug]": ("debugpy", "a debugger for functions (`--debug-function`)"),
     "millstream[jsonschema]": ("jsonschema_rs", "values that are written with a JSON Schema"),
     "millstream[nkeys]": ("nkeys", "brokers that authenticate users by NKeys or credentials files"),
