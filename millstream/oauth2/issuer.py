@@ -14,6 +14,7 @@ Above it: links to servers. Below it: the settings, and Python's client for HTTP
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
 import threading
@@ -36,6 +37,8 @@ from millstream.retry import Backoff
 from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
 from millstream.wire.client_tls import context_of
+
+_log = logging.getLogger(__name__)
 
 ANSWER_BYTES_MAX = 256 * 1024
 _USED_SHARE = 0.9
@@ -134,6 +137,10 @@ class Issuer:
                 self.token(timeout_s)
                 failed = 0
             except (UserError, RetryLaterError):
+                failed += 1
+            except Exception:  # noqa: BLE001  # it is reported, and the thread goes on
+                # Without this thread, the client would only report, much later, that its token has expired.
+                _log.exception("%s: a request for a token failed unexpectedly; it is repeated", self._place)
                 failed += 1
 
     def _issued(self, deadline_s: float) -> tuple[str, float]:
