@@ -36,8 +36,9 @@ os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# How long an example takes says how busy the machine is. A change is judged by the same examples as the one before it;
+# `make test-all` looks for new ones.
+hypothesis.settings.register_profile("untimed", deadline=None, derandomize=not sizes.ALL)
 hypothesis.settings.load_profile("untimed")
 # For `make check`, which looks at everything a little.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)
