@@ -2,7 +2,7 @@
 
     python benchmarks/workers.py --vertices 3 30 --workers 1 3 31
 
-Runs a source, built-in maps and a sink, as many vertices as asked, with `millstream run`, until the sink has received a
+Runs a source, built-in maps and a sink, as many vertices as asked, with `millstream run`, until the sink has written a
 record; then counts the run's processes and their memory (PSS: pages that processes share are divided among them).
 Figures are of one run each. Compare with another commit by running it there, without `--workers`.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import signal
 import sys
 import tempfile
@@ -34,7 +33,7 @@ class Cost:
     vertices: int
     workers: int | None
     first_record_s: float
-    """From the start of the command until the sink has received a record."""
+    """From the start of the command until the sink has written a record."""
     cpu_s: float
     """Of all processes up to then."""
     processes: int
@@ -47,7 +46,7 @@ def pipeline(vertices: int) -> str:
     lines = ["apiVersion: millstream.io/v1alpha1", "kind: Pipeline", "metadata: {name: cost}", "spec:", "  vertices:"]
     lines.append("    - {name: in, source: {generator: {rpu: 100, msgSize: 40}}}")
     lines += [f"    - {{name: {name}, udf: {{builtin: {{name: cat}}}}}}" for name in names[1:-1]]
-    lines += ["    - {name: out, sink: {blackhole: {}}}", "  edges:"]
+    lines += ["    - {name: out, sink: {log: {}}}", "  edges:"]
     lines += [f"    - {{from: {start}, to: {end}}}" for start, end in pairwise(names)]
     return "\n".join([*lines, ""])
 
@@ -59,13 +58,14 @@ async def measure(vertices: int, workers: int | None) -> Cost:
         options = [] if workers is None else ["--workers", str(workers)]
         begun_s = time.monotonic()
         run = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "millstream_runner", "run", "pipeline.yaml", "--quiet", *options), cwd=directory
+            *(sys.executable, "-m", "millstream_runner", "run", "pipeline.yaml", "--quiet", *options),
+            cwd=directory,
+            stdout=asyncio.subprocess.PIPE,
         )
+        assert run.stdout is not None
         try:
-            status = directory / ".millstream" / "cost" / "status.json"
             async with asyncio.timeout(LIMIT_S):
-                while not _arrived(status):  # noqa: ASYNC110  # another process makes it true
-                    await asyncio.sleep(0.05)
+                await run.stdout.readline()
             first_record_s = time.monotonic() - begun_s
             processes = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
             cpu_s = sum(times.user + times.system for times in (one.cpu_times() for one in processes))
@@ -73,15 +73,7 @@ async def measure(vertices: int, workers: int | None) -> Cost:
             return Cost(vertices, workers, first_record_s, cpu_s, len(processes), pss / MIB)
         finally:
             run.send_signal(signal.SIGINT)
-            await run.wait()
-
-
-def _arrived(status: Path) -> bool:
-    try:
-        vertices = json.loads(status.read_text())["vertices"]
-    except (FileNotFoundError, KeyError):
-        return False
-    return bool(vertices) and vertices[-1]["records"] > 0
+            await run.communicate()
 
 
 def main() -> int:
