@@ -2,6 +2,7 @@
 
     python benchmarks/low_rates.py                         # 1,000 records/s through three vertices; 14 idle ones
     python benchmarks/low_rates.py --only rate --rate 100 --seconds 60
+    python benchmarks/low_rates.py --only rate --rate 100000 --chain 4   # four maps in a chain instead of one map
     python benchmarks/compare.py --base REV --times 3 -- benchmarks/low_rates.py --only rate
 
 Starts `millstream run`, lets it come to rest, and reads what the system says of each process at the beginning and at
@@ -23,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +44,16 @@ _SAMPLES = 500
 """Frames of which the latency of records is computed."""
 
 
-def three_vertices(rate: int) -> str:
-    """Generator, a Python function that gives back what it gets, blackhole."""
-    return _HEAD + (
-        f"    - {{name: in, source: {{generator: {{rpu: {rate}, msgSize: 100}}}}}}\n"
-        '    - {name: map, udf: {python: "identity.py:process"}}\n'
-        "    - {name: out, sink: {blackhole: {}}}\n"
-        "  edges:\n    - {from: in, to: map}\n    - {from: map, to: out}\n"
-    )
+def three_vertices(rate: int, chain: int) -> str:
+    """Generator, a Python function that gives back what it gets, or several of them in a chain, and blackhole."""
+    maps = [f"map{number}" for number in range(chain)]
+    return _HEAD + "".join((
+        f"    - {{name: in, source: {{generator: {{rpu: {rate}, msgSize: 100}}}}}}\n",
+        *(f'    - {{name: {name}, udf: {{python: "identity.py:process"}}}}\n' for name in maps),
+        "    - {name: out, sink: {blackhole: {}}}\n",
+        f"  edges:\n    - {{from: in, to: {maps[0]}}}\n    - {{from: {maps[-1]}, to: out}}\n",
+        *(f"    - {{from: {one}, to: {other}, chain: true}}\n" for one, other in pairwise(maps)),
+    ))  # fmt: skip
 
 
 def idle_vertices() -> str:
@@ -165,13 +169,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["rate", "idle"])
     parser.add_argument("--rate", type=int, default=1000, help="records a second (default: 1000)")
+    parser.add_argument("--chain", type=int, default=1, help="maps, joined in a chain (default: 1)")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long each is looked at (default: 30)")
     parser.add_argument("--workers", type=int, help="default: what `millstream run` takes by itself")
     options = parser.parse_args()
     print(f"load before: {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors", flush=True)
     found = {}
     if options.only != "idle":
-        text = three_vertices(options.rate)
+        text = three_vertices(options.rate, options.chain)
         found["rate"] = asyncio.run(measure(text, options.seconds, options.workers, "out-0", options.rate))
         print("\n".join(lines(f"{options.rate} records/s", found["rate"])), flush=True)
     if options.only != "rate":
