@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 names = st.from_regex(r"[a-z]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=8)
 paths = texts.filter(lambda text: "://" not in text)
-"""Of local files. Hypothesis also tries texts that stand in our code, such as that."""
+"""Of local files. Hypothesis also tries texts from our code, such as that one."""
 durations = st.sampled_from(["1ms", "250ms", "1s", "1h30m", 3, 0.5])
 sizes = st.sampled_from(["1Mi", "512MiB", "64M", 4096])
 
