@@ -211,6 +211,17 @@ def test_extras_are_looked_at_only_where_they_are_needed(tmp_path: Path) -> None
             {"millstream[bigquery]"},
         ),
         (False, "sqs: {queueUrl: 'http://127.0.0.1/1/q'}", {"millstream[sqs]"}),
+        (False, "opensearch: {url: 'http://127.0.0.1:1', index: i}", set()),
+        (
+            False,
+            "opensearch: {url: 'http://127.0.0.1:1', index: i, auth: {aws: {region: r, service: es}}}",
+            {"millstream[aws]"},
+        ),
+        (
+            False,
+            "iceberg: {catalog: {rest: 'http://127.0.0.1:1', aws: {region: r, service: glue}}, table: a.b}",
+            {"millstream[aws]", "millstream[iceberg]"},
+        ),
         (False, "pubsub: {project: p, topic: orders}", {"millstream[pubsub]"}),
         (False, "mqtt: {url: 'mqtt://127.0.0.1', topic: t}", {"millstream[mqtt]"}),
         (False, "file: {path: out, format: parquet}", {"millstream[arrow]"}),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from millstream.iceberg.settings import IcebergTable
 from millstream.spec.loading import Loaded
 from millstream.spec.models import Program, Source
+from millstream.web.settings import WebServer
 from millstream_reader.sources.file.connector import FileSource
 from millstream_runner.doctor.checks import Needs
 from millstream_runner.local.directory import HOME
@@ -48,6 +50,10 @@ def _extras(loaded: Loaded, programs: Sequence[Program]) -> Iterator[str]:
                     yield "millstream[arrow]"
                 if settings.objects or settings.format == "avro":
                     yield "millstream[objects]"
+            if isinstance(settings, WebServer) and settings.auth is not None and settings.auth.aws is not None:
+                yield "millstream[aws]"
+            if isinstance(settings, IcebergTable) and settings.catalog.aws is not None:
+                yield "millstream[aws]"
 
 
 def _ports(loaded: Loaded) -> Iterator[tuple[str, str, int]]:
