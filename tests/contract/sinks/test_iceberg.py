@@ -453,7 +453,6 @@ async def test_a_catalog_that_refuses_or_is_not_there_is_said(objects: ObjectSer
             pass
 
 
-@pytest.mark.guarantee("I1")
 async def test_requests_to_a_catalog_are_signed_as_services_of_aws_demand_it(
     objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
