@@ -65,14 +65,29 @@ class AwsCredentials:
         return refresh_needed is not None and refresh_needed()
 
     def keys(self) -> Any:
-        """Blocks while it renews them. Raises `RetryLaterError` if they cannot be renewed now."""
-        from botocore.exceptions import BotoCoreError
+        """Blocks while it renews them, or gets the first ones of a role. Raises `UserError` if it gets none, and
+        `RetryLaterError` if it cannot ask now."""
+        from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             return self._found.get_frozen_credentials()
-        except (BotoCoreError, OSError) as error:
-            what = f"{self._where}: the credentials of AWS cannot be renewed now: {error}"
-            raise RetryLaterError(codes.TARGET_AWAY, what) from error
+        except ClientError as error:
+            if _passes(error.response):
+                raise self._away(error) from error
+            what = f"{self._where}: AWS refuses the credentials of the role: {error}"
+            raise UserError(codes.TARGET_REFUSES, what) from error
+        except (BotoCoreError, OSError, RuntimeError) as error:
+            # botocore says by a RuntimeError that even renewed ones have expired.
+            raise self._away(error) from error
+
+    def _away(self, error: Exception) -> RetryLaterError:
+        return RetryLaterError(codes.TARGET_AWAY, f"{self._where}: AWS gives no credentials now: {error}")
+
+
+def _passes(response: Mapping[str, Any]) -> bool:
+    """Whether an answer that is an error may be another one later."""
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500))
+    return status >= 500 or status in (408, 429) or "Throttl" in str(response.get("Error", {}).get("Code", ""))
 
 
 def open_credentials(settings: AwsService, base_dir: Path, where: str) -> AwsCredentials:

@@ -1,5 +1,6 @@
 """A proxy that lets through only requests with a valid signature of AWS (Signature Version 4), as the entrances of its
-services do. It computes the signature from the bytes that arrived, by the rules that AWS publishes.
+services do, and a service that gives credentials to pods. The proxy computes the signature from the bytes that arrived,
+by the rules that AWS publishes.
 
 Above it: tests. Below it: aiohttp.
 """
@@ -13,16 +14,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import reduce
+from pathlib import Path
 from urllib.parse import quote, unquote
 
 from aiohttp import ClientSession, web
 from yarl import URL
 
 from millstream.web.link import body_of
+from tests.support.web_server import Handler
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 KEY_ID, SECRET, TOKEN = "AKIAEXAMPLE", "a secret / with + signs", "a session's token"
 REGION, SERVICE = "eu-central-1", "es"
+IDENTITY = "the identity of a pod"
+_ACTION = "AssumeRoleWithWebIdentity"
+_ASSUMED = (
+    "<AssumedRoleUser><AssumedRoleId>id:session</AssumedRoleId>"
+    "<Arn>arn:aws:sts::123456789012:assumed-role/search/session</Arn></AssumedRoleUser>"
+)
 _VALID_FOR = timedelta(minutes=5)
 _BODY_MAX = 16 << 20
 _PASSED_ON = ("Content-Type", "Content-Encoding")
@@ -98,6 +107,20 @@ class AwsGate:
         return None if hmac.compare_digest(key.hex(), given["Signature"]) else "the signature is another one"
 
 
+@asynccontextmanager
+async def _listening(handler: Handler) -> AsyncIterator[str]:
+    """The address of a server that has every request handled by this."""
+    application = web.Application(client_max_size=_BODY_MAX)
+    application.router.add_route("*", "/{target:.*}", handler)
+    runner = web.AppRunner(application, shutdown_timeout=0.1, auto_decompress=False)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 def _hmac(key: bytes, text: str) -> bytes:
     return hmac.digest(key, text.encode(), "sha256")
 
@@ -106,13 +129,52 @@ def _hmac(key: bytes, text: str) -> bytes:
 async def open_aws_gate(behind: str, token: str | None = None) -> AsyncIterator[AwsGate]:
     """A gate before the server at `behind`."""
     gate = AwsGate(behind, token)
-    application = web.Application(client_max_size=_BODY_MAX)
-    application.router.add_route("*", "/{target:.*}", gate.passed_on)
-    runner = web.AppRunner(application, shutdown_timeout=0.1, auto_decompress=False)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        gate.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with _listening(gate.passed_on) as gate.url:
         yield gate
-    finally:
-        await runner.cleanup()
+
+
+@dataclass
+class RoleService:
+    """Gives the credentials of a role to pods (STS, `AssumeRoleWithWebIdentity`)."""
+
+    url: str = ""
+    status: int = 200
+    """What it answers. Below 500, an error is a refusal."""
+    valid_s: float = 3600.0
+    """How long its credentials are valid."""
+    given: int = 0
+    """How often it has given them."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        if self.status != 200 or form["WebIdentityToken"] != IDENTITY:
+            error = "<Error><Type>Sender</Type><Code>AccessDenied</Code><Message>not this role</Message></Error>"
+            return _xml(f"<ErrorResponse>{error}</ErrorResponse>", max(self.status, 403))
+        self.given += 1
+        expires = datetime.now(UTC) + timedelta(seconds=self.valid_s)
+        keys = f"<AccessKeyId>{KEY_ID}</AccessKeyId><SecretAccessKey>{SECRET}</SecretAccessKey>"
+        keys += f"<SessionToken>{TOKEN}</SessionToken><Expiration>{expires:%Y-%m-%dT%H:%M:%SZ}</Expiration>"
+        result = f"<{_ACTION}Result><Credentials>{keys}</Credentials>{_ASSUMED}</{_ACTION}Result>"
+        return _xml(f"<{_ACTION}Response>{result}</{_ACTION}Response>", 200)
+
+    def environment(self, directory: Path) -> dict[str, str]:
+        """Of a pod with the role."""
+        (directory / "identity").write_text(IDENTITY)
+        return {
+            "AWS_WEB_IDENTITY_TOKEN_FILE": str(directory / "identity"),
+            "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/search",
+            "AWS_ENDPOINT_URL_STS": self.url,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_MAX_ATTEMPTS": "1",
+        }
+
+
+def _xml(text: str, status: int) -> web.Response:
+    return web.Response(text=text, status=status, content_type="text/xml")
+
+
+@asynccontextmanager
+async def open_role_service() -> AsyncIterator[RoleService]:
+    service = RoleService()
+    async with _listening(service.answer) as service.url:
+        yield service

@@ -25,7 +25,8 @@ from millstream.wire.certificates import make_certificate
 from millstream_reader.source import SourceBatch, is_held_up
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, records_of, values
-from tests.support.aws_gate import KEY_ID, REGION, SECRET, SERVICE, open_aws_gate
+from tests.support.aws_gate import KEY_ID, REGION, SECRET, SERVICE, open_aws_gate, open_role_service
+from tests.support.aws_gate import TOKEN as SESSION_TOKEN
 from tests.support.errors import raises
 from tests.support.token_endpoint import CLIENT, open_token_endpoint
 from tests.support.token_endpoint import SECRET as SECRET_OF_CLIENT
@@ -615,6 +616,33 @@ async def test_requests_are_signed_as_services_of_aws_demand_it(address: str, mo
         with raises(codes.TARGET_REFUSES, "status 403"):
             async with open_lane({"httpPoll": poll}) as lane:
                 await read_to_end(lane)
+
+
+async def test_the_role_of_a_pod_signs_and_is_asked_again_before_its_keys_expire(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    cursor = {"path": "next", "parameter": "since"}
+    async with open_role_service() as service, open_aws_gate(f"http://{address}", SESSION_TOKEN) as gate:
+        for name, value in service.environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        auth = {"aws": {"region": REGION, "service": SERVICE}}
+        poll = {"url": f"{gate.url}/items?count=20&per=8", "records": "items", "cursor": cursor, "auth": auth}
+        spec = {"httpPoll": {**poll, "stopAtEnd": True, "interval": "10ms"}}
+        # botocore renews keys that are valid for less than a quarter of an hour whenever it can.
+        service.valid_s = 800.0
+        async with open_lane(spec) as lane:
+            assert len((await read_to_end(lane))[0]) == 20
+        assert (gate.refused, service.given >= 2) == ([], True)
+        service.status = 503
+        with raises(codes.TARGET_AWAY, "AWS gives no credentials now"):
+            async with open_lane(spec):
+                pass
+        service.status = 403
+        with raises(codes.TARGET_REFUSES, "AccessDenied"):
+            async with open_lane(spec):
+                pass
 
 
 # Tokens of an issuer
