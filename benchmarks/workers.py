@@ -65,7 +65,8 @@ async def measure(vertices: int, workers: int | None) -> Cost:
         assert run.stdout is not None
         try:
             async with asyncio.timeout(LIMIT_S):
-                await run.stdout.readline()
+                if not await run.stdout.readline():
+                    raise RuntimeError(f"the run of {vertices} vertices ended without a record")
             first_record_s = time.monotonic() - begun_s
             processes = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
             cpu_s = sum(times.user + times.system for times in (one.cpu_times() for one in processes))

@@ -38,7 +38,7 @@ class BearerTokens:
             token = await self._thread.run(self._issuer.token, _ASKED_S)
         if token != self._last:
             if not token.isprintable() or not token.isascii():
-                what = f"{self._where}: auth.oauth2: the issuer's token cannot be sent: it has a control character"
+                what = f"{self._where}: auth.oauth2: the issuer's token has characters that a header cannot have"
                 raise UserError(codes.TARGET_UNFIT, what)
             self._secrets.discard(self._last)
             self._secrets.add(token)

@@ -9,6 +9,8 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from tests.support.web_server import serving
+
 RECEIVED = "received"
 """In a pipeline's directory: a file for each key, with the first body that came with it, and `.again` behind the name
 for one that came later and was another."""
@@ -31,10 +33,5 @@ async def open_receiver(directory: Path) -> AsyncIterator[str]:
 
     application = web.Application()
     application.router.add_post("/{name}", take)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving(application) as address:
+        yield f"http://{address}"

@@ -21,7 +21,7 @@ from aiohttp import ClientSession, web
 from yarl import URL
 
 from millstream.web.link import body_of
-from tests.support.web_server import Handler
+from tests.support.web_server import open_handler
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 KEY_ID, SECRET, TOKEN = "AKIAEXAMPLE", "a secret / with + signs", "a session's token"
@@ -33,7 +33,6 @@ _ASSUMED = (
     "<Arn>arn:aws:sts::123456789012:assumed-role/search/session</Arn></AssumedRoleUser>"
 )
 _VALID_FOR = timedelta(minutes=5)
-_BODY_MAX = 16 << 20
 _PASSED_ON = ("Content-Type", "Content-Encoding")
 
 
@@ -107,20 +106,6 @@ class AwsGate:
         return None if hmac.compare_digest(key.hex(), given["Signature"]) else "the signature is another one"
 
 
-@asynccontextmanager
-async def _listening(handler: Handler) -> AsyncIterator[str]:
-    """The address of a server that has every request handled by this."""
-    application = web.Application(client_max_size=_BODY_MAX)
-    application.router.add_route("*", "/{target:.*}", handler)
-    runner = web.AppRunner(application, shutdown_timeout=0.1, auto_decompress=False)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
 def _hmac(key: bytes, text: str) -> bytes:
     return hmac.digest(key, text.encode(), "sha256")
 
@@ -129,7 +114,7 @@ def _hmac(key: bytes, text: str) -> bytes:
 async def open_aws_gate(behind: str, token: str | None = None) -> AsyncIterator[AwsGate]:
     """A gate before the server at `behind`."""
     gate = AwsGate(behind, token)
-    async with _listening(gate.passed_on) as gate.url:
+    async with open_handler(gate.passed_on, auto_decompress=False) as gate.url:
         yield gate
 
 
@@ -176,5 +161,5 @@ def _xml(text: str, status: int) -> web.Response:
 @asynccontextmanager
 async def open_role_service() -> AsyncIterator[RoleService]:
     service = RoleService()
-    async with _listening(service.answer) as service.url:
+    async with open_handler(service.answer) as service.url:
         yield service

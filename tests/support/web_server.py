@@ -110,7 +110,25 @@ def application(handlers: Mapping[str, Handler]) -> web.Application:
 @asynccontextmanager
 async def open_web(handlers: Mapping[str, Handler], *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Host and port of these handlers."""
-    runner = web.AppRunner(application(handlers), shutdown_timeout=0.1)
+    async with serving(application(handlers), tls=tls) as address:
+        yield address
+
+
+@asynccontextmanager
+async def open_handler(handler: Handler, *, auto_decompress: bool = True) -> AsyncIterator[str]:
+    """The URL of a server that has every request handled by this. `auto_decompress`: whether bodies arrive unpacked."""
+    made = web.Application(client_max_size=1 << 30)
+    made.router.add_route("*", "/{target:.*}", handler)
+    async with serving(made, auto_decompress=auto_decompress) as address:
+        yield f"http://{address}"
+
+
+@asynccontextmanager
+async def serving(
+    made: web.Application, *, tls: ssl.SSLContext | None = None, auto_decompress: bool = True
+) -> AsyncIterator[str]:
+    """Host and port of an application, in this process."""
+    runner = web.AppRunner(made, shutdown_timeout=0.1, access_log=None, auto_decompress=auto_decompress)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()

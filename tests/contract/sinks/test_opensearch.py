@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from tests.support.aws_gate import KEY_ID, REGION, SECRET, SERVICE, TOKEN, AwsGa
 from tests.support.children import together
 from tests.support.errors import raises
 from tests.support.opensearch_server import OpenSearchServer
+from tests.support.web_server import open_handler
 from tests.unit.writer.sink_frames import sink_frame
 
 
@@ -241,27 +242,13 @@ def test_validate_online_asks_the_server(
 
 
 @asynccontextmanager
-async def served(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
-    """The address of a server that answers everything so."""
-    application = web.Application(client_max_size=1 << 30)
-    application.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
-@asynccontextmanager
 async def answering(status: int, body: object) -> AsyncIterator[str]:
     """The address of a server with one answer to everything."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=body) if isinstance(body, bytes) else web.json_response(body, status=status)
 
-    async with served(answer) as url:
+    async with open_handler(answer) as url:
         yield url
 
 
@@ -323,7 +310,7 @@ async def test_a_request_that_is_too_large_is_sent_in_parts(compression: str, ca
 
     # Each takes about 60 bytes in a request.
     frames = [rows(number, {"n": number}) for number in range(1, 41)]
-    async with served(answer) as url:
+    async with open_handler(answer) as url:
         given = {"url": url, "index": "a", "compression": compression, "maxBytes": 1800}
         spec = FallbackSink.model_validate({"opensearch": given})
         async with open_sink(spec, sink_owner(1)) as lane:
@@ -378,7 +365,7 @@ async def test_frames_of_one_write_share_requests_and_each_keeps_its_own_failure
         others = {2: refused, 4: busy, 5: known}
         return web.json_response({"items": [{"create": others.get(n, {"status": 201})} for n in numbers]})
 
-    async with served(answer) as url:
+    async with open_handler(answer) as url:
         frames = [
             rows(1, {"n": 1}),
             sink_frame([b"no", b'{"n": 2}', b'{"n": 3}'], 2),
