@@ -145,6 +145,8 @@ SINK_AHEAD_BYTES_MAX = 4 * MIB
 write is complete when the last one is answered, and a commit does not stop the writes."""
 FUNCTION_BYTES_MAX = 2 * MIB
 """Bytes that a function gets before it has answered, if it processes one record after another."""
+MARK_BEHIND_BYTES_MAX = 32 * MIB
+"""A lane without output commits its mark again when the other lanes of its vertex have written this much after it."""
 COMMIT_LINGER_S = 0.005
 """A commit with few records waits at most this long for more, if earlier waits have brought some. One commit costs as
 much as the processing of a thousand records."""

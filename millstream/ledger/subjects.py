@@ -57,6 +57,11 @@ def mark_subject(stream: str, lane: LaneId) -> str:
     return f"{_lane_prefix(stream, lane)}.p"
 
 
+def marks_filter(stream: str) -> str:
+    """Matches the marks that are messages of their own, of all lanes."""
+    return f"{stream}.*.*.p"
+
+
 def is_mark_subject(subject: str) -> bool:
     # Everything else that a lane writes ends with a number.
     return subject.endswith(".p")

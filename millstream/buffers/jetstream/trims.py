@@ -1,6 +1,11 @@
 """Determines the purges of a stream that trim its buffers, so that every lane keeps its mark.
 
-    which subjects hold frames? ─► where is the last message of each lane? ─► one purge for each buffer
+    which subjects hold frames? ─► where is the last message of each lane? ─► one purge for each buffer, and one for
+                                                                              each mark before that message
+
+A mark that is a message of its own is replaced by the next one of that kind, but not by a mark in a frame. It would
+remain the first message of the stream, and the server keeps each file with a note about a message that was removed
+behind the first one.
 
 Above it: `ledger.py`, which purges. Below it: the subjects and the stream's leader.
 """
@@ -12,7 +17,7 @@ from typing import Any
 
 from millstream.buffers.jetstream.requests import message_headers
 from millstream.ledger import batch
-from millstream.ledger.subjects import buffer_filter, buffer_of, frames_filter, lane_filter_of
+from millstream.ledger.subjects import buffer_filter, buffer_of, frames_filter, lane_filter_of, marks_filter
 from millstream.record import BufferId
 
 Info = Callable[[str], Awaitable[dict[str, Any]]]
@@ -58,12 +63,14 @@ async def purges(
     """Subject filters, each with the sequence before which all matching messages are to be removed, and how often the
     connection had been lost: after another loss, the stream may be an older one, and the purge is void.
 
-    There is one filter for each buffer, or one for each lane that wrote to it if the mark of a lane has to stay.
+    There is one filter for each buffer, or one for each lane that wrote to it if the mark of a lane has to stay. There
+    is one for each mark that was followed by a frame with a mark.
     `seen` and `losses`: see `SeenMarks`; `losses` returns how often the connection has been lost until now.
     """
     # The frames to be removed were stored before this request, so no lane is missing in the answer.
     wanted = frames_filter(stream) if len(through) > 1 else buffer_filter(stream, *through)
     found: dict[str, int] = (await info(wanted))["state"].get("subjects") or {}
+    alone: dict[str, int] = (await info(marks_filter(stream)))["state"].get("subjects") or {}
     # Only now: the request is repeated after a loss, and the answer may be about a stream that was set back.
     lost = losses()
     subjects: dict[BufferId, list[str]] = {}
@@ -83,6 +90,10 @@ async def purges(
         else:
             for subject, first in firsts.items():
                 yield subject, first, lost
+    for subject in alone:
+        newest_of_lane = marks.get(lane_filter_of(subject))
+        if newest_of_lane is not None and newest_of_lane[0] != subject:
+            yield subject, newest_of_lane[1], lost
 
 
 async def _mark_of(lane: str, get: Get) -> tuple[str, int] | None:

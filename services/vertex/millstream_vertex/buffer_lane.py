@@ -62,7 +62,8 @@ class BufferLane:
         self._trimmer.consumed(self.reader.buffer, newest(self.core.committer.mark.read) - 1, size)
 
     async def _follow_watermark(self) -> None:
-        """Advance the lane's watermark with its input's, even while nothing is committed."""
+        """Advance the lane's watermark with its input's, even while nothing is committed, and do not let its mark stay
+        behind."""
         self.core.publish(self._watermark_after([]))
         while True:
             await self.input.changed.wait()
@@ -70,3 +71,4 @@ class BufferLane:
             watermark_us = self._watermark_after([])
             if watermark_us > self.core.watermark_us:
                 self.core.publish(watermark_us, idle=self.core.is_quiet)
+            self.core.renew_mark()

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from millstream.account import account_of, consumed, progress
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
-from millstream.limits import BARE_COMMIT_INTERVAL_S
+from millstream.limits import BARE_COMMIT_INTERVAL_S, MARK_BEHIND_BYTES_MAX
 from millstream.record import LaneId
 from millstream.statistics import LaneStatistics
 from millstream.telemetry import Telemetry
@@ -98,6 +98,7 @@ class LaneCore:
         """Records and bytes, taken and written, as of the last entry that was published soon."""
         self._gathering: asyncio.Timeout | None = None
         self._hurried = False
+        self._renewing = False
         self._leaving = False
         self.left = False
         """Whether something that was read was not committed."""
@@ -142,6 +143,7 @@ class LaneCore:
             ):
                 await self.committer.commit(batch, watermark_us=watermark_us)
             self.telemetry.observe_processing("commit", self.clock.monotonic_s() - begun_s)
+            self._renewing = False
             await self.tracker.finish(sum(unit.pieces for unit in batch))
             await committed(batch)
             self.publish(watermark_us)
@@ -216,6 +218,18 @@ class LaneCore:
         await self._ot.flush()
         # After this, no writer would notice that the ledger lacks data.
         await self.committer.confirm()
+
+    def renew_mark(self) -> None:
+        """Commit the mark again if the lane has nothing to commit and other lanes have written much since its last
+        commit. The mark would be the first message of the ledger, and what is removed behind it would keep its place
+        (docs/decisions/0108-a-mark-does-not-stay-behind.md)."""
+        if self._renewing or self._leaving or self.deliverer is not None or not self.is_quiet or len(self.units):
+            return
+        if self.committer.behind_bytes >= MARK_BEHIND_BYTES_MAX:
+            self._renewing = True
+            done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
+            done.set_result([Unit(pieces=0)])
+            self.units.add(done)
 
     def publish(self, watermark_us: int, *, idle: bool = False) -> None:
         """Publish the lane's state in the OT store. The watermark never goes back."""

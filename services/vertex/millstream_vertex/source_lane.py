@@ -268,6 +268,8 @@ class SourceVertexLane:
         self._away.begin_again()
         self._held_up = False
         self._busy = batch.frame is not None
+        if not self._busy:
+            self.core.renew_mark()
         return batch
 
     async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> bool:

@@ -37,7 +37,7 @@ class Trimmer:
     def __init__(
         self,
         trim: Callable[[Mapping[BufferId, int]], Awaitable[None]],
-        interval_s: float = 0.25,
+        interval_s: float = 0.1,
         little_s: float = _LITTLE_S,
         *,
         sharing: Sharing = SEPARATE,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import uvloop
 
-from millstream import codes
+from millstream import arrow_memory, codes
 from millstream.audit import named_file, spec_digest, write_entry
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access, Technology
@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if HEARTBEAT_VARIABLE not in os.environ:
             _note(config, options.pipeline)
         freed_memory.keep()
+        arrow_memory.use_the_heap()
         return uvloop.run(_run(config, takes_orders=options.orders))
     except Exception as error:  # noqa: BLE001  # every failure is reported in the log
         return report(error)

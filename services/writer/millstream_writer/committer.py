@@ -201,6 +201,7 @@ class Committer:
         self._never_waits_for = frozenset(never_waits_for)
         self._members = tuple(members)
         self.ids_ttl_s = 0.0
+        self._written_before = self._written
 
     @property
     def mark(self) -> mark_pb2.Mark:
@@ -216,6 +217,17 @@ class Committer:
     def sequences(self) -> Mapping[BufferId, int]:
         """For each buffer, a stored sequence that is not below the last one this lane wrote, for an OT entry."""
         return self._sequences
+
+    @property
+    def behind_bytes(self) -> int:
+        """How much other lanes have written into the buffers of this one since its last commit, as far as is known."""
+        return self._written - self._written_before
+
+    @property
+    def _written(self) -> int:
+        """Bytes that all lanes have written into the buffers of this one, as far as is known."""
+        fills = self._backpressure.fills
+        return sum(fills[buffer].written.bytes for buffer in self._router.buffers if buffer in fills)
 
     def take(self, waiting: deque[Unit]) -> list[Unit]:
         """Remove the units for one commit from the head of `waiting`: at least one unit, and further ones that fit into
@@ -337,6 +349,7 @@ class Committer:
                 self._sequences[reader] = sequence
         self._stored = StoredMark(commit.mark, receipt.mark_sequence)
         self._backpressure.written(self._lane, commit.mark.written)
+        self._written_before = self._written
 
     def _joined(self, units: Sequence[Unit], *, packs: bool) -> Sequence[tuple[BufferId, Frame | Pack]]:
         """The frames of the units, with small ones joined. With `packs`, those of a commit to one buffer as a pack."""

@@ -8,7 +8,7 @@ from millstream.buffers.jetstream.technology import TECHNOLOGY
 from millstream.ledger.protocol import DurabilityLevel
 
 
-@pytest.mark.parametrize(("buffers", "limit"), [(2, "320MiB"), (120, "960MiB")])
+@pytest.mark.parametrize(("buffers", "limit"), [(2, "256MiB"), (120, "960MiB")])
 def test_the_broker_of_many_buffers_may_use_more_memory(
     buffers: int, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

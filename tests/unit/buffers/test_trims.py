@@ -10,6 +10,7 @@ import pytest
 
 from millstream.buffers.jetstream.trims import SeenMarks, purges
 from millstream.ledger.batch import MARK
+from millstream.ledger.subjects import marks_filter
 from millstream.record import BufferId
 
 STREAM = "p-in"
@@ -25,8 +26,11 @@ class Server:
         self.losses = 0
         self._set_back_to = set_back_to
         self._last = 30
+        self.marks: dict[str, int] = {}
 
-    async def info(self, _: str) -> dict[str, Any]:
+    async def info(self, wanted: str) -> dict[str, Any]:
+        if wanted == marks_filter(STREAM):
+            return {"state": {"subjects": self.marks}}
         if self._set_back_to is not None:
             self.losses += 1
             self._last = self._set_back_to
@@ -51,6 +55,23 @@ async def test_a_mark_that_was_seen_before_the_stream_was_set_back_does_not_coun
     seen.note(SUBJECT, 25, {MARK: "x"}, server.losses)
     ((_, found, _),) = await trimmed(server, seen)
     assert found == first
+
+
+@pytest.mark.guarantee("I1")
+async def test_only_a_mark_that_a_frame_has_replaced_is_removed() -> None:
+    server = Server()
+    own, other = "p-in.source.0.p", "p-in.source.1.p"
+    server.marks = {own: 1, other: 1}
+    frames, mark = await trimmed(server, SeenMarks())
+    assert frames == ("p-in.*.*.d.in-a.0", 21, 0)
+    # Before the frame that has the mark of this lane. Nothing is known of the other lane.
+    assert mark == (own, 30, 0)
+
+    async def get(_: Mapping[str, object]) -> dict[str, Any]:
+        return {"subject": own, "seq": 31}
+
+    wanted = purges(STREAM, {BUFFER: 20}, server.info, get, SeenMarks(), lambda: server.losses)
+    assert [subject async for subject, _, _ in wanted] == ["p-in.*.*.d.in-a.0"]
 
 
 def test_of_the_marks_of_a_lane_the_newest_counts() -> None:

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from millstream.clock import START_OF_TIME_US
+from millstream.limits import MARK_BEHIND_BYTES_MAX
 from millstream.record import BufferId, Position
+from millstream.wire.ledger.v1.mark_pb2 import Mark
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Route, Router
-from tests.unit.vertex.lane_rig import INPUT, LANE, Rig, open_rig, open_stream, records_of
+from tests.unit.vertex.lane_rig import INPUT, LANE, Rig, open_backpressure, open_rig, open_stream, records_of
 
 OUT = BufferId("map-out", 0)
 
@@ -194,4 +196,47 @@ async def test_a_watermark_that_is_heard_does_not_pass_what_is_read_and_not_comm
             assert lane.core.watermark_us == START_OF_TIME_US
             rig.faults.release()
             await until_committed(rig, 1)
+        lane.stop()
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_a_lane_without_output_commits_its_mark_again_behind_what_others_write(rig: Rig) -> None:
+    backpressure = open_backpressure([OUT])
+    await rig.feed(records_of(b"a"), watermark_us=5)
+    async with (
+        open_stream(identity) as stream,
+        rig.map_lane(stream, [Route("map-out", 1, None)], backpressure=backpressure) as lane,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(lane.run())
+        await until_committed(rig, 1)
+        before = await rig.mark()
+
+        async def later(watermark_us: int, written: int) -> None:
+            """The lane hears of the watermark, and of what another lane has written in all."""
+            backpressure.fills[OUT].wrote("another", 1, written)
+            await rig.tell(watermark_us)
+            async with asyncio.timeout(60):
+                while lane.core.watermark_us < watermark_us:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0)
+
+        async def unlike(mark: Mark) -> Mark:
+            async with asyncio.timeout(60):
+                while (found := await rig.mark()) == mark:  # noqa: ASYNC110 - a ledger has no event for it
+                    await asyncio.sleep(0)
+            return found
+
+        await later(10, MARK_BEHIND_BYTES_MAX - 1)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert await rig.mark() == before
+        await later(20, MARK_BEHIND_BYTES_MAX)
+        renewed = await unlike(before)
+        assert (renewed.sequence, renewed.account, renewed.written) == (before.sequence, before.account, before.written)
+        await later(30, MARK_BEHIND_BYTES_MAX + 1)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert await rig.mark() == renewed
+        await later(40, 2 * MARK_BEHIND_BYTES_MAX)
+        await unlike(renewed)
         lane.stop()

@@ -164,6 +164,37 @@ async def test_what_was_committed_and_not_acknowledged_is_acknowledged_by_the_ne
     assert source.acknowledged == [b"1"]
 
 
+class QuietSource(GivenSource):
+    """One that gives nothing, and does not end before `ending` is set."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.ending = False
+        self.reads = 0
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        self.reads += 1
+        await asyncio.sleep(0)
+        return SourceBatch(None, b"", ended=self.ending)
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_a_lane_without_input_commits_its_mark_again_behind_what_others_write(rig: Rig) -> None:
+    source, backpressure = QuietSource(), open_backpressure([BUFFER])
+    lane = await lane_of(rig, source, backpressure)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        before = await rig.mark(UPSTREAM)
+        tasks.create_task(lane.run())
+        for written, reads in ((limits.MARK_BEHIND_BYTES_MAX - 1, 100), (limits.MARK_BEHIND_BYTES_MAX, 200)):
+            backpressure.fills[BUFFER].wrote("another", 1, written)
+            while source.reads < reads:  # noqa: ASYNC110 - a source has no event for it
+                await asyncio.sleep(0)
+            renewed = await rig.mark(UPSTREAM)
+            assert (renewed == before) == (written < limits.MARK_BEHIND_BYTES_MAX)
+        assert (renewed.position, renewed.account, renewed.written) == (b"", before.account, before.written)
+        source.ending = True
+
+
 @pytest.mark.guarantee("I1")
 async def test_a_source_told_to_stop_leaves_what_is_not_being_committed_to_the_next_run(rig: Rig) -> None:
     frames = [records_of(b"%d" % number, time_us=number) for number in range(20)]

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 import uvloop
 
-from millstream import codes
+from millstream import arrow_memory, codes
 from millstream.background import open_tasks
 from millstream.errors import InfrastructureError, MillstreamError
 from millstream.health import start_heartbeat
@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begun_s = time.monotonic()
     options = _parser().parse_args(arguments)
     configure_logging(options.pipeline, "spark", level=options.log_level)
+    # Spark's Python workers inherit it.
+    arrow_memory.use_the_heap()
     try:
         return uvloop.run(_serve(_settings(options), options.address, begun_s))
     except MillstreamError as error:

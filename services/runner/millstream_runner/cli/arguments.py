@@ -670,7 +670,7 @@ def _add_bench(commands: Commands) -> None:
     )
     benches = command.add_subparsers(dest="bench", required=True, metavar="WHAT")
     throughput = _below(benches, "map", "records per second, as fast as possible")
-    throughput.add_argument("--records", type=int, default=4_000_000, metavar="N", help="(default: 4000000)")
+    throughput.add_argument("--records", type=int, default=10_000_000, metavar="N", help="(default: 10000000)")
     throughput.add_argument(
         "--keys", type=int, default=0, metavar="N", help="number of different keys (default: 0, none)"
     )
