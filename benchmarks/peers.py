@@ -80,6 +80,7 @@ with open(sys.argv[1], "rb") as source, open(sys.argv[2], "wb") as target:
     for line in source:
         target.write(process(line) + b"\\n")
 """
+_CHAINED = ", chain: true"
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -94,7 +95,7 @@ spec:
       PARTITIONSsink: SINK
   edges:
     - {from: in, to: mapCHAIN}
-    - {from: map, to: out}
+    - {from: map, to: outLAST}
 """
 BYTEWAX = """\
 import os
@@ -353,13 +354,18 @@ def run_loop(given: Given, python: Path) -> None:
     call(given, python, "loop.py", given.lines, given.out / "lines")
 
 
-def run_millstream(given: Given, python: Path, chain: str = "") -> None:
+def run_millstream(given: Given, python: Path, chains: int = 0) -> None:
+    """`chains`: so many of its two edges have no buffer."""
     source = f'{{file: {{paths: ["{given.lines}"], format: lines}}}}'
-    _run_pipeline(given, python, source, "{file: {path: out, format: lines}}", chain, 1)
+    _run_pipeline(given, python, source, "{file: {path: out, format: lines}}", chains, 1)
 
 
 def run_chained(given: Given, python: Path) -> None:
-    run_millstream(given, python, ", chain: true")
+    run_millstream(given, python, 1)
+
+
+def run_unbuffered(given: Given, python: Path) -> None:
+    run_millstream(given, python, 2)
 
 
 def run_on_kafka(given: Given, python: Path) -> None:
@@ -367,11 +373,12 @@ def run_on_kafka(given: Given, python: Path) -> None:
     brokers = f'brokers: ["{given.server.brokers}"]'
     source = f'{{kafka: {{{brokers}, topic: "{given.topic}", stopAtEnd: true}}}}'
     sink = f'{{kafka: {{{brokers}, topic: "{given.target}"}}}}'
-    _run_pipeline(given, python, source, sink, ", chain: true", PARTITIONS)
+    _run_pipeline(given, python, source, sink, 1, PARTITIONS)
 
 
-def _run_pipeline(given: Given, python: Path, source: str, sink: str, chain: str, partitions: int) -> None:
-    text = PIPELINE.replace("SOURCE", source).replace("SINK", sink).replace("CHAIN", chain)
+def _run_pipeline(given: Given, python: Path, source: str, sink: str, chains: int, partitions: int) -> None:
+    text = PIPELINE.replace("SOURCE", source).replace("SINK", sink)
+    text = text.replace("CHAIN", _CHAINED if chains > 0 else "").replace("LAST", _CHAINED if chains > 1 else "")
     text = text.replace("PARTITIONS", f"partitions: {partitions}\n      ")
     (given.directory / "pipeline.yaml").write_text(text)
     call(given, python, "-m", "millstream_runner", "run", "pipeline.yaml", "--quiet")
@@ -437,6 +444,7 @@ PEERS = {
     "loop": Peer(run_loop, "nothing: a kill loses what is not written, and the next run begins again"),
     "millstream": Peer(run_millstream, "exactly once; each commit is fsynced, at every step"),
     "millstream-chained": Peer(run_chained, "the same, with one buffer less"),
+    "millstream-unbuffered": Peer(run_unbuffered, "exactly once into files; each commit is fsynced; no buffer"),
     "bytewax": Peer(
         run_bytewax,
         "exactly once into files, by snapshots every 10 s; a kill repeats up to 10 s of work; not fsynced",
