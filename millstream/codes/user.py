@@ -70,12 +70,12 @@ EDGE_HAS_NO_BUFFER = Code(
     2140,
     "The edge is chained and has no buffer",
     happened=(
-        "The command was given an edge with `chain: true`, or a vertex behind one. Its records are passed on in "
-        "memory, so there is nothing to show or to add records to."
+        "The command was given an edge of a chain (with `chain: true`, or in a pipeline with `chain: true`), or a "
+        "vertex behind one. Its records are passed on in memory, so there is nothing to show or to add records to."
     ),
     data=_NOTHING_DONE,
     do=(
-        "Use an edge into or out of the chain: the message names them. Or remove `chain` to give the edge a "
+        "Use an edge into or out of the chain: the message names them. Or write `chain: false` to give the edge a "
         "buffer, which is possible when no records wait."
     ),
 )

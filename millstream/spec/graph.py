@@ -4,7 +4,7 @@ A `Graph` is only created from a pipeline with a valid shape, so its answers nee
 runner, the vertex processes. It knows no files and no brokers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
@@ -14,7 +14,7 @@ from millstream.limits import MAX_FUTURE_S
 from millstream.spec import topology
 from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, Vertex
 from millstream.spec.problems import Problem, SpecError, path_text
-from millstream.spec.shape_checks import outline_of, shape_findings
+from millstream.spec.shape_checks import may_be_chained, outline_of, shape_findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Graph:
         if findings:
             raise SpecError([Problem(f.code, "", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])
         vertices, edges = pipeline.spec.vertices, pipeline.spec.edges
+        if pipeline.spec.chain and outline is not None:
+            edges = tuple(_with_chains(edges, may_be_chained(outline)))
         chains = tuple(_chains(vertices, edges))
         if not chains:
             return cls._of(pipeline, vertices, edges)
@@ -197,6 +199,12 @@ class Graph:
     def _default_on_failure(self, vertex: str) -> retry.OnFailure:
         has_edge = bool(self.dead_letter_edges(vertex))
         return retry.OnFailure.DEAD_LETTER if has_edge else retry.OnFailure.STOP
+
+
+def _with_chains(edges: Sequence[Edge], chained: Collection[int]) -> Iterator[Edge]:
+    """The edges, those at the places `chained` with a chain unless they say otherwise."""
+    for index, edge in enumerate(edges):
+        yield edge.model_copy(update={"chain": True}) if edge.chain is None and index in chained else edge
 
 
 def _chains(vertices: Sequence[Vertex], edges: Sequence[Edge]) -> Iterator[tuple[str, ...]]:

@@ -178,9 +178,10 @@ class Edge(SpecModel):
     on_full: OnFull = "retryUntilSuccess"
     """What happens when the buffer is full: with `retryUntilSuccess` the writer waits; with `discardLatest` the message
     is dropped and counted."""
-    chain: bool = False
+    chain: bool | None = None
     """`true`: the edge has no buffer. Its two vertices run as one lane, which commits once, after the last vertex of
-    the chain. Only from a source or a map to a map or a sink (docs/explanation/chains.md)."""
+    the chain. Only from a source or a map to a map or a sink (docs/explanation/chains.md). Default: what the `chain` of
+    the pipeline says."""
 
     @classmethod
     def completed(cls, data: Any) -> Any:
@@ -321,6 +322,9 @@ class PipelineSpec(SpecModel):
     """The steps of the pipeline."""
     edges: tuple[Edge, ...] = ()
     """The connections between vertices."""
+    chain: bool = False
+    """`true`: every edge to a map that can be chained is chained, unless it has `chain: false`. An edge to a sink is
+    chained only if it says so itself (docs/explanation/chains.md)."""
     limits: Limits = Limits()
     """Limits for every vertex."""
     watermark: Watermark = Watermark()

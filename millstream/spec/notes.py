@@ -29,6 +29,8 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
             yield from _grouping(written, vertex.group_by, (*settings, "groupBy"))
             yield from _endless(graph, vertex.group_by, (*settings, "groupBy"))
             yield from _behind_a_cycle(graph, vertex, here)
+    if graph.pipeline.spec.chain and not graph.chains:
+        yield ("spec", "chain"), "`chain` has no effect: no edge to a map can be chained"
     if spec.get("spark") is not None and not graph.reduces:
         yield ("spec", "spark"), "`spark` has no effect in a pipeline without a reduce"
 

@@ -344,6 +344,17 @@ def _chains(outline: Outline) -> Iterator[Finding]:
             )
 
 
+def may_be_chained(outline: Outline) -> frozenset[int]:
+    """The edges to maps that can be chained, by their place in the file."""
+    vertices = {vertex.name: vertex for vertex in outline.vertices}
+    return frozenset(
+        edge.index
+        for edge in outline.edges
+        if (target := vertices[edge.target]).has_output
+        and next(_needs_buffer(outline, edge, vertices[edge.origin], target), None) is None
+    )
+
+
 def _needs_buffer(outline: Outline, edge: EdgeOutline, origin: VertexOutline, target: VertexOutline) -> Iterator[str]:
     """Why the vertices at the ends of an edge cannot run as one lane."""
     if edge.kind != "data":

@@ -144,6 +144,21 @@ spec:
 """
 
 
+def test_validate_lists_the_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.yaml"
+    between = "    - {name: out, sink: {log: {}}}\n    - {name: a, udf: {builtin: {name: cat}}}\n"
+    text = PIPELINE.replace("    - {name: out, sink: {log: {}}}\n", between).replace(
+        "{from: in, to: out}", "{from: in, to: a}"
+    )
+    path.write_text(text.replace("spec:\n", "spec:\n  chain: true\n") + "    - {from: a, to: out}\n")
+    assert main(["validate", str(path)]) == 0
+    assert "chain in → a: " in capsys.readouterr().out
+    path.write_text(PIPELINE.replace("spec:\n", "spec:\n  chain: true\n"))
+    assert main(["validate", str(path)]) == 0
+    assert "note: " in (out := capsys.readouterr().out)
+    assert "`chain` has no effect" in out
+
+
 def test_validate_says_what_is_promised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(PIPELINE)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 
 from millstream.record import BufferId, LaneId
+from millstream.spec import resolved
 from millstream.spec.connectors import GuaranteeId
 from millstream.spec.graph import Graph
 from millstream.spec.guarantees import guarantees_of
 from millstream.spec.lanes import buffers_of, lanes_of
+from millstream.spec.models import Pipeline
 from millstream.spec.placement import replicas_of
 from millstream.spec.problems import SpecError
+from tests.unit.spec.strategies import pipelines
 from tests.unit.spec.test_graph import IN, MAP, OUT, arrow, pipeline
 
 TWO: dict[str, Any] = {"in": IN, "a": MAP, "b": MAP, "out": OUT}
@@ -68,6 +73,39 @@ def test_an_edge_that_needs_its_buffer_says_why(
     (problem,) = caught.value.problems
     assert problem.code.id == "MS-2240"
     assert why in problem.what
+
+
+@pytest.mark.parametrize(("vertices", "edges"), [each[:2] for each in REASONS.values()], ids=REASONS)
+def test_a_pipeline_with_chains_keeps_the_buffer_of_such_an_edge(
+    vertices: dict[str, Any], edges: list[dict[str, Any]]
+) -> None:
+    (index,) = (number for number, edge in enumerate(edges) if edge.get("chain"))
+    silent = [{name: value for name, value in edge.items() if name != "chain"} for edge in edges]
+    graph = Graph.of(pipeline(vertices, silent, chain=True))
+    kept = graph.pipeline.spec.edges[index].name
+    assert not graph.edge(kept).chain
+
+
+def test_a_pipeline_with_chains_chains_its_maps_and_no_sink(tmp_path: Path) -> None:
+    edges = [arrow("in>a"), arrow("a>b"), arrow("b>out")]
+    written = pipeline(TWO, edges, chain=True)
+    assert Graph.of(written).chains == (("in", "a", "b"),)
+    # Processes of vertices read it in this form.
+    assert resolved.load(resolved.dump(written, tmp_path)).graph.chains == (("in", "a", "b"),)
+    edges[0]["chain"] = False
+    edges[2]["chain"] = True
+    assert Graph.of(pipeline(TWO, edges, chain=True)).chains == (("a", "b", "out"),)
+    assert Graph.of(pipeline(TWO, edges)).chains == (("b", "out"),)
+
+
+@settings(deadline=None)
+@given(pipelines)
+def test_any_pipeline_may_have_chains(written: dict[str, Any]) -> None:
+    written["spec"]["chain"] = True
+    graph = Graph.of(Pipeline.model_validate(written))
+    inside = [name for chain in graph.chains for name in chain]
+    assert len(inside) == len(set(inside))
+    assert {vertex.name for vertex in graph.stages.vertices} == {graph.head(one.name) for one in graph.vertices}
 
 
 def test_a_chain_may_end_in_a_sink_and_is_one_vertex_without_edges() -> None:

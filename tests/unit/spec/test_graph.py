@@ -80,9 +80,10 @@ def test_the_lanes_of_a_graph_are_shared_out_once(written: dict[str, Any]) -> No
     assert sorted(buffers) == sorted(read), "every buffer has exactly one lane that reads it"
 
 
-def pipeline(vertices: dict[str, dict[str, Any]], edges: list[dict[str, Any]]) -> Pipeline:
+def pipeline(vertices: dict[str, dict[str, Any]], edges: list[dict[str, Any]], **more: Any) -> Pipeline:
+    """`more`: further fields of the spec."""
     listed = [{"name": name, **contents} for name, contents in vertices.items()]
-    spec = {"vertices": listed, "edges": edges}
+    spec = {"vertices": listed, "edges": edges, **more}
     return Pipeline.model_validate(
         {"apiVersion": "millstream.io/v1alpha1", "kind": "Pipeline", "metadata": {"name": "p"}, "spec": spec}
     )

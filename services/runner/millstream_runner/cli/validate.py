@@ -167,6 +167,8 @@ def _show(
         size = f"{counted(vertices, 'vertex', 'vertices')}, {counted(edges, 'edge')}"
         print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({size})")
         print(f"storage reserved on the broker: {reservation_text(loaded.graph)}")
+        for chain in loaded.graph.chains:
+            print(f"chain {' → '.join(chain)}: one lane without buffers inside, and one commit at its end")
         promised: dict[tuple[str, str], list[str]] = {}
         for vertex, name, guarantee in promises(loaded.graph):
             promised.setdefault((vertex.kind, guarantee.sentence), []).append(name)
