@@ -1,7 +1,7 @@
 """Removes what lanes have consumed from the ledger that they read, in the background and infrequently.
 
     lanes ─► consumed(buffer, sequence) ─► Trimmer of that ledger ─► one trim of all buffers, every second; while much
-                                                                     is consumed every quarter of a second
+                                                                     is consumed every tenth of a second
 
 All lanes of a process that read one ledger share its trimmer, so the requests to the broker do not grow with the number
 of readers times the number of writers. A copy that several edges share is trimmed up to the position of its slowest
