@@ -42,6 +42,7 @@ from millstream.spec.sources import OnInvalid, Source
 from millstream.spec.spark import Spark
 from millstream.spec.values import (
     EdgeName,
+    Flag,
     Name,
     PositiveCount,
     PositiveDuration,
@@ -178,7 +179,7 @@ class Edge(SpecModel):
     on_full: OnFull = "retryUntilSuccess"
     """What happens when the buffer is full: with `retryUntilSuccess` the writer waits; with `discardLatest` the message
     is dropped and counted."""
-    chain: bool | None = None
+    chain: Flag | None = None
     """`true`: the edge has no buffer. Its two vertices run as one lane, which commits once, after the last vertex of
     the chain. Only from a source or a map to a map or a sink (docs/explanation/chains.md). Default: what the `chain` of
     the pipeline says."""
@@ -322,7 +323,7 @@ class PipelineSpec(SpecModel):
     """The steps of the pipeline."""
     edges: tuple[Edge, ...] = ()
     """The connections between vertices."""
-    chain: bool = False
+    chain: Flag = False
     """`true`: every edge to a map that can be chained is chained, unless it has `chain: false`. An edge to a sink is
     chained only if it says so itself (docs/explanation/chains.md)."""
     limits: Limits = Limits()

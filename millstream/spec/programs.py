@@ -456,7 +456,7 @@ class Sql(SpecModel):
     """A query in Spark SQL over the table `window`, whose rows are the records of one window."""
     value: ValueFormat | None = None
     """How `value` is decoded. Default: `value` is the bytes."""
-    unsafe: bool = False
+    unsafe: Flag = False
     """Allows the query to do everything that Spark can do with the permissions of the runner: call Java, and read files
     and other tables. Otherwise `validate` accepts only queries that compute over the records of their window."""
 

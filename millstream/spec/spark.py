@@ -9,7 +9,7 @@ from millstream.limits import MIB
 from millstream.spec.addresses import without_secrets
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After, Before
-from millstream.spec.values import Quantity, ShapeProblem, SpecModel, at_most_one, field, problem
+from millstream.spec.values import Flag, Quantity, ShapeProblem, SpecModel, at_most_one, field, problem
 
 DRIVER_MEMORY = 1024 * MIB
 """Default of `driverMemory`."""
@@ -67,7 +67,7 @@ class Spark(SpecModel):
     """Address of a Spark Connect server, `sc://host:port`, to use instead of a local driver."""
     token: TextOrReference | None = None
     """Token for the Spark Connect server, as `{env: NAME}` or `{file: PATH}`. The connection is then encrypted."""
-    encryption: bool = False
+    encryption: Flag = False
     """Whether Spark's processes encrypt the data that they send each other, and the window data that they write to
     disk."""
     driver_memory: Quantity = DRIVER_MEMORY

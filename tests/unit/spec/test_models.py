@@ -1,9 +1,9 @@
 """The models by themselves: they round-trip, cannot be changed, and pair fields that belong together."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from millstream.errors import MillstreamError
 from millstream.spec import resolved
 from millstream.spec.models import Pipeline, Source
+from millstream.spec.schema import schema
 from millstream.spec.validation import validate
 from millstream.spec.values import SpecModel
 from millstream_reader.sources.delta.connector import DeltaSource
@@ -161,3 +162,31 @@ def test_columns_of_dead_letters_are_those_of_their_envelope(sink: dict[str, Any
     written["spec"]["vertices"][1]["sink"]["envelope"] = False  # type: ignore[index]  # a plain dictionary
     if "lines" not in problem:
         Pipeline.model_validate(written)
+
+
+def test_no_field_takes_a_text_or_a_number_for_true() -> None:
+    schema()  # imports every connector
+    lax = {
+        f"{model.__module__}.{model.__qualname__}.{name}"
+        for model in _models(SpecModel)
+        for name, hint in get_type_hints(model, include_extras=True).items()
+        if not name.startswith("_") and get_origin(hint) is not ClassVar and _takes_any_bool(hint)
+    }
+    assert lax == set()
+
+
+def _models(base: type[SpecModel]) -> Iterator[type[SpecModel]]:
+    for model in base.__subclasses__():
+        yield model
+        yield from _models(model)
+
+
+def _takes_any_bool(hint: object) -> bool:
+    """Whether a type has `bool` that is not annotated as strict."""
+    if get_origin(hint) is Annotated:
+        inner = get_args(hint)[0]
+        return inner is not bool and _takes_any_bool(inner)
+    if {bool, int, str} <= set(get_args(hint)):
+        # Each of them is taken as what it is.
+        return False
+    return hint is bool or any(_takes_any_bool(part) for part in get_args(hint))
