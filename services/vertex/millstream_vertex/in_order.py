@@ -24,6 +24,12 @@ class InOrder(Generic[T]):
         self._tasks.append(task)
         self._added.set()
 
+    def add_done(self, result: T) -> None:
+        """Add a result that needs no further work."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        done.set_result(result)
+        self.add(done)
+
     def close(self) -> None:
         """Mark the queue as complete: nothing more will be added."""
         self._closed = True

@@ -227,9 +227,7 @@ class LaneCore:
             return
         if self.committer.behind_bytes >= MARK_BEHIND_BYTES_MAX:
             self._renewing = True
-            done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
-            done.set_result([Unit(pieces=0)])
-            self.units.add(done)
+            self.units.add_done([Unit(pieces=0)])
 
     def publish(self, watermark_us: int, *, idle: bool = False) -> None:
         """Publish the lane's state in the OT store. The watermark never goes back."""

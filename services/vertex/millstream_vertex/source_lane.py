@@ -295,7 +295,7 @@ class SourceVertexLane:
             tracked = Tracked(len(batch.invalid), unit.size)
             await self.core.tracker.begin(tracked)
             await self.core.tracker.answered(tracked)
-            self.core.units.add(_done((unit,)))
+            self.core.units.add_done((unit,))
             return True
         lineage, in_flight_max = Lineage(), None
         if self._numbers:
@@ -310,7 +310,7 @@ class SourceVertexLane:
             self.core.units.add(work.create_task(self._process(read)))
         else:
             # Nothing in it waits, and a task costs as much as routing a small frame.
-            self.core.units.add(_done(await self._process(read)))
+            self.core.units.add_done(await self._process(read))
         if self._pace is not None and not self._pace.learned:
             await self._first_passed.wait()
         return True
@@ -522,13 +522,6 @@ class SourceVertexLane:
             watermark_us = self._watermark.tick(now_us, now_s, waiting=waiting, held_up=held_up)
             if waiting and watermark_us > self.core.watermark_us:
                 self.core.publish(watermark_us, idle=True)
-
-
-def _done(units: Sequence[Unit]) -> asyncio.Future[Sequence[Unit]]:
-    """Units that need no further work."""
-    done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
-    done.set_result(units)
-    return done
 
 
 def _position_text(position: bytes) -> str:
