@@ -3,8 +3,8 @@
     python tools/lowest.py                 all of them
     python tools/lowest.py -k ledger       whatever pytest takes
 
-The environment is in `.venv-lowest`; packages are resolved again each time, and installed where they have changed. What
-only the tests need (pytest, ruff and the like) is as in the lock.
+The environment is in `.venv-lowest`, with all extras; packages are resolved again each time, and installed where they
+have changed. What only the tests need (pytest, ruff and the like) is as in the lock, and what nothing names is new.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = REPOSITORY / ".venv-lowest"
 LOCK = REPOSITORY / "requirements" / "dev.txt"
 OURS = ("pyproject.toml", "services/udf_sdk/pyproject.toml")
-EXTRAS = ("arrow", "nkeys", "redis", "kafka", "reduce", "demo")
 _STUBS = re.compile(r"^types-|-stubs$|^mypy")
 """Fit the versions of the lock, and nothing is type-checked here."""
 SUITES = ("tests/unit", "tests/contract")
@@ -29,50 +32,54 @@ OF_THE_LOCKS = "tests/unit/deploy/test_supply_chain.py"
 OF_THE_GENERATOR = "tests/unit/test_style.py::test_the_wire_modules_are_what_the_proto_files_generate"
 """Needs the generator of the type stubs, which is not installed here."""
 
+QUIET = ("-W", "ignore:Package google.api_core depends on grpcio:FutureWarning")
+"""The newest one warns of every grpcio that is older than its taste, and tests take warnings for errors."""
+
 
 def _uv(*arguments: str) -> None:
     subprocess.run([str(Path(sys.executable).parent / "uv"), *arguments], cwd=REPOSITORY, check=True)
 
 
-def _declared() -> list[str]:
-    """What the two distributions and their extras say they need, at its lowest, one requirement a line."""
-    extras = [part for extra in EXTRAS for part in ("--extra", extra)]
-    resolved = subprocess.run(
-        [
-            str(Path(sys.executable).parent / "uv"),
-            *("pip", "compile", "--quiet", "--resolution", "lowest-direct", "--python-version", "3.11"),
-            *("--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"),
-            *("--no-emit-package", "millstream-udf", *extras, *OURS),
-        ],
-        cwd=REPOSITORY,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
+def _of_tests() -> list[str]:
+    """What only tests need: the groups of developers, with the versions of the lock."""
+    projects = [tomllib.loads((REPOSITORY / name).read_text(encoding="utf-8")) for name in OURS]
+    ours = {Requirement(line).name for project in projects for line in _declared(project["project"])}
+    groups = projects[0]["dependency-groups"].values()
+    of_groups = [Requirement(item) for group in groups for item in group if isinstance(item, str)]
+    lines = [line.rstrip(" \\") for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line]
+    locked = {Requirement(line).name: line for line in lines}
+    wanted = [one for one in of_groups if not _STUBS.search(one.name)]
+    return [str(one) if one.name in ours else locked[one.name] for one in wanted]
+
+
+def _declared(project: Mapping[str, Any]) -> Iterator[str]:
+    yield from project["dependencies"]
+    for extra in project["optional-dependencies"].values():
+        yield from extra
+
+
+def _resolve(tests: Path, wanted: Path) -> None:
+    """What the two distributions and all of their extras say they need, at its lowest, beside what tests need."""
+    _uv(
+        *("pip", "compile", "--quiet", "--resolution", "lowest-direct", "--python-version", "3.11", "--all-extras"),
+        *("--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"),
+        *("--no-emit-package", "millstream-udf", "--output-file", str(wanted), *OURS, str(tests)),
     )
-    return resolved.stdout.split("\n")
-
-
-def _of_tests(declared: Sequence[str]) -> list[str]:
-    """What the lock has beside that, without hashes."""
-    named = {line.partition("==")[0].strip() for line in declared}
-    pinned = [line.rstrip(" \\") for line in LOCK.read_text(encoding="utf-8").splitlines() if not line.startswith(" ")]
-    found = ((line, line.partition("==")[0].strip()) for line in pinned if "==" in line)
-    return [line for line, name in found if name not in named and not _STUBS.search(name)]
 
 
 def main(arguments: Sequence[str]) -> int:
-    declared = [line for line in _declared() if line.strip()]
-    wanted = REPOSITORY / ".venv-lowest.txt"
-    # A test builds wheels, and an environment that uv makes has no pip.
-    wanted.write_text("\n".join([*declared, *_of_tests(declared), "pip"]) + "\n", encoding="utf-8")
+    tests, wanted = REPOSITORY / ".venv-lowest.in", REPOSITORY / ".venv-lowest.txt"
+    tests.write_text("\n".join(_of_tests()) + "\n", encoding="utf-8")
+    _resolve(tests, wanted)
     _uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, str(ENVIRONMENT))
     python = str(ENVIRONMENT / "bin" / "python")
-    _uv("pip", "install", "--quiet", "--python", python, "--requirement", str(wanted))
+    # A test builds wheels, and an environment that uv makes has no pip.
+    _uv("pip", "install", "--quiet", "--python", python, "--requirement", str(wanted), "pip")
     editable = ("--editable", "services/udf_sdk", "--editable", ".")
     _uv("pip", "install", "--quiet", "--python", python, "--no-deps", "--no-build-isolation", *editable)
     environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     left_out = (f"--ignore={OF_THE_LOCKS}", f"--deselect={OF_THE_GENERATOR}")
-    command = [python, "-m", "pytest", *left_out, *SUITES, *arguments]
+    command = [python, "-m", "pytest", "--numprocesses=2", "--dist=loadfile", *left_out, *QUIET, *SUITES, *arguments]
     return subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode
 
 

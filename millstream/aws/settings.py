@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from millstream import codes
-from millstream.spec.problems import Finding, Path
 from millstream.spec.references import Secret, TextOrReference
-from millstream.spec.values import ShapeProblem, SpecModel, Text
+from millstream.spec.values import Needed, ShapeProblem, SpecModel, Text
 
 
 class AwsService(SpecModel):
@@ -29,6 +27,9 @@ class AwsService(SpecModel):
     session_token: Secret | None = None
     """Token of temporary credentials."""
 
+    def needs(self) -> Iterator[Needed]:
+        yield Needed("botocore", "millstream[aws]")
+
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Rejects an access key without its secret and the reverse, and a token without both."""
         if (self.access_key is None) != (self.secret_key is None):
@@ -38,16 +39,3 @@ class AwsService(SpecModel):
         elif self.session_token is not None and self.access_key is None:
             what = "`sessionToken` has no effect without `accessKey`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("sessionToken",), what, "all three, or none")
-
-
-def lacks() -> Iterator[tuple[str, str]]:
-    """What signatures need and this machine does not have, with the remedy."""
-    if find_spec("botocore") is None:
-        yield "needs the package botocore, which is not installed", "`pip install 'millstream[aws]'`"
-
-
-def aws_findings(settings: AwsService | None, path: Path) -> Iterator[Finding]:
-    """What signed requests need and this machine does not have. `path`: the place of the settings in the file."""
-    if settings is not None:
-        for what, remedy in lacks():
-            yield Finding(codes.EXTRA_NEEDED, path, f"`{path[-1]}` {what}", remedy)

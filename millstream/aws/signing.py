@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from millstream import codes
-from millstream.aws.settings import AwsService, lacks
+from millstream.aws.settings import AwsService
 from millstream.errors import RetryLaterError, UserError
 from millstream.spec.references import resolve
 
@@ -93,8 +93,6 @@ def _passes(response: Mapping[str, Any]) -> bool:
 def open_credentials(settings: AwsService, base_dir: Path, where: str) -> AwsCredentials:
     """Asks the machine for credentials, if they are to come from there, and blocks then. Raises `UserError` if there
     are none."""
-    for what, remedy in lacks():
-        raise UserError(codes.EXTRA_NEEDED, f"{where} {what}: {remedy}")
     from botocore.credentials import Credentials
     from botocore.exceptions import BotoCoreError
     from botocore.session import get_session

@@ -9,7 +9,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from millstream import codes
-from millstream.aws.settings import AwsService, aws_findings
+from millstream.aws.settings import AwsService
 from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, url_problem
 from millstream.spec.addresses import SERVER_CHECK
 from millstream.spec.problems import Finding, Path
@@ -126,8 +126,7 @@ def table_problems(settings: IcebergTable, store: ObjectStore | None) -> Iterato
 def table_findings(
     settings: IcebergTable, store: ObjectStore | None, path: Path, base_dir: FilePath
 ) -> Iterator[Finding]:
-    """Credentials and packages that this machine does not have."""
-    yield from aws_findings(settings.catalog.aws, (*path, "catalog", "aws"))
+    """Credentials that this machine does not have."""
     for name, value in settings.catalog.secrets:
         reason = missing(value, base_dir)
         if reason is not None:

@@ -15,9 +15,10 @@ from pathlib import Path as FilePath
 from millstream import codes
 from millstream.nearest import near_file, one_of
 from millstream.sandbox import holds_home, refusal
-from millstream.spec.connectors import Place, lacks
+from millstream.spec.connectors import Place
 from millstream.spec.loading import Loaded, Partial
 from millstream.spec.models import Program
+from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.problems import Finding, Path, Problem
 from millstream.spec.references import Reference, missing, resolve
 from millstream.spec.values import SpecModel
@@ -39,14 +40,15 @@ def local_problems(loaded: Loaded | Partial) -> list[Problem]:
         for placed in vertex.ends:
             end = placed.end
             used = Place((*path, vertex.key, *placed.path, end.kind), path, loaded.base_dir, vertex.replicas, taken)
-            for what, remedy in lacks(end.connector):
-                findings.append(Finding(codes.EXTRA_NEEDED, used.path, f"`{end.kind}` {what}", remedy))
-            for name, form in end.formats():
-                for what, remedy in form.lacks():
-                    findings.append(Finding(codes.EXTRA_NEEDED, (*used.path[:-1], name), f"`{name}` {what}", remedy))
+            findings += _needs_findings(end, used.path[:-1])
             findings += end.connector.local_findings(end.settings, used)
     problems = [loaded.problem(finding) for finding in findings]
     return sorted(problems, key=lambda problem: (problem.line, problem.column, problem.path))
+
+
+def _needs_findings(end: SpecModel, path: Path) -> Iterator[Finding]:
+    for one in not_installed(needed_by(end)):
+        yield Finding(codes.EXTRA_NEEDED, (*path, *one.loc), f"`{one.loc[-1]}` {one.what}", one.remedy)
 
 
 @dataclass(frozen=True, slots=True)

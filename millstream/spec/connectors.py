@@ -11,7 +11,6 @@ that a connector works with are imported when it is opened.
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib.util import find_spec
 from pathlib import Path as FilePath
 from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
@@ -20,7 +19,7 @@ from millstream.limits import FRAME_RECORDS_MAX
 from millstream.spec.problems import Finding, Path
 from millstream.spec.registry import Registry
 from millstream.spec.rules import Strict
-from millstream.spec.values import ShapeProblem, SpecModel
+from millstream.spec.values import Needed, ShapeProblem, SpecModel
 
 S = TypeVar("S", bound=SpecModel)
 
@@ -109,6 +108,10 @@ class Connector(Generic[S]):
     """Its general guarantee, for lists; `guarantee` returns the one for given settings."""
     packages: ClassVar[Mapping[str, str]] = {}
     """Modules that it imports when it is opened and that may be missing, each with the argument of `pip install`."""
+
+    def needs(self) -> Iterator[Needed]:
+        """The same, whatever the settings are. What these need is said by them (`SpecModel.needs`)."""
+        yield from (Needed(module, package) for module, package in self.packages.items())
 
     encoded = False
     """Whether values may be bytes in another encoding, which `format` can name."""
@@ -303,18 +306,3 @@ def _is_encoded(connector: Connector[SpecModel], name: str) -> bool:
 
 def _unencoded(connector: Connector[SpecModel], settings: SpecModel, name: str) -> str | None:
     return connector.unencoded(settings) if name == "format" else connector.keys_unencoded(settings)
-
-
-def lacks(connector: Connector[S]) -> Iterator[tuple[str, str]]:
-    """What a connector needs and this machine does not have, each with the remedy."""
-    for module, package in connector.packages.items():
-        if _is_missing(module):
-            yield f"needs the package {module}, which is not installed", f"`pip install '{package}'`"
-
-
-def _is_missing(module: str) -> bool:
-    try:
-        return find_spec(module) is None
-    except ModuleNotFoundError:
-        # Of the package that it is in.
-        return True

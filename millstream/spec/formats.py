@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -13,12 +12,12 @@ from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field
+from millstream.spec.values import Flag, Needed, PositiveDuration, ShapeProblem, SpecModel, Text, field
 
-_READS: Mapping[str, Mapping[str, str]] = {"avro": {"fastavro": "millstream[avro]"}}
-"""The modules required to read each encoding, each with the argument of `pip install`."""
-_WRITES: Mapping[str, Mapping[str, str]] = {**_READS, "json": {"jsonschema_rs": "millstream[jsonschema]"}}
-"""The same as `_READS`, for writing."""
+_READS: Mapping[str, Sequence[Needed]] = {"avro": [Needed("fastavro", "millstream[avro]")]}
+"""What is needed to read each encoding."""
+_WRITES: Mapping[str, Sequence[Needed]] = {**_READS, "json": [Needed("jsonschema_rs", "millstream[jsonschema]")]}
+"""What is needed to write it."""
 
 
 _check = address_check(
@@ -74,16 +73,8 @@ class Encoded(SpecModel):
     registry: SchemaRegistry
     """Where the schemas are."""
 
-    @property
-    def packages(self) -> Mapping[str, str]:
-        """The modules that it needs, each with the argument of `pip install`."""
-        return _READS.get(self.encoding, {})
-
-    def lacks(self) -> Iterator[tuple[str, str]]:
-        """What it needs and this machine does not have, each with the remedy."""
-        for module, package in self.packages.items():
-            if find_spec(module) is None:
-                yield f"needs the package {module}, which is not installed", f"`pip install '{package}'`"
+    def needs(self) -> Iterator[Needed]:
+        yield from _READS.get(self.encoding, ())
 
     def notes(self, path: Path) -> Iterator[tuple[Path, str]]:
         """Notes on a valid format, each with its place."""
@@ -137,7 +128,5 @@ class SinkFormat(Encoded):
             what = f"`message` has no effect with `encoding: {self.encoding}`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("message",), what, "`encoding: protobuf`")
 
-    @property
-    def packages(self) -> Mapping[str, str]:
-        """See `Encoded.packages`."""
-        return _WRITES.get(self.encoding, {})
+    def needs(self) -> Iterator[Needed]:
+        yield from _WRITES.get(self.encoding, ())

@@ -62,6 +62,25 @@ class ShapeProblem(NamedTuple):
     type: LiteralString = SPEC_PROBLEM
 
 
+class Needed(NamedTuple):
+    """A module that may be missing, and that a model needs."""
+
+    module: str
+    package: str
+    """The argument of `pip install`."""
+    loc: tuple[str | int, ...] = ()
+    """The place of the reason, relative to the model."""
+
+    @property
+    def what(self) -> str:
+        """What a message says of a user of the module if it is missing."""
+        return f"needs the package {self.module}, which is not installed"
+
+    @property
+    def remedy(self) -> str:
+        return f"`pip install '{self.package}'`"
+
+
 class NotReadError(ValueError):
     """The value is invalid, or may be. Contains no message for users: pydantic explains the error."""
 
@@ -179,6 +198,10 @@ class SpecModel:
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Problems between the values of fields that are each valid."""
+        yield from ()
+
+    def needs(self) -> Iterator[Needed]:
+        """The modules that may be missing and that these values need; without those of the models within."""
         yield from ()
 
     @classmethod

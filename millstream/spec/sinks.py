@@ -9,7 +9,7 @@ from millstream.spec.connectors import SINKS, Demand, Guarantee, GuaranteeId, Si
 from millstream.spec.formats import SinkFormat
 from millstream.spec.programs import Backoff, Program
 from millstream.spec.registry import Choice
-from millstream.spec.values import Flag, PositiveCount, ShapeProblem, SpecModel
+from millstream.spec.values import Flag, Needed, PositiveCount, ShapeProblem, SpecModel
 
 OnSinkFailure = Literal["retry", "fallback", "drop", "stop"]
 """What happens to a record that a sink still refuses after the last attempt."""
@@ -48,6 +48,9 @@ class FallbackSink(Choice):
     key_format: SinkFormat | None = None
     """How keys are encoded, in `kafka`. A key fits the schema as a text, or else as the JSON that it is. The default of
     `subject` is `<topic>-key`. Default: keys stay as they are."""
+
+    def needs(self) -> Iterator[Needed]:
+        yield from (one._replace(loc=(self.key,)) for one in self.connector.needs())
 
     def formats(self) -> Iterator[tuple[str, SinkFormat]]:
         """The encodings outside, by the names of their fields."""

@@ -10,7 +10,7 @@ from millstream.spec.connectors import SOURCES, Demand, Guarantee, IdBounds, Sou
 from millstream.spec.formats import Format
 from millstream.spec.programs import EventTime, Program, Transformer
 from millstream.spec.registry import Choice
-from millstream.spec.values import ShapeProblem, SpecModel, Text
+from millstream.spec.values import Needed, ShapeProblem, SpecModel, Text
 
 OnInvalid = Literal["deadLetter", "drop", "stop"]
 
@@ -52,6 +52,9 @@ class Source(Choice):
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("keyFormat",), what, "one of them")
         holding = "a source that guarantees it, such as `file`; or no `guarantee`"
         yield from self.promise().demand_problems(self.guarantee, ("guarantee",), holding)
+
+    def needs(self) -> Iterator[Needed]:
+        yield from (one._replace(loc=(self.key,)) for one in self.connector.needs())
 
     def formats(self) -> Iterator[tuple[str, Format]]:
         """The encodings outside, by the names of their fields."""

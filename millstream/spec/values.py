@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, LiteralString
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.record import SOURCE_INPUT, WINDOW_INPUT
-from millstream.spec.model import NONE_GIVEN, SPEC_PROBLEM, ShapeProblem, SpecModel, field
+from millstream.spec.model import NONE_GIVEN, SPEC_PROBLEM, Needed, ShapeProblem, SpecModel, field
 from millstream.spec.rules import After, Before, Schema, Strict
 
 if TYPE_CHECKING:
@@ -249,6 +249,7 @@ __all__ = [
     "EdgeName",
     "Flag",
     "Name",
+    "Needed",
     "PositiveCount",
     "PositiveDuration",
     "Quantity",

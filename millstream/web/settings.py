@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from millstream import codes
-from millstream.aws.settings import AwsService, aws_findings
+from millstream.aws.settings import AwsService
 from millstream.oauth2.settings import Oauth2, oauth2_notes
 from millstream.spec.addresses import without_secrets
-from millstream.spec.problems import Finding, Path
+from millstream.spec.problems import Path
 from millstream.spec.references import Reference, Secret, TextOrReference, secret_in_file
 from millstream.spec.tls import ServerTls, stays_on_this_machine
 from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, exactly_one, field, problem
@@ -100,12 +100,6 @@ class WebServer(SpecModel):
         if self.tls is not None and isinstance(self.url, str) and urlsplit(self.url).scheme not in _ENCRYPTED:
             what = "`tls` has no effect with an unencrypted `url`"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), what, " or ".join(f"{one}://" for one in _ENCRYPTED))
-
-
-def server_findings(settings: WebServer, path: Path) -> Iterator[Finding]:
-    """What the access to a server needs and this machine does not have."""
-    if settings.auth is not None:
-        yield from aws_findings(settings.auth.aws, (*path, "auth", "aws"))
 
 
 def server_notes(settings: WebServer, path: Path) -> Iterator[tuple[Path, str]]:

@@ -438,7 +438,7 @@ async def test_credentials_of_aws_are_looked_for_in_the_environment(
 async def test_what_signing_needs_is_named_where_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("millstream.aws.settings.find_spec", lambda name: None)
+    monkeypatch.setattr("millstream.spec.needs.find_spec", lambda name: None)
     settings = {"url": "http://127.0.0.1:1", "index": "a", "auth": {"aws": {"region": REGION, "service": SERVICE}}}
     assert await asyncio.to_thread(validate_sink, "opensearch", settings, tmp_path) == codes.EXTRA_NEEDED.exit_code
     assert "millstream[aws]" in capsys.readouterr().err

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.spec.connectors import SINKS, SOURCES, Connector, lacks
+from millstream.spec.connectors import SINKS, SOURCES, Connector
+from millstream.spec.needs import not_installed
 from millstream.spec.values import SpecModel
 from millstream_runner.cli.main import main
 
@@ -91,7 +92,7 @@ def test_a_part_of_a_package_that_is_not_installed_is_missing(monkeypatch: pytes
     """To look for `a.b` imports `a`."""
     connector = SINKS.load("log")
     monkeypatch.setattr(type(connector), "packages", {"no_such_package.part": "x", "json.decoder": "y"})
-    assert [remedy for _, remedy in lacks(connector)] == ["`pip install 'x'`"]
+    assert [one.remedy for one in not_installed(connector.needs())] == ["`pip install 'x'`"]
 
 
 def test_the_list_has_each_with_its_promise(capsys: pytest.CaptureFixture[str]) -> None:

@@ -237,10 +237,11 @@ def test_what_its_sources_and_sinks_need_is_looked_at(tmp_path: Path, kafka: boo
     assert set(looked(parts.extras, of_pipeline(tmp_path, text))) == extras
 
 
-def test_what_the_format_of_a_source_needs_is_looked_at(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["format", "keyFormat"])
+def test_what_the_format_of_a_source_needs_is_looked_at(tmp_path: Path, name: str) -> None:
     source = (
         "kafka: {brokers: ['127.0.0.1:9092'], topic: t}, "
-        "format: {encoding: avro, registry: {url: 'http://127.0.0.1:8081'}}"
+        f"{name}: {{encoding: avro, registry: {{url: 'http://127.0.0.1:8081'}}}}"
     )
     text = PIPELINE.replace("generator: {records: 5}", source)
     assert set(looked(parts.extras, of_pipeline(tmp_path, text))) == {"millstream[kafka]", "millstream[avro]"}

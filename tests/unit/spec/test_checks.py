@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from millstream.spec import checks
+from millstream.spec import checks, needs
 from millstream.spec.loading import Loaded, load
 from millstream_worker.kinds import reduce
-from millstream_writer.sinks.file import connector
 
 
 @pytest.fixture
@@ -165,10 +164,47 @@ def test_outputs(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(sink("sub/new")) == [("[2].sink.file.path", "sub is not writable")]
 
 
-def test_parquet_needs_a_package(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = loaded(base, sink={"file": {"path": "out", "format": "parquet"}})
-    monkeypatch.setattr(connector, "find_spec", lambda _: None)
-    assert found(pipeline) == [("[2].sink.file.format", "Parquet needs the package pyarrow, which is not installed")]
+_AVRO = {"encoding": "avro", "registry": {"url": "http://127.0.0.1:1"}}
+_AWS = {"region": "eu-central-1", "service": "es"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "needed"),
+    [
+        ({"sink": {"file": {"path": "out", "format": "parquet"}}}, {"[2].sink.file.format": "pyarrow"}),
+        ({"sink": {"file": {"path": "s3://a/b"}}}, {"[2].sink.file.path": "obstore"}),
+        ({"source": {"file": {"paths": ["in.csv"], "format": "parquet"}}}, {"[0].source.file.format": "pyarrow"}),
+        (
+            {"sink": {"http": {"url": "http://127.0.0.1:1", "auth": {"aws": _AWS}}}},
+            {"[2].sink.http.auth.aws": "botocore"},
+        ),
+        (
+            {"source": {"kafka": {"brokers": ["127.0.0.1:1"], "topic": "t"}, "keyFormat": _AVRO}},
+            {"[0].source.kafka": "confluent_kafka", "[0].source.keyFormat": "fastavro"},
+        ),
+        (
+            {
+                "sink": {
+                    "http": {"url": "http://127.0.0.1:1"},
+                    "fallback": {"file": {"path": "out", "format": "avro"}},
+                    "retryStrategy": {"onFailure": "fallback"},
+                }
+            },
+            {"[2].sink.fallback.file.format": "fastavro"},
+        ),
+    ],
+)
+def test_what_a_source_or_sink_needs_is_named_at_its_reason(
+    base: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any], needed: dict[str, str]
+) -> None:
+    pipeline = loaded(base, **parts)
+    assert found(pipeline) == []
+    monkeypatch.setattr(needs, "find_spec", lambda _: None)
+    assert dict(found(pipeline)) == {
+        place: f"`{place.rpartition('.')[2]}` needs the package {module}, which is not installed"
+        for place, module in needed.items()
+    }
+    assert len(found(pipeline)) == len(needed)
 
 
 def test_reduces_need_a_package(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import pytest
 
 from millstream import codes
-from millstream.spec.connectors import SINKS, SOURCES, SinkKind, lacks
+from millstream.spec.connectors import SINKS, SOURCES, SinkKind
+from millstream.spec.needs import not_installed
 from millstream.spec.references import Reference, referenced_files
 from millstream.spec.registry import Registry
 from millstream.spec.sinks import Sink
@@ -85,8 +86,9 @@ def test_what_a_connector_lacks_is_told_with_what_to_install() -> None:
     class Needy(SinkKind[SpecModel]):
         packages: ClassVar[Mapping[str, str]] = {"no_such_module": "millstream[kafka]", "json": "nothing"}
 
-    what = "needs the package no_such_module, which is not installed"
-    assert list(lacks(Needy())) == [(what, "`pip install 'millstream[kafka]'`")]
+    (found,) = not_installed(Needy().needs())
+    assert found.what == "needs the package no_such_module, which is not installed"
+    assert found.remedy == "`pip install 'millstream[kafka]'`"
 
 
 def test_settings_are_among_the_members_of_a_choice() -> None:

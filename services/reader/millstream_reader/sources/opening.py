@@ -15,7 +15,7 @@ from millstream.clock import Clock
 from millstream.errors import UserError
 from millstream.extract import Extraction, time_parser
 from millstream.record import LaneId
-from millstream.spec.connectors import lacks
+from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.sources import Source
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream_reader.connector import SourceConnector, SourceOwner
@@ -49,9 +49,8 @@ async def open_source(
             codes.EXTENSION,
             f"lane {lane}: the source {source.kind} cannot be opened: its object is not a SourceConnector",
         )
-    missing = [*lacks(connector), *(lack for _, form in source.formats() for lack in form.lacks())]
-    for what, remedy in missing:
-        raise UserError(codes.EXTRA_NEEDED, f"lane {lane}: the {source.kind} source {what}: {remedy}")
+    for one in not_installed(needed_by(source)):
+        raise UserError(codes.EXTRA_NEEDED, f"lane {lane}: the {source.kind} source {one.what}: {one.remedy}")
     extraction = extraction_of(source)
     owner = SourceOwner(
         lane=lane,

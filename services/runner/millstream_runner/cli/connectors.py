@@ -13,7 +13,8 @@ from typing import Any
 from millstream import codes
 from millstream.errors import UserError
 from millstream.nearest import one_of
-from millstream.spec.connectors import SINKS, SOURCES, Connector, SourceKind, lacks
+from millstream.spec.connectors import SINKS, SOURCES, Connector, SourceKind
+from millstream.spec.needs import not_installed
 from millstream.spec.options import Option, options_of
 from millstream.spec.registry import OURS, Registry
 from millstream.spec.values import SpecModel
@@ -65,8 +66,8 @@ def _text(found: list[_Listed], *, with_options: bool) -> Iterator[str]:
             yield from _wrapped(f"Ends: {listed.kind.ends}.")
         if listed.package != OURS:
             yield from _wrapped(f"From the package {listed.package}.")
-        for what, remedy in lacks(listed.kind):
-            yield from _wrapped(f"Here it {what}: {remedy}.")
+        for one in not_installed(listed.kind.needs()):
+            yield from _wrapped(f"Here it {one.what}: {one.remedy}.")
         if with_options:
             yield ""
             for option in options_of(listed.kind.model):
@@ -97,7 +98,7 @@ def _as_json(listed: _Listed, *, with_options: bool) -> dict[str, Any]:
         "meaning": kind.meaning,
         "guarantee": {"id": kind.promise.id.value, "sentence": kind.promise.sentence},
         "needs": list(kind.packages.values()),
-        "installed": not list(lacks(kind)),
+        "installed": not list(not_installed(kind.needs())),
     }
     if isinstance(kind, SourceKind):
         told["ends"] = kind.ends

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from millstream.iceberg.settings import IcebergTable
 from millstream.spec.loading import Loaded
 from millstream.spec.models import Program, Source
-from millstream.web.settings import WebServer
-from millstream_reader.sources.file.connector import FileSource
+from millstream.spec.needs import needed_by
 from millstream_runner.doctor.checks import Needs
 from millstream_runner.local.directory import HOME
 from millstream_runner.local.storage import reserved_bytes
-from millstream_writer.sinks.file.connector import FileSink
 
 
 def needs_of(loaded: Loaded, data_dir: Path | None) -> Needs:
@@ -41,19 +38,7 @@ def _extras(loaded: Loaded, programs: Sequence[Program]) -> Iterator[str]:
         yield "millstream[redis]"
     for vertex in loaded.graph.vertices:
         for placed in vertex.ends:
-            yield from placed.end.connector.packages.values()
-            settings = placed.end.settings
-            if placed.end.format is not None:
-                yield from placed.end.format.packages.values()
-            if isinstance(settings, FileSink | FileSource):
-                if settings.format == "parquet":
-                    yield "millstream[arrow]"
-                if settings.objects or settings.format == "avro":
-                    yield "millstream[objects]"
-            if isinstance(settings, WebServer) and settings.auth is not None and settings.auth.aws is not None:
-                yield "millstream[aws]"
-            if isinstance(settings, IcebergTable) and settings.catalog.aws is not None:
-                yield "millstream[aws]"
+            yield from (one.package for one in needed_by(placed.end))
 
 
 def _ports(loaded: Loaded) -> Iterator[tuple[str, str, int]]:

@@ -15,9 +15,10 @@ from typing import Any
 from millstream import codes
 from millstream.errors import MillstreamError
 from millstream.limits import ONLINE_CHECK_TIMEOUT_S
-from millstream.spec.connectors import Place, lacks
+from millstream.spec.connectors import Place
 from millstream.spec.formats import Format, SinkFormat
 from millstream.spec.loading import Loaded, Partial
+from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.problems import Finding, Path
 from millstream.spec.sinks import FallbackSink
 from millstream.spec.sources import Source
@@ -31,13 +32,13 @@ async def online_findings(loaded: Loaded | Partial) -> tuple[int, list[Finding]]
     for index, vertex in loaded.sound.items():
         path: Path = ("spec", "vertices", index)
         for placed in vertex.ends:
-            if not list(lacks(placed.end.connector)):
-                here = (*path, vertex.key, *placed.path, placed.end.kind)
+            end = placed.end
+            if not list(not_installed((*end.connector.needs(), *needed_by(end.settings)))):
+                here = (*path, vertex.key, *placed.path, end.kind)
                 place = Place(here, path, loaded.base_dir, vertex.replicas, taken)
-                end = placed.end
                 asked.append(_ask(f"`{end.kind}`", place, end.connector.online_findings(end.settings, place), limits))
                 for name, form in end.formats():
-                    if not list(form.lacks()):
+                    if not list(not_installed(form.needs())):
                         beside = replace(place, path=(*here[:-1], name))
                         looking = _look(end, name, form, loaded.base_dir)
                         registries.append(_ask(f"the schema registry of `{name}`", beside, looking, limits))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec.connectors import lacks
+from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.sinks import FallbackSink
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
 from millstream_writer.sink import SinkLane
@@ -27,8 +27,8 @@ async def open_sink(spec: FallbackSink, owner: SinkOwner) -> AsyncIterator[SinkL
         raise UserError(
             codes.EXTENSION, f"{owner.where}: the sink {spec.kind} cannot be opened: its object is not a SinkConnector"
         )
-    for what, remedy in (*lacks(connector), *(lack for _, form in spec.formats() for lack in form.lacks())):
-        raise UserError(codes.EXTRA_NEEDED, f"{owner.where}: the {spec.kind} sink {what}: {remedy}")
+    for one in not_installed(needed_by(spec)):
+        raise UserError(codes.EXTRA_NEEDED, f"{owner.where}: the {spec.kind} sink {one.what}: {one.remedy}")
     form = connector.envelope_form(settings) if owner.envelope else EnvelopeForm.NONE
     async with AsyncExitStack() as stack:
         if any(spec.formats()):

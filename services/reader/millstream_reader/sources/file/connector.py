@@ -8,17 +8,15 @@ import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from millstream import codes
-from millstream.errors import UserError
 from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, unused_problems, url_problem
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.rules import After, NotEmpty
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import Flag, Needed, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -121,12 +119,11 @@ class FileSource(SpecModel):
         """Whether it reads objects of a store."""
         return is_url(self.paths[0])
 
-    def lacks(self) -> Iterator[tuple[str, str]]:
-        """Required modules that are not installed, each with the argument for `pip install`."""
-        needed = {"obstore": "millstream[objects]"} if self.objects else {}
+    def needs(self) -> Iterator[Needed]:
+        if self.objects:
+            yield Needed("obstore", "millstream[objects]", ("paths",))
         if self.format in _TYPED:
-            needed[_TYPED[self.format]] = "millstream[objects]"
-        yield from ((module, package) for module, package in needed.items() if find_spec(module) is None)
+            yield Needed(_TYPED[self.format], "millstream[objects]", ("format",))
 
 
 class _File(SourceConnector[FileSource]):
@@ -153,9 +150,6 @@ class _File(SourceConnector[FileSource]):
         return Guarantee(GuaranteeId.POSITION, sentence)
 
     def local_findings(self, settings: FileSource, place: Place) -> Iterator[Finding]:
-        for module, package in settings.lacks():
-            what = f"needs the package {module}, which is not installed"
-            yield Finding(codes.EXTRA_NEEDED, place.path, what, f"`pip install '{package}'`")
         if settings.objects:
             yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
             return
@@ -203,9 +197,6 @@ class _File(SourceConnector[FileSource]):
         types = tuple((column.name, column.type) for column in options.columns)
         rows = CsvFormat(options.delimiter, options.header, types)
         text = TextFormat(settings.format, settings.encoding, rows, owner.extraction)
-        for module, package in settings.lacks():
-            what = f"lane {owner.lane}: the file source needs the package {module}, which is not installed"
-            raise UserError(codes.EXTRA_NEEDED, f"{what}: `pip install '{package}'`")
         if settings.objects:
             from millstream_reader.sources.file.buckets import Buckets
             from millstream_reader.sources.file.objects import open_objects

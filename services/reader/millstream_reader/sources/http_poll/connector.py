@@ -12,7 +12,7 @@ from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, exactly_one, field
-from millstream.web.settings import HTTP, WebServer, server_findings, server_notes, url_check
+from millstream.web.settings import HTTP, WebServer, server_notes, url_check
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -141,9 +141,6 @@ class _HttpPoll(SourceConnector[HttpPollSource]):
 
     def bounded(self, settings: HttpPollSource) -> bool | None:
         return settings.stop_at_end
-
-    def local_findings(self, settings: HttpPollSource, place: Place) -> Iterator[Finding]:
-        yield from server_findings(settings, place.path)
 
     def notes(self, settings: HttpPollSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

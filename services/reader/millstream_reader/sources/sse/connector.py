@@ -12,7 +12,7 @@ from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field
-from millstream.web.settings import HTTP, WebServer, server_findings, server_notes, url_check
+from millstream.web.settings import HTTP, WebServer, server_notes, url_check
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -66,9 +66,6 @@ class _Sse(SourceConnector[SseSource]):
             "last commit"
         )
         return Guarantee(GuaranteeId.POSITION, what)
-
-    def local_findings(self, settings: SseSource, place: Place) -> Iterator[Finding]:
-        yield from server_findings(settings, place.path)
 
     def notes(self, settings: SseSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

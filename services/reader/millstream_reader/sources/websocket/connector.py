@@ -12,7 +12,7 @@ from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.values import PositiveDuration, Text, field
 from millstream.web.settings import WEBSOCKET as SCHEMES
-from millstream.web.settings import WebServer, server_findings, server_notes, url_check
+from millstream.web.settings import WebServer, server_notes, url_check
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -48,9 +48,6 @@ class _WebSocket(SourceConnector[WebSocketSource]):
 
     def bounded(self, settings: WebSocketSource) -> bool | None:
         return False
-
-    def local_findings(self, settings: WebSocketSource, place: Place) -> Iterator[Finding]:
-        yield from server_findings(settings, place.path)
 
     def notes(self, settings: WebSocketSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from importlib.util import find_spec
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +16,16 @@ from millstream.objects.settings import ObjectStore, is_url, store_findings, sto
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
 from millstream.spec.problems import Finding, Path
-from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, ShapeProblem, SpecModel, Text, field
+from millstream.spec.values import (
+    Needed,
+    PositiveCount,
+    PositiveDuration,
+    Quantity,
+    ShapeProblem,
+    SpecModel,
+    Text,
+    field,
+)
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner, as_fallback
 
 if TYPE_CHECKING:
@@ -94,14 +102,13 @@ class FileSink(SpecModel):
         """Whether it writes into an object store."""
         return is_url(self.path)
 
-    def lacks(self) -> Iterator[tuple[str, str, str]]:
-        """Fields whose module is not installed, each with the module and the argument for `pip install`."""
-        needed = [("path", "obstore", "millstream[objects]")] if self.objects else []
+    def needs(self) -> Iterator[Needed]:
+        if self.objects:
+            yield Needed("obstore", "millstream[objects]", ("path",))
         if self.format == "parquet":
-            needed.append(("format", "pyarrow", "millstream[arrow]"))
+            yield Needed("pyarrow", "millstream[arrow]", ("format",))
         if self.format == "avro":
-            needed.append(("format", "fastavro", "millstream[objects]"))
-        yield from (entry for entry in needed if find_spec(entry[1]) is None)
+            yield Needed("fastavro", "millstream[objects]", ("format",))
 
 
 class _File(SinkConnector[FileSink]):
@@ -139,10 +146,6 @@ class _File(SinkConnector[FileSink]):
 
     def local_findings(self, settings: FileSink, place: Place) -> Iterator[Finding]:
         here = (*place.path, "path")
-        for name, module, package in settings.lacks():
-            who = "An object store" if name == "path" else settings.format.capitalize()
-            what = f"{who} needs the package {module}, which is not installed"
-            yield Finding(codes.EXTRA_NEEDED, (*place.path, name), what, f"`pip install '{package}'`")
         if settings.objects:
             if not place.takes(settings.path.rstrip("/"), here):
                 what = f"another sink writes into {settings.path}"
@@ -188,9 +191,6 @@ class _File(SinkConnector[FileSink]):
 
         if owner.envelope and settings.format in ("parquet", "avro") and not settings.columns:
             settings = settings.model_copy(update={"columns": ENVELOPE_COLUMNS})
-        for _, module, package in settings.lacks():
-            what = f"{owner.where}: the file sink needs the package {module}, which is not installed"
-            raise UserError(codes.EXTRA_NEEDED, f"{what}: `pip install '{package}'`")
         if settings.objects and owner.whole:
             what = f"{owner.where}: a file sink in an object store cannot be the end of a chain"
             raise UserError(codes.CONNECTOR_SETTINGS, f"{what}: remove `chain` from the edge to it")

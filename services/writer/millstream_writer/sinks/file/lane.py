@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from millstream import codes
 from millstream.clock import Clock
-from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.errors import DamageError, RetryLaterError
 from millstream.limits import MIB
 from millstream.record import Position
 from millstream_writer.connector import HeldInstead
@@ -340,7 +340,7 @@ class FileSinkLane:
                 self._directory.discard(file.unfinished)
 
 
-def format_of(spec: FileSink, where: str) -> FileFormat[Any]:
+def format_of(spec: FileSink) -> FileFormat[Any]:
     if spec.format == "jsonl":
         return JsonLines()
     if spec.format == "lines":
@@ -348,21 +348,11 @@ def format_of(spec: FileSink, where: str) -> FileFormat[Any]:
     if spec.format == "csv":
         return Csv(spec.columns)
     if spec.format == "avro":
-        try:
-            from millstream_writer.sinks.file.avro import Avro
-        except ImportError as error:
-            raise UserError(
-                codes.EXTRA_NEEDED,
-                f"{where}: Avro needs fastavro, which is not installed ({error}): pip install 'millstream[objects]'",
-            ) from error
+        from millstream_writer.sinks.file.avro import Avro
+
         return Avro(spec.columns)
-    try:
-        from millstream_writer.sinks.file.parquet import Parquet
-    except ImportError as error:
-        raise UserError(
-            codes.EXTRA_NEEDED,
-            f"{where}: Parquet needs Arrow, which is not installed ({error}): pip install 'millstream[arrow]'",
-        ) from error
+    from millstream_writer.sinks.file.parquet import Parquet
+
     return Parquet(spec.columns)
 
 
@@ -414,7 +404,7 @@ async def open_file_sink(
     directory = LaneDirectory(base_dir / spec.path, owner)
     lane: FileSinkLane | None = None
     try:
-        file_format = await loop.run_in_executor(worker, format_of, spec, owner.where)
+        file_format = await loop.run_in_executor(worker, format_of, spec)
         await loop.run_in_executor(worker, directory.open)
         finished = None
         if trust_names:

@@ -47,7 +47,7 @@ async def open_object_sink(spec: FileSink, owner: SinkOwner) -> AsyncIterator[Si
     loop = asyncio.get_running_loop()
     bucket = LaneBucket(spec.path, spec.store or ObjectStore(), _layout(spec), bool(spec.partition_by), owner)
     try:
-        file_format = await loop.run_in_executor(worker, format_of, spec, owner.where)
+        file_format = await loop.run_in_executor(worker, format_of, spec)
         kept = await loop.run_in_executor(finisher, bucket.look)
         if kept is not None:
             await check_kept(owner, kept, bucket.target, bucket.remedy, ours=False)

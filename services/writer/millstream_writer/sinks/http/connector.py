@@ -12,7 +12,7 @@ from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.values import PositiveCount, Quantity, SpecModel, Text
 from millstream.web.settings import HTTP as SCHEMES
-from millstream.web.settings import WebServer, server_findings, server_notes, url_check
+from millstream.web.settings import WebServer, server_notes, url_check
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
@@ -66,9 +66,6 @@ class _Http(SinkConnector[HttpSink]):
 
         found = await unreachable(settings, place.base_dir)
         return (Finding(found[0], (*place.path, "url"), *found[1:]),) if found is not None else ()
-
-    def local_findings(self, settings: HttpSink, place: Place) -> Iterator[Finding]:
-        yield from server_findings(settings, place.path)
 
     def notes(self, settings: HttpSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

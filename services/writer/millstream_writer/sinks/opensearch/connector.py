@@ -13,7 +13,7 @@ from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.values import Quantity, ShapeProblem, Text, problem
-from millstream.web.settings import HTTP, WebServer, server_findings, server_notes, url_check
+from millstream.web.settings import HTTP, WebServer, server_notes, url_check
 from millstream_writer.connector import SinkConnector, SinkOwner
 from millstream_writer.sinks.tables.settings import DeleteWhen
 
@@ -95,9 +95,6 @@ class _OpenSearch(SinkConnector[OpenSearchSink]):
 
         await look(settings, place.base_dir)
         return ()
-
-    def local_findings(self, settings: OpenSearchSink, place: Place) -> Iterator[Finding]:
-        yield from server_findings(settings, place.path)
 
     def notes(self, settings: OpenSearchSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

@@ -1,0 +1,43 @@
+"""What a source, a sink or a format needs to have installed, and what of that is missing.
+
+Above it: checks, and whatever opens sources and sinks. Below it: the models, each of which knows what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+
+from millstream.spec.model import Needed, SpecModel
+from millstream.spec.registry import Choice
+
+
+def needed_by(value: object, loc: tuple[str | int, ...] = ()) -> Iterator[Needed]:
+    """The modules that a model and the models within it need, each with its place. `loc`: the place of the model."""
+    if isinstance(value, Choice) and loc:
+        # A source or sink within another, such as a fallback, is opened by itself.
+        return
+    if isinstance(value, SpecModel):
+        yield from (one._replace(loc=(*loc, *one.loc)) for one in value.needs())
+        members: Iterable[tuple[str | int, object]] = value.members()
+    elif isinstance(value, Mapping):
+        members = value.items()
+    elif isinstance(value, tuple):
+        members = enumerate(value)
+    else:
+        return
+    for name, member in members:
+        yield from needed_by(member, (*loc, name))
+
+
+def not_installed(needed: Iterable[Needed]) -> Iterator[Needed]:
+    """Those of them that this machine does not have."""
+    return (one for one in needed if _is_missing(one.module))
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return find_spec(module) is None
+    except ModuleNotFoundError:
+        # Of the package that it is in.
+        return True
