@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millstream import codes
+from millstream.spec.access_keys import access_key_problems
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.values import Needed, ShapeProblem, SpecModel, Text
 
@@ -31,11 +31,5 @@ class AwsService(SpecModel):
         yield Needed("botocore", "millstream[aws]")
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Rejects an access key without its secret and the reverse, and a token without both."""
-        if (self.access_key is None) != (self.secret_key is None):
-            absent = "accessKey" if self.access_key is None else "secretKey"
-            what = "`accessKey` and `secretKey` belong together"
-            yield ShapeProblem(codes.FIELD_MISSING, (absent,), what, "both, or none for those of the environment")
-        elif self.session_token is not None and self.access_key is None:
-            what = "`sessionToken` has no effect without `accessKey`"
-            yield ShapeProblem(codes.FIELDS_CONFLICT, ("sessionToken",), what, "all three, or none")
+        """Rejects incomplete credentials."""
+        yield from access_key_problems(self.access_key, self.secret_key, self.session_token)

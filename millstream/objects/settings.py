@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 from millstream import codes
+from millstream.spec.access_keys import access_key_problems
 from millstream.spec.addresses import SERVER_CHECK, without_secrets
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference, missing, secret_in_file
@@ -98,11 +99,8 @@ class ObjectStore(SpecModel):
     """Longest time for one request. After it, the request is repeated. Duration, default 30s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Rejects an access key without its secret and the reverse, and two kinds of credentials for Azure."""
-        if (self.access_key is None) != (self.secret_key is None):
-            absent = "accessKey" if self.access_key is None else "secretKey"
-            what = "`accessKey` and `secretKey` belong together"
-            yield ShapeProblem(codes.FIELD_MISSING, (absent,), what, "both, or none for those of the environment")
+        """Rejects incomplete credentials for S3, and two kinds of them for Azure."""
+        yield from access_key_problems(self.access_key, self.secret_key, self.session_token)
         if self.account_key is not None and self.sas_token is not None:
             what = "a store is reached with a key or with a signature"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("sasToken",), what, "either `accountKey` or `sasToken`")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from millstream import codes
+from millstream.spec.access_keys import access_key_problems
 from millstream.spec.addresses import SERVER_CHECK, address_check
 from millstream.spec.problems import Path
 from millstream.spec.references import TextOrReference, secret_in_file
@@ -49,11 +49,8 @@ class SqsQueue(SpecModel):
     """Longest time to wait for an answer. After it, the request is repeated. Duration, default 10s."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Rejects an access key without its secret and the reverse, and an `endpoint` that is not an address."""
-        if (self.access_key is None) != (self.secret_key is None):
-            absent = "accessKey" if self.access_key is None else "secretKey"
-            what = "`accessKey` and `secretKey` belong together"
-            yield ShapeProblem(codes.FIELD_MISSING, (absent,), what, "both, or none for those of the environment")
+        """Rejects incomplete credentials."""
+        yield from access_key_problems(self.access_key, self.secret_key, self.session_token)
 
     @property
     def fifo(self) -> bool:

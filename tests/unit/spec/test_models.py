@@ -175,6 +175,31 @@ def test_no_field_takes_a_text_or_a_number_for_true() -> None:
     assert lax == set()
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"accessKey": "a"}, "`accessKey` and `secretKey` belong together"),
+        ({"secretKey": {"env": "S"}}, "`accessKey` and `secretKey` belong together"),
+        ({"sessionToken": {"env": "T"}}, "`sessionToken` has no effect without `accessKey`"),
+        ({"accessKey": "a", "secretKey": {"env": "S"}, "sessionToken": {"env": "T"}}, ""),
+        ({}, ""),
+    ],
+)
+def test_credentials_of_aws_are_whole_wherever_they_are_given(given: dict[str, Any], problem: str) -> None:
+    schema()  # imports every connector
+    required = {"queueUrl": "https://sqs.eu-west-1.amazonaws.com/1/q", "region": "eu-west-1", "service": "es"}
+    models = [model for model in _models(SpecModel) if "access_key" in model.model_fields]
+    assert {model.__name__ for model in models} >= {"AwsService", "ObjectStore", "SqsQueue", "SqsSource"}
+    for model in models:
+        named = {field.alias for field in model.model_fields.values()}
+        written = {name: value for name, value in required.items() if name in named} | given
+        if problem:
+            with pytest.raises(ValidationError, match=problem):
+                model.model_validate(written)
+        else:
+            model.model_validate(written)
+
+
 def _models(base: type[SpecModel]) -> Iterator[type[SpecModel]]:
     for model in base.__subclasses__():
         yield model
