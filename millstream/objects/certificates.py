@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 
 _DISTRUST = re.compile(
-    r"InvalidCertificate\(\s*(\w+)|invalid peer certificate:?\s+(.{1,100})|OpenSSL verify result: ([\w ,/-]{1,100})"
+    r"InvalidCertificate\(\s*(\w+)|invalid peer certificate:?\s+(.{1,100})|OpenSSL verify result: ([\w ,/-]{1,100})|"
+    # pyarrow 20 says only this much.
+    r"curlCode: 60, ([\w ,/-]{1,100})"
 )
 
 

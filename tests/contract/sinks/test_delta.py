@@ -475,7 +475,7 @@ async def test_the_page_shows_what_works(bucket: Bucket, tmp_path: Path, monkeyp
     blocks = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "sink:" in block]
     assert blocks
     for block in blocks:
-        sink = dict(YAML(typ="safe").load(block)[0]["sink"])
+        sink = dict(YAML(typ="safe", pure=True).load(block)[0]["sink"])
         del sink["guarantee"]
         async with opened(FallbackSink.model_validate(sink)) as lane:
             await lane.write([sink_frame([b'{"id": 1, "total": 2.5}'], 1)], Position(1))

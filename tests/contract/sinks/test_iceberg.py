@@ -548,7 +548,7 @@ async def test_the_page_shows_what_works(
         # A bucket of the catalog server holds nothing else.
         lake = tables if "rest:" in whole else objects.bucket()
         block = whole.replace("s3://lake", lake.url().rstrip("/"))
-        sink = dict(YAML(typ="safe").load(block)[0]["sink"])
+        sink = dict(YAML(typ="safe", pure=True).load(block)[0]["sink"])
         del sink["guarantee"]
         async with opened(FallbackSink.model_validate(sink)) as lane:
             await lane.write([sink_frame([b'{"id": 1, "total": 2.5}'], 1)], Position(1))

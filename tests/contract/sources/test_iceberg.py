@@ -242,7 +242,7 @@ async def test_the_page_shows_what_works(
     blocks = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "source:" in block]
     assert blocks
     for block in blocks:
-        settings = dict(YAML(typ="safe").load(block)[0]["source"])
+        settings = dict(YAML(typ="safe", pure=True).load(block)[0]["source"])
         async with open_lane(settings) as lane:
             (record,) = await read_until(lane, lambda records: len(records) == 1)
         assert record.event_time_us == moment.timestamp() * 1_000_000

@@ -286,6 +286,6 @@ async def test_the_page_shows_what_works(s3: Bucket, monkeypatch: pytest.MonkeyP
     s3.put("orders/2024/a.jsonl.gz", gzip.compress(lines(0)))
     assert blocks
     for block in blocks:
-        source = dict(YAML(typ="safe").load(block)[0]["source"])
+        source = dict(YAML(typ="safe", pure=True).load(block)[0]["source"])
         async with open_lane(source) as lane:
             assert numbers(values(await read_until(lane, lambda records: len(records) == ROWS))) == [*range(ROWS)]
