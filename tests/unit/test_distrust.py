@@ -4,7 +4,6 @@ import pytest
 
 from millstream.objects.certificates import distrust
 
-
 _HEAD = "AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode:"
 
 
