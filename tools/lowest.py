@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = REPOSITORY / ".venv-lowest"
@@ -52,6 +54,19 @@ def _of_tests() -> list[str]:
     return [str(one) if one.name in ours else locked[one.name] for one in wanted]
 
 
+def _higher(wanted: Path) -> Iterator[str]:
+    """What is declared with a lower version than is installed, because something else needs more."""
+    lines = [line for line in wanted.read_text(encoding="utf-8").splitlines() if "==" in line]
+    installed = {canonicalize_name(Requirement(line).name): Version(line.partition("==")[2]) for line in lines}
+    for name in OURS:
+        for line in dict.fromkeys(_declared(tomllib.loads((REPOSITORY / name).read_text(encoding="utf-8"))["project"])):
+            declared = Requirement(line)
+            version = installed.get(canonicalize_name(declared.name))
+            lowest = [Version(one.version) for one in declared.specifier if one.operator == ">="]
+            if version is not None and lowest and version > lowest[0]:
+                yield f"{name}: {line} is tested with {version}"
+
+
 def _declared(project: Mapping[str, Any]) -> Iterator[str]:
     yield from project["dependencies"]
     for extra in project["optional-dependencies"].values():
@@ -62,7 +77,8 @@ def _resolve(tests: Path, wanted: Path) -> None:
     """What the two distributions and all of their extras say they need, at its lowest, beside what tests need."""
     _uv(
         *("pip", "compile", "--quiet", "--resolution", "lowest-direct", "--python-version", "3.11", "--all-extras"),
-        *("--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"),
+        # Otherwise the versions of the last time stay.
+        *("--upgrade", "--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"),
         *("--no-emit-package", "millstream-udf", "--output-file", str(wanted), *OURS, str(tests)),
     )
 
@@ -71,6 +87,7 @@ def main(arguments: Sequence[str]) -> int:
     tests, wanted = REPOSITORY / ".venv-lowest.in", REPOSITORY / ".venv-lowest.txt"
     tests.write_text("\n".join(_of_tests()) + "\n", encoding="utf-8")
     _resolve(tests, wanted)
+    print(*_higher(wanted), sep="\n", flush=True)
     _uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, str(ENVIRONMENT))
     python = str(ENVIRONMENT / "bin" / "python")
     # A test builds wheels, and an environment that uv makes has no pip.
