@@ -71,7 +71,8 @@ async def test_what_is_not_committed_is_given_back(pubsub: PubsubServer) -> None
     async with open_lane(spec(pubsub, queue, ackDeadline="10m")) as lane:
         await read_all(lane, 20, commit=False)
         assert pubsub.left(queue) == 0
-    assert pubsub.left(queue) == 20
+    # A pull that was on its way when the lane closed may take them once more, for the lease of the subscription.
+    pubsub.until_left(queue, 20)
 
 
 @pytest.mark.guarantee("I4")
