@@ -35,7 +35,7 @@ OF_THE_GENERATOR = "tests/unit/test_style.py::test_the_wire_modules_are_what_the
 """Needs the generator of the type stubs, which is not installed here."""
 
 QUIET = ("-W", "ignore:Package google.api_core depends on grpcio:FutureWarning")
-"""The newest one warns of every grpcio that is older than its taste, and tests take warnings for errors."""
+"""The newest google-api-core warns of a grpcio below 1.83, and tests treat warnings as errors."""
 
 
 def _uv(*arguments: str) -> None:
