@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,33 +44,44 @@ def _uv(*arguments: str) -> None:
 
 def _of_tests() -> list[str]:
     """What only tests need: the groups of developers, with the versions of the lock."""
-    projects = [tomllib.loads((REPOSITORY / name).read_text(encoding="utf-8")) for name in OURS]
-    ours = {Requirement(line).name for project in projects for line in _declared(project["project"])}
-    groups = projects[0]["dependency-groups"].values()
-    of_groups = [Requirement(item) for group in groups for item in group if isinstance(item, str)]
-    lines = [line.rstrip(" \\") for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line]
-    locked = {Requirement(line).name: line for line in lines}
-    wanted = [one for one in of_groups if not _STUBS.search(one.name)]
-    return [str(one) if one.name in ours else locked[one.name] for one in wanted]
+    ours = {canonicalize_name(declared.name) for _, declared in _declared()}
+    locked = _pinned(LOCK)
+    wanted = []
+    for group in _project(OURS[0])["dependency-groups"].values():
+        for one in (Requirement(item) for item in group if isinstance(item, str)):
+            name = canonicalize_name(one.name)
+            if not _STUBS.search(name):
+                wanted.append(str(one) if name in ours else f"{name}=={locked[name]}")
+    return wanted
 
 
 def _higher(wanted: Path) -> Iterator[str]:
     """What is declared with a lower version than is installed, because something else needs more."""
-    lines = [line for line in wanted.read_text(encoding="utf-8").splitlines() if "==" in line]
-    installed = {canonicalize_name(Requirement(line).name): Version(line.partition("==")[2]) for line in lines}
+    installed = _pinned(wanted)
+    for name, declared in _declared():
+        version = installed.get(canonicalize_name(declared.name))
+        lowest = [Version(one.version) for one in declared.specifier if one.operator == ">="]
+        if version is not None and lowest and version > lowest[0]:
+            yield f"{name}: {declared} is tested with {version}"
+
+
+def _declared() -> Iterator[tuple[str, Requirement]]:
+    """What the two distributions and their extras need, each with the file that says so."""
     for name in OURS:
-        for line in dict.fromkeys(_declared(tomllib.loads((REPOSITORY / name).read_text(encoding="utf-8"))["project"])):
-            declared = Requirement(line)
-            version = installed.get(canonicalize_name(declared.name))
-            lowest = [Version(one.version) for one in declared.specifier if one.operator == ">="]
-            if version is not None and lowest and version > lowest[0]:
-                yield f"{name}: {line} is tested with {version}"
+        project = _project(name)["project"]
+        for items in (project["dependencies"], *project["optional-dependencies"].values()):
+            yield from ((name, Requirement(item)) for item in items)
 
 
-def _declared(project: Mapping[str, Any]) -> Iterator[str]:
-    yield from project["dependencies"]
-    for extra in project["optional-dependencies"].values():
-        yield from extra
+def _project(name: str) -> dict[str, Any]:
+    return tomllib.loads((REPOSITORY / name).read_text(encoding="utf-8"))
+
+
+def _pinned(file: Path) -> dict[str, Version]:
+    """The versions that a file of requirements names."""
+    lines = [line.rstrip(" \\") for line in file.read_text(encoding="utf-8").splitlines() if "==" in line]
+    pins = [Requirement(line) for line in lines]
+    return {canonicalize_name(pin.name): Version(next(iter(pin.specifier)).version) for pin in pins}
 
 
 def _resolve(tests: Path, wanted: Path) -> None:
@@ -87,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     tests, wanted = REPOSITORY / ".venv-lowest.in", REPOSITORY / ".venv-lowest.txt"
     tests.write_text("\n".join(_of_tests()) + "\n", encoding="utf-8")
     _resolve(tests, wanted)
-    print(*_higher(wanted), sep="\n", flush=True)
+    print(*dict.fromkeys(_higher(wanted)), sep="\n", flush=True)
     _uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, str(ENVIRONMENT))
     python = str(ENVIRONMENT / "bin" / "python")
     # A test builds wheels, and an environment that uv makes has no pip.

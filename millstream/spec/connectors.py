@@ -109,15 +109,15 @@ class Connector(Generic[S]):
     packages: ClassVar[Mapping[str, str]] = {}
     """Modules that it imports when it is opened and that may be missing, each with the argument of `pip install`."""
 
-    def needs(self) -> Iterator[Needed]:
-        """The same, whatever the settings are. What these need is said by them (`SpecModel.needs`)."""
-        yield from (Needed(module, package) for module, package in self.packages.items())
-
     encoded = False
     """Whether values may be bytes in another encoding, which `format` can name."""
 
     keys_encoded = False
     """Whether keys may be such bytes, too, so that `keyFormat` can name their encoding."""
+
+    def needs(self, *loc: str) -> Iterator[Needed]:
+        """The same, at this place. What only some settings need, these say themselves (`SpecModel.needs`)."""
+        yield from (Needed(module, package, loc) for module, package in self.packages.items())
 
     def unencoded(self, settings: S) -> str | None:
         """The required settings, if these settings prevent a `format`; None if they do not."""

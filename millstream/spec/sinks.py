@@ -50,7 +50,7 @@ class FallbackSink(Choice):
     `subject` is `<topic>-key`. Default: keys stay as they are."""
 
     def needs(self) -> Iterator[Needed]:
-        yield from (one._replace(loc=(self.key,)) for one in self.connector.needs())
+        yield from self.connector.needs(self.key)
 
     def formats(self) -> Iterator[tuple[str, SinkFormat]]:
         """The encodings outside, by the names of their fields."""

@@ -54,7 +54,7 @@ class Source(Choice):
         yield from self.promise().demand_problems(self.guarantee, ("guarantee",), holding)
 
     def needs(self) -> Iterator[Needed]:
-        yield from (one._replace(loc=(self.key,)) for one in self.connector.needs())
+        yield from self.connector.needs(self.key)
 
     def formats(self) -> Iterator[tuple[str, Format]]:
         """The encodings outside, by the names of their fields."""
