@@ -164,10 +164,12 @@ class Session:
         for strike in strikes(self._plan.seed, self._plan.kinds, roles):
             if not strike.into_recovery:
                 await self._until_back()
-            await self._runner.wait_over(self._left_s(strike.wait_s))
-            # A run that has processed everything has nothing left that a fault could harm.
+            left_s = max(0.0, self._until_s - time.monotonic())
+            await self._runner.wait_over(min(strike.wait_s, left_s))
+            # A run that has processed everything has nothing left that a fault could harm. Whether there is time left
+            # is decided before the pause: timers of the event loop may fire a little early.
             ended = self._over or self._board.ended(all_lanes(self._graph))
-            if ended or done == self._plan.strikes_max or self._left_s(1.0) <= 0:
+            if ended or done == self._plan.strikes_max or strike.wait_s >= left_s:
                 break
             if await self._strike(strike):
                 done += 1
@@ -295,10 +297,6 @@ class Session:
     @property
     def _over(self) -> bool:
         return self._runner.over
-
-    def _left_s(self, wanted_s: float) -> float:
-        """The part of a pause for which there is time left."""
-        return max(0.0, min(wanted_s, self._until_s - time.monotonic()))
 
 
 def roles_of(graph: Graph) -> tuple[Role, ...]:
