@@ -52,6 +52,10 @@ class Seen:
     """The most of each process, bytes."""
     pss_all: int = 0
     """The most of all together."""
+    pss_then: dict[str, int] = field(default_factory=dict)
+    """What each process had at that moment."""
+    highest_s: float = 0.0
+    """That moment, seconds from the start."""
     processes: int = 0
     """The most at a time."""
     ran: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -66,7 +70,7 @@ class Seen:
         every = [psutil.Process(runner), *psutil.Process(runner).children(recursive=True)]
         names = {one.process.pid: one.name for one in found}
         self.processes = max(self.processes, len(every))
-        pss_all = 0
+        pss_all, now = 0, dict[str, int]()
         for process in every:
             with suppress(psutil.Error, OSError):
                 times = process.cpu_times()
@@ -75,8 +79,10 @@ class Seen:
                 if memory:
                     pss = _pss(process.pid)
                     pss_all += pss
+                    now[name] = now.get(name, 0) + pss
                     self.pss[name] = max(pss, self.pss.get(name, 0))
-        self.pss_all = max(self.pss_all, pss_all)
+        if memory and pss_all > self.pss_all:
+            self.pss_all, self.pss_then, self.highest_s = pss_all, now, at_s
         with suppress(OSError, ValueError, KeyError):
             for one in json.loads((data / "status.json").read_text())["vertices"]:
                 name, count = one["vertex"], one["records"]
@@ -127,6 +133,8 @@ def run(directory: Path, workers: int | None) -> dict[str, Any]:
         "pss MiB": seen.pss_all / MIB,
         "of process": dict(sorted(of_process.items())),
         "pss of process": {name: pss / MIB for name, pss in sorted(seen.pss.items())},
+        "highest s": seen.highest_s,
+        "pss of process then": {name: pss / MIB for name, pss in sorted(seen.pss_then.items())},
         "ran": seen.ran,
         "hand-overs": seen.hand_overs,
     }
@@ -136,10 +144,11 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     """The same, for people."""
     yield (
         f"{found['wall s']:.1f} s, {found['processor s']:.1f} processor s, at most {found['processes']} processes and "
-        f"{found['pss MiB']:,.0f} MiB"
+        f"{found['pss MiB']:,.0f} MiB, {found['highest s']:.1f} s after the start. Each process: its own most, and then"
     )
     for name, seconds in found["of process"].items():
-        yield f"  {seconds:6.2f} processor s {found['pss of process'].get(name, 0.0):7.0f} MiB  {name}"
+        then = found["pss of process then"].get(name, 0.0)
+        yield f"  {seconds:6.2f} processor s {found['pss of process'].get(name, 0.0):7.0f} MiB {then:7.0f} MiB  {name}"
     for name, (first, last) in sorted(found["ran"].items(), key=lambda one: one[1]):
         yield f"  {name:<12} from {first:5.1f} s to {last:5.1f} s"
     for name, counts in sorted(found["hand-overs"].items()):

@@ -23,6 +23,8 @@ _VERTEX = [
     "--extra",
     "nkeys",
     "--extra",
+    "zstd",
+    "--extra",
     "objects",
     "--extra",
     "redis",

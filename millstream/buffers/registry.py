@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from millstream import codes
 from millstream.errors import UserError
 from millstream.nearest import did_you_mean
-from millstream.spec.buffers import BUILT_IN, GROUP, known
+from millstream.spec.buffers import BUILT_IN, GROUP, known, with_technology
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
 
@@ -51,6 +51,7 @@ def technology_of(pipeline: Pipeline) -> Technology:
 
 def over(loaded: Loaded, key: str) -> Loaded:
     """The same pipeline with the technology of that key. Raises `UserError` if there is none."""
-    spec = loaded.pipeline.spec.model_copy(update={"inter_step_buffer": {technology(key).key: {}}})
+    written = with_technology(loaded.pipeline.spec.inter_step_buffer, technology(key).key)
+    spec = loaded.pipeline.spec.model_copy(update={"inter_step_buffer": written})
     pipeline = loaded.pipeline.model_copy(update={"spec": spec})
     return replace(loaded, pipeline=pipeline, graph=Graph.of(pipeline))

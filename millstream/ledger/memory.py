@@ -227,6 +227,10 @@ class MemoryLedger:
     def packs(self) -> bool:
         return True
 
+    @property
+    def compresses(self) -> bool:
+        return True
+
     def statistics(self) -> LedgerStatistics:
         return self._statistics
 

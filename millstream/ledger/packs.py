@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from google.protobuf.message import DecodeError
 
 from millstream import codes
 from millstream.errors import DamageError
 from millstream.frame import Frame
+from millstream.ledger.compression import decompressed
 from millstream.wire.ledger.v1 import pack_pb2
 from millstream_udf.fields import field, repeated
 
@@ -50,12 +51,14 @@ class Pack:
 
 
 def is_pack(data: bytes) -> bool:
-    """Whether these bytes were stored for a pack."""
+    """Whether these bytes are a pack, not compressed."""
     return data[:1] == _FIRST_BYTE
 
 
 def frames_in(data: bytes) -> list[Frame]:
-    """The frames that were stored: one, or those of a pack. Raises `DamageError` for bytes that are neither."""
+    """The frames that were stored: one, or those of a pack. Raises `DamageError` for bytes that are neither, and
+    `UserError` if a package is missing that decompresses them."""
+    data = decompressed(data)
     if not is_pack(data):
         return [Frame.decode(data)]
     if parts := repeated(data, _NUMBER):
@@ -70,9 +73,13 @@ def frames_in(data: bytes) -> list[Frame]:
 
 
 def shares_of(frames: Sequence[Frame], stored: int) -> list[int]:
-    """How the bytes of a stored frame are divided among the frames in it: the last one has what is left."""
-    shares = [frame.size for frame in frames[:-1]]
-    return [*shares, stored - sum(shares)]
+    """How the bytes of a stored frame are divided among the frames in it: each has those of its columns, and the last
+    one what is left; if they were compressed, each has its part of them."""
+    sizes = [frame.size for frame in frames]
+    if (total := sum(sizes)) <= stored:
+        return [*sizes[:-1], stored - sum(sizes[:-1])]
+    ends = [stored * end // total for end in accumulate(sizes)]
+    return [end - start for start, end in pairwise((0, *ends))]
 
 
 def finished_bytes(frames: Sequence[Frame], stored: int, records: int) -> int:

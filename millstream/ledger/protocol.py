@@ -200,6 +200,10 @@ class Ledger(Protocol):
     def packs(self) -> bool:
         """Whether the frames of a commit to one buffer are to be stored as one (`millstream.ledger.packs`)."""
 
+    @property
+    def compresses(self) -> bool:
+        """Whether stored frames may be compressed (`millstream.ledger.compression`)."""
+
     def statistics(self) -> LedgerStatistics: ...
 
     async def mark(self, lane: LaneId) -> StoredMark | None:

@@ -1,9 +1,10 @@
-"""The technology that keeps a pipeline's records between its steps. Owns the names in `spec.interStepBuffer`.
+"""What keeps a pipeline's records between its steps. Owns the names in `spec.interStepBuffer`.
 
 Above it: the spec, and the registry that opens the technologies.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Any
 
 from millstream import codes
@@ -16,6 +17,19 @@ DEFAULT = "jetstream"
 GROUP = "millstream.buffers"
 """Entry points of other technologies."""
 
+COMPRESSION = "compression"
+"""The key beside that of the technology."""
+_TYPE = "type"
+
+
+class Compression(StrEnum):
+    """How stored frames are compressed. Numaflow has the same names, in capitals."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+    GZIP = "gzip"
+
 
 def known() -> list[str]:
     """The name of each technology."""
@@ -24,17 +38,52 @@ def known() -> list[str]:
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
-def _one_known(written: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked(written: Mapping[str, Any]) -> Mapping[str, Any]:
     listed = ", ".join(f"`{key}: {{}}`" for key in known())
-    if len(written) != 1:
-        raise problem(codes.FIELDS_CONFLICT, f"`interStepBuffer` names {len(written)} technologies", f"one of {listed}")
-    key = next(iter(written))
-    if key not in known():
-        raise problem(codes.NOT_ALLOWED, f"there is no buffer technology `{key}`", one_of(key, known()))
-    if key in BUILT_IN and written[key]:
-        raise problem(codes.UNKNOWN_FIELD, f"`{key}` has no settings here", f"`{key}: {{}}`")
+    technologies = [key for key in written if key != COMPRESSION]
+    if len(technologies) > 1 or not written:
+        what = f"`interStepBuffer` names {len(technologies)} technologies"
+        raise problem(codes.FIELDS_CONFLICT, what, f"one of {listed}")
+    for key in technologies:
+        if key not in known():
+            raise problem(
+                codes.NOT_ALLOWED, f"there is no buffer technology `{key}`", one_of(key, (*known(), COMPRESSION))
+            )
+        if key in BUILT_IN and written[key]:
+            raise problem(codes.UNKNOWN_FIELD, f"`{key}` has no settings here", f"`{key}: {{}}`")
+    if COMPRESSION in written:
+        return {**written, COMPRESSION: {_TYPE: _compression_type(written[COMPRESSION])}}
     return written
 
 
-InterStepBuffer = Annotated[Mapping[str, Mapping[str, str]], After(_one_known)]
-"""One technology, with its settings."""
+def _compression_type(written: Mapping[str, str]) -> str:
+    """The name of a compression, in small letters."""
+    if list(written) != [_TYPE]:
+        raise problem(codes.UNKNOWN_FIELD, f"`{COMPRESSION}` has one field, `{_TYPE}`", f"`{{{_TYPE}: lz4}}`")
+    name = written[_TYPE].lower()
+    if name not in list(Compression):
+        raise problem(codes.NOT_ALLOWED, f"there is no compression `{written[_TYPE]}`", one_of(name, list(Compression)))
+    return name
+
+
+def technology_in(written: Mapping[str, Any] | None) -> str:
+    """The name of the technology in a valid `interStepBuffer`."""
+    return next((key for key in written or () if key != COMPRESSION), DEFAULT)
+
+
+def compression_in(written: Mapping[str, Any] | None) -> Compression:
+    """The compression in a valid `interStepBuffer`. By default LZ4: it takes less time than it saves in the broker,
+    and what does not get smaller is stored as it is."""
+    if written is None or COMPRESSION not in written:
+        return Compression.LZ4
+    return Compression(written[COMPRESSION][_TYPE])
+
+
+def with_technology(written: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
+    """The same with another technology."""
+    kept = {name: value for name, value in (written or {}).items() if name == COMPRESSION}
+    return {key: {}, **kept}
+
+
+InterStepBuffer = Annotated[Mapping[str, Mapping[str, str]], After(_checked)]
+"""At most one technology, with its settings, and `compression`."""

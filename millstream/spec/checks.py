@@ -7,7 +7,7 @@ import ast
 import os
 import shutil
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path as FilePath
@@ -21,13 +21,15 @@ from millstream.spec.models import Program
 from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.problems import Finding, Path, Problem
 from millstream.spec.references import Reference, missing, resolve
-from millstream.spec.values import SpecModel
+from millstream.spec.values import Needed, SpecModel
 
 
 def local_problems(loaded: Loaded | Partial) -> list[Problem]:
     """Everything that this machine lacks for a run of the pipeline, as far as the file can be understood."""
     findings: list[Finding] = []
     taken: dict[Hashable, Path] = {}
+    if isinstance(loaded, Loaded):
+        findings += _needs_findings(loaded.pipeline.spec.needs(), ("spec",))
     if isinstance(loaded, Loaded) and loaded.pipeline.spec.spark is not None:
         findings += _reference_findings(loaded.pipeline.spec.spark, ("spec", "spark"), loaded.base_dir)
     for index, vertex in loaded.sound.items():
@@ -40,14 +42,14 @@ def local_problems(loaded: Loaded | Partial) -> list[Problem]:
         for placed in vertex.ends:
             end = placed.end
             used = Place((*path, vertex.key, *placed.path, end.kind), path, loaded.base_dir, vertex.replicas, taken)
-            findings += _needs_findings(end, used.path[:-1])
+            findings += _needs_findings(needed_by(end), used.path[:-1])
             findings += end.connector.local_findings(end.settings, used)
     problems = [loaded.problem(finding) for finding in findings]
     return sorted(problems, key=lambda problem: (problem.line, problem.column, problem.path))
 
 
-def _needs_findings(end: SpecModel, path: Path) -> Iterator[Finding]:
-    for one in not_installed(needed_by(end)):
+def _needs_findings(needed: Iterable[Needed], path: Path) -> Iterator[Finding]:
+    for one in not_installed(needed):
         yield Finding(codes.EXTRA_NEEDED, (*path, *one.loc), f"`{one.loc[-1]}` {one.what}", one.remedy)
 
 

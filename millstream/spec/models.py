@@ -12,7 +12,7 @@ from millstream import codes
 from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
 from millstream.plurals import counted
 from millstream.spec import numaflow
-from millstream.spec.buffers import DEFAULT, InterStepBuffer
+from millstream.spec.buffers import Compression, InterStepBuffer, compression_in, technology_in
 from millstream.spec.edge_names import default_edge_name
 from millstream.spec.kinds import KINDS, PlacedEnd, PlacedProgram, VertexKind, VertexUse
 from millstream.spec.logging import Logging
@@ -44,6 +44,7 @@ from millstream.spec.values import (
     EdgeName,
     Flag,
     Name,
+    Needed,
     PositiveCount,
     PositiveDuration,
     Quantity,
@@ -331,7 +332,9 @@ class PipelineSpec(SpecModel):
     watermark: Watermark = Watermark()
     """How event time advances."""
     inter_step_buffer: InterStepBuffer | None = None
-    """The technology of the buffers between vertices: `jetstream: {}` (the default) or `redis: {}`."""
+    """The technology of the buffers between vertices, `jetstream: {}` (the default) or `redis: {}`, and how the records
+    in them are compressed: `compression: {type: lz4}` (the default), `zstd`, `gzip` or `none`. Records that hardly get
+    smaller are stored as they are."""
     spark: Spark | None = None
     """The Spark that computes windows. Default: a driver that the pipeline starts on this machine."""
     logging: Logging = Logging()
@@ -340,7 +343,17 @@ class PipelineSpec(SpecModel):
     @property
     def buffer_technology(self) -> str:
         """The name of the buffer technology."""
-        return next(iter(self.inter_step_buffer or {DEFAULT: {}}))
+        return technology_in(self.inter_step_buffer)
+
+    @property
+    def compression(self) -> Compression:
+        """How stored frames are compressed."""
+        return compression_in(self.inter_step_buffer)
+
+    def needs(self) -> Iterator[Needed]:
+        """The package of the compression."""
+        if self.compression is Compression.ZSTD:
+            yield Needed("zstandard", "millstream[zstd]", ("interStepBuffer", "compression", "type"))
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Combinations that cannot work, such as windows without watermarks or a file larger than its buffer."""

@@ -202,6 +202,10 @@ class SimLedger:
     def packs(self) -> bool:
         return self._inner.packs
 
+    @property
+    def compresses(self) -> bool:
+        return self._inner.compresses
+
     def statistics(self) -> LedgerStatistics:
         return self._inner.statistics()
 

@@ -52,6 +52,7 @@ from millstream.buffers.jetstream.stream_config import (
     OWNER_PIPELINE,
     OWNER_VERTEX,
     after_leaving,
+    compresses,
     packs_of,
     sharing_of,
     stream_config,
@@ -113,6 +114,7 @@ class JetStreamLedger:
         server_start: ServerStart,
         sharing: Sharing,
         packs: bool,
+        compressed: bool,
         seen: SeenMarks,
     ) -> None:
         self._connection = connection
@@ -123,6 +125,7 @@ class JetStreamLedger:
         self._statistics = LedgerStatistics()
         self._sharing = sharing
         self._packs = packs
+        self._compressed = compressed
         self._seen = seen
         self._looked: dict[LaneId, int] = {}
         """How often the connection had been lost when the mark of a lane was read."""
@@ -147,6 +150,10 @@ class JetStreamLedger:
     @property
     def packs(self) -> bool:
         return self._packs
+
+    @property
+    def compresses(self) -> bool:
+        return self._compressed
 
     def statistics(self) -> LedgerStatistics:
         return self._statistics
@@ -552,6 +559,7 @@ class JetStreamBroker:
             sharing_of(metadata),
             # A server that accepts only smaller messages still stores each frame.
             packs_of(metadata) and self._connection.client.max_payload >= limits.MESSAGE_BYTES_MAX,
+            compresses(metadata),
             self._seen,
         )
         self._ledgers[vertex] = ledger

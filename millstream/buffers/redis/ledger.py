@@ -67,9 +67,11 @@ from millstream.wire.ledger.v1 import mark_pb2
 
 _log = logging.getLogger(__name__)
 
-LAYOUT, LAYOUT_SHARED = "1", "2"
+LAYOUTS = ("1", "2", "3")
+LAYOUT_NOW = LAYOUTS[-1]
 """The layout defines the keys of a ledger and their contents. In the second layout, edges share copies of their frames,
-which earlier versions would neither write nor find."""
+which earlier versions would neither write nor find. In the third, they may do that, and frames may be compressed, which
+earlier versions cannot read. A ledger keeps the layout with which it was created."""
 _PEEK_FRAMES = 16
 _IDS_PAGE = 16
 """Number of messages of ids in one request; each is well below the size of a frame."""
@@ -86,6 +88,8 @@ class RedisLedger:
         ledger_id: str,
         durability_found: Durability,
         sharing: Sharing,
+        *,
+        compressed: bool,
     ) -> None:
         self._connection = connection
         self._name = f"{pipeline}-{vertex}"
@@ -94,6 +98,7 @@ class RedisLedger:
         self._id = ledger_id
         self._durability = durability_found
         self._sharing = sharing
+        self._compressed = compressed
         self._statistics = LedgerStatistics()
 
     @property
@@ -116,6 +121,10 @@ class RedisLedger:
     def packs(self) -> bool:
         # A script stores several frames as fast as one.
         return False
+
+    @property
+    def compresses(self) -> bool:
+        return self._compressed
 
     def statistics(self) -> LedgerStatistics:
         return self._statistics
@@ -358,7 +367,7 @@ class RedisBroker:
                 [ledger_key(self._pipeline, vertex)],
                 [
                     uuid4().hex,
-                    LAYOUT_SHARED if limits.sharing else LAYOUT,
+                    LAYOUT_NOW,
                     limits.frames_per_buffer_max,
                     limits.bytes_max,
                     limits.sharing.encode() if limits.sharing else "",
@@ -383,17 +392,17 @@ class RedisBroker:
         self._ledgers.clear()
 
     def _opened(self, vertex: str, ledger_id: str, layout: str, found: Durability, sharing: Sharing) -> RedisLedger:
-        if layout not in (LAYOUT, LAYOUT_SHARED):
+        if layout not in LAYOUTS:
             raise InfrastructureError(
                 codes.LEDGER_LAYOUT,
                 f"the ledger of vertex {vertex} at {self._connection.place} has the layout of another version of "
-                f"Millstream (layout {layout}; this one reads {LAYOUT} and {LAYOUT_SHARED}). Continue with that "
+                f"Millstream (layout {layout}; this one reads {LAYOUTS[0]} to {LAYOUT_NOW}). Continue with that "
                 "version, or start the pipeline over",
             )
         known = self._ledgers.get(vertex)
         if known is None or known.ledger_id.partition(" ")[2] != ledger_id:
             known = self._ledgers[vertex] = RedisLedger(
-                self._connection, self._pipeline, vertex, ledger_id, found, sharing
+                *(self._connection, self._pipeline, vertex, ledger_id, found, sharing), compressed=layout == LAYOUT_NOW
             )
         return known
 

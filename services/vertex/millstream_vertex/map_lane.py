@@ -94,7 +94,7 @@ class MapLane:
         # A slow function may take long for a frame. Slices not started when the lane is stopped are left for later.
         while start < records and not self._stopping:
             piece = Slice(read, start, min(records, start + self._slicer.records()))
-            size = read.size * piece.records // records
+            size = read.frame.size * piece.records // records
             tracked = Tracked(piece.records, size)
             await self.core.tracker.begin(tracked, records_max=self._slicer.records_in_flight_max())
             self.core.units.add(work.create_task(self._map_tracked(piece, tracked)))

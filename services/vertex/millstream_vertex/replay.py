@@ -205,7 +205,11 @@ class Replay:
         return LaneCore(
             lane,
             # No bounds: it is not known here what other lanes have consumed. The broker's own bounds apply.
-            Committer(ledger, lane, taken_over, sequences, Router(routes), Backpressure({}), members=members),
+            Committer(
+                *(ledger, lane, taken_over, sequences, Router(routes), Backpressure({})),
+                compression=self._graph.pipeline.spec.compression,
+                members=members,
+            ),
             ot,
             Telemetry(),
             self._clock,

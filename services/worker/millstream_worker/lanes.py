@@ -287,6 +287,7 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
         lane,
         Committer(
             *(ledger, lane, taken_over, sequences, router, shared.backpressure),
+            compression=shared.config.resolved.pipeline.spec.compression,
             never_waits_for=inside,
             members=members_of(shared.whole, lane.vertex),
         ),

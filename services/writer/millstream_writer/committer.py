@@ -24,6 +24,7 @@ from millstream.errors import (
     UserError,
 )
 from millstream.frame import Frame, join_frames
+from millstream.ledger.compression import Compressor
 from millstream.ledger.marks import fenced, lost_mark
 from millstream.ledger.packs import Pack
 from millstream.ledger.protocol import Commit, FrameWrite, Ledger, Receipt, StoredMark, Witness
@@ -37,6 +38,7 @@ from millstream.limits import (
 )
 from millstream.pauses import Pauses
 from millstream.record import BufferId, LaneId, Position
+from millstream.spec.buffers import Compression
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_writer.backpressure import Backpressure
 from millstream_writer.routing import FrameLimits, Router
@@ -178,10 +180,12 @@ class Committer:
         router: Router,
         backpressure: Backpressure,
         *,
+        compression: Compression,
         never_waits_for: Collection[BufferId] = (),
         members: Sequence[Member] = (),
     ) -> None:
         """`sequences`: the last sequence in each buffer of the router, which the ledger reports after the takeover.
+        `compression`: how stored frames are compressed, if all who may read this ledger understand that.
         `never_waits_for`: buffers that this lane writes to even when they are full. A lane that closes a cycle must not
         wait for the buffers inside it, because their readers ultimately wait for this lane. `members`: the vertices of
         a chain after its first one; `router` has the outgoing edges of all of them."""
@@ -192,6 +196,7 @@ class Committer:
         self._router = router
         self._sharing = ledger.sharing
         self._packs = ledger.packs
+        self._compressor = Compressor(compression if ledger.compresses else Compression.NONE)
         stores: defaultdict[BufferId, list[BufferId]] = defaultdict(list)
         for buffer in router.buffers:
             stores[self._sharing.stored(buffer)].append(buffer)
@@ -273,7 +278,7 @@ class Committer:
         pauses, leave_out = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), False
         while True:
             kept = await self._make_room(frames, leave_out=leave_out)
-            writes = [FrameWrite(buffer, frame.encode()) for buffer, frame in kept]
+            writes = [FrameWrite(buffer, self._compressor.stored(frame.encode())) for buffer, frame in kept]
             mark = self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, ended, delivery)
             commit = self._commit_of(writes, mark, ids)
             try:
@@ -297,7 +302,7 @@ class Committer:
         the next owner asks the target, and continues from its answer. Waits and raises as `commit` does."""
         frames = self._joined(units, packs=False)
         kept = await self._make_room(frames, leave_out=False)
-        writes = [FrameWrite(buffer, frame.encode()) for buffer, frame in kept]
+        writes = [FrameWrite(buffer, self._compressor.stored(frame.encode())) for buffer, frame in kept]
         watermark_us = max(watermark_us, self.mark.watermark_us)
         prepared = mark_pb2.Prepared(
             mark=self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, False, delivery),

@@ -19,6 +19,7 @@ from millstream.ledger.witness import from_messages
 from millstream.naming import WITH_VALUES, Naming
 from millstream.record import BufferId, LaneId, Position, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream.spec.buffers import Compression
 from millstream.telemetry import Telemetry
 from millstream.udf.answers import MapAnswer
 from millstream.udf.native.messages import map_answer_of
@@ -165,6 +166,7 @@ class Rig:
         backpressure = backpressure if backpressure is not None else open_backpressure(router.buffers)
         return Committer(
             *(ledger, lane, taken_over, sequences, router, backpressure),
+            compression=Compression.LZ4,
             never_waits_for=never_waits_for,
             members=members,
         )

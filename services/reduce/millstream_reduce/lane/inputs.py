@@ -134,7 +134,7 @@ class ReduceInputs:
         self._news.clear()
 
     async def gather(self, seconds: float, bytes_max: int, due: Callable[[int], bool]) -> None:
-        """Let more frames arrive, for this time, or until this many stored bytes wait to be taken, or until something
+        """Let more frames arrive, for this time, or until this many bytes wait to be taken, or until something
         is `due` at the watermark after those frames; that is checked again after every `wake`."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + seconds
@@ -149,12 +149,12 @@ class ReduceInputs:
                 return
 
     def take(self, bytes_max: int) -> list[Taken]:
-        """Take what has been read: at most this many stored bytes but at least one frame; empty if there is none."""
+        """Take what has been read: at most this many bytes but at least one frame; empty if there is none."""
         frames: list[Taken] = []
         size = 0
-        while self._taken and (not frames or size + self._taken[0].read.size <= bytes_max):
+        while self._taken and (not frames or size + self._taken[0].read.frame.size <= bytes_max):
             frames.append(self._taken.popleft())
-            size += frames[-1].read.size
+            size += frames[-1].read.frame.size
         for taken in frames:
             self._input_of(taken.edge).sequence = taken.read.sequence
         self._bytes -= size
@@ -174,7 +174,7 @@ class ReduceInputs:
             item.waiting_sequence = None
             if self.stopped:
                 break
-            self._bytes += read.size
+            self._bytes += read.frame.size
             item.read_sequence = read.sequence
             self._taken.append(Taken(item.buffer.edge, read))
             self._news.set()

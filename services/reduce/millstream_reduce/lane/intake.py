@@ -23,7 +23,7 @@ from millstream_reduce.queue import Appended, Queue, QueuedFrame
 from millstream_writer.committer import Unit
 
 TAKE_BYTES = 4 * MIB
-"""About how many stored bytes go into one entry of the log."""
+"""About how many bytes of frames go into one entry of the log."""
 GATHER_S = 0.05
 """Time between two entries of the log, unless there is much to write or windows close: a small entry costs as much as a
 large one."""

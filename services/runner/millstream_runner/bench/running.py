@@ -23,6 +23,7 @@ from millstream.errors import InfrastructureError, MillstreamError, RetryLaterEr
 from millstream.files import write_private
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
+from millstream.spec.buffers import Compression
 from millstream.spec.loading import Loaded, load_text
 from millstream.telemetry.metrics import LATENCY
 from millstream.watermark.store import OtStore, OtStores
@@ -47,7 +48,7 @@ kind: Pipeline
 metadata:
   name: bench
 spec:
-  interStepBuffer: {{{ledger}: {{}}}}
+  interStepBuffer: {{{ledger}: {{}}, compression: {{type: {compression}}}}}
   limits: {{bufferMaxLength: {buffer}}}
   vertices:
     - name: in
@@ -106,6 +107,8 @@ class Load:
     """Whether the source and the sink are part of the chain."""
     builtin: bool = False
     """Whether the maps are built-in functions, not Python functions."""
+    compression: Compression = Compression.NONE
+    """The records of a generator get so small that a rate with compression says little about other records."""
     warm_up_s: float = 0.0
     """Latencies of this initial time are left out."""
     warm_up_count: int = 0
@@ -166,6 +169,7 @@ async def measure_map(
         keys=load.keys,
         buffer=BUFFER_RECORDS // load.partitions,
         ledger=ledger,
+        compression=load.compression.value,
     )
     if load.unbuffered:
         pipeline = Pipeline(text, ("in-0",), "in-0", LATENCY, told_through=f"{maps[-1]}-out")

@@ -683,6 +683,12 @@ def _add_bench(commands: Commands) -> None:
         bench.add_argument(
             "--unbuffered", action="store_true", help="source, maps and sink are one chain without a buffer"
         )
+        bench.add_argument(
+            "--compression",
+            choices=("none", "lz4", "zstd", "gzip"),
+            default="none",
+            help="how records are stored (default: none, because these records become far smaller than most others)",
+        )
         bench.add_argument("--builtin", action="store_true", help="use the built-in `cat` for the maps, not Python")
         bench.add_argument(
             "--tls", action="store_true", help="measure again with encrypted connections to the broker, for comparison"

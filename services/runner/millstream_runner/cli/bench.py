@@ -14,6 +14,7 @@ from millstream import codes
 from millstream.buffers.registry import technology
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.spec.buffers import Compression
 from millstream_runner.bench.running import Load, Measured, measure_map
 from millstream_runner.local.formatting import aligned
 
@@ -54,6 +55,7 @@ def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
 def _load(arguments: argparse.Namespace) -> Load:
     _check_positive(arguments, *(("records", "size") if arguments.bench == "map" else ("rate", "seconds", "size")))
     _check_positive(arguments, "chain")
+    compression = Compression(arguments.compression)
     if arguments.bench == "map":
         _check_positive(arguments, "partitions")
         if arguments.unbuffered and arguments.partitions > 1:
@@ -68,6 +70,7 @@ def _load(arguments: argparse.Namespace) -> Load:
             chain=arguments.chain,
             unbuffered=arguments.unbuffered,
             builtin=arguments.builtin,
+            compression=compression,
         )
     records = round(arguments.rate * (arguments.seconds + _WARM_UP_S))
     return Load(
@@ -77,6 +80,7 @@ def _load(arguments: argparse.Namespace) -> Load:
         chain=arguments.chain,
         unbuffered=arguments.unbuffered,
         builtin=arguments.builtin,
+        compression=compression,
         warm_up_s=_WARM_UP_S,
     )
 
@@ -114,6 +118,7 @@ def _result(bench: str, load: Load, measured: Measured, raw_per_s: float) -> dic
         "records_per_s": round(measured.records_per_s),
         "raw_limit_records_per_s": round(raw_per_s),
         "share_of_limit": round(measured.records_per_s / raw_per_s, 4),
+        "compression": load.compression.value,
         "stored_times": 0 if load.unbuffered else 2,
         "function": "builtin" if load.builtin else "python",
         "latency_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
@@ -151,7 +156,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
     keyed = f", {result['keys']:,} keys, {result['partitions']} partitions" if result["keys"] else ""
     maps = f"chain of {result['chain']} maps" if result["chain"] > 1 else "map"
     function = "built-in" if result["function"] == "builtin" else "Python, identity"
-    stored = f"stored {'twice' if result['stored_times'] else 'nowhere'} on their way"
+    compressed = "" if result["compression"] == Compression.NONE else f", compressed with {result['compression']}"
+    stored = f"stored {'twice' if result['stored_times'] else 'nowhere'} on their way{compressed}"
     limit, share = result["raw_limit_records_per_s"], result["share_of_limit"]
     encrypted = [f"with TLS    {line}" for line in _lines(result["tls"])[1:4:2]] if "tls" in result else []
     return [

@@ -36,6 +36,7 @@ def _extras(loaded: Loaded, programs: Sequence[Program]) -> Iterator[str]:
         yield "millstream[arrow]"
     if loaded.pipeline.spec.buffer_technology == "redis":
         yield "millstream[redis]"
+    yield from (one.package for one in loaded.pipeline.spec.needs())
     for vertex in loaded.graph.vertices:
         for placed in vertex.ends:
             yield from (one.package for one in needed_by(placed.end))
