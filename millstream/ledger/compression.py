@@ -37,8 +37,8 @@ class _Codec(NamedTuple):
     """Number of its field in `CompressedFrames`."""
     compress: Callable[[Data], bytes]
     decompress: Callable[[Data, int], bytes]
-    """For the compressed bytes and the size of the result, which is never larger. Raises an error of its library, or
-    `ValueError`."""
+    """For the compressed bytes and the size of the result. What it returns has that size only if they are right, and
+    is at most one byte longer. Raises an error of its library, or `ValueError`."""
 
 
 def _lz4_compressed(data: Data) -> bytes:
@@ -68,7 +68,7 @@ def _zstd_decompressed(data: Data, size: int) -> bytes:
         ) from error
     try:
         with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            return reader.read(size)
+            return reader.read(size + 1)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
 
@@ -78,7 +78,11 @@ def _gzip_compressed(data: Data) -> bytes:
 
 
 def _gzip_decompressed(data: Data, size: int) -> bytes:
-    return zlib.decompressobj(_GZIP_BITS).decompress(data, size)
+    unpacker = zlib.decompressobj(_GZIP_BITS)
+    found = unpacker.decompress(data, size + 1)
+    if not unpacker.eof:
+        raise ValueError("they are not complete, or longer than they say")
+    return found
 
 
 _FIELDS = compressed_pb2.CompressedFrames

@@ -8,10 +8,12 @@ import pytest
 
 from millstream.errors import DamageError
 from millstream.frame import Frame
+from millstream.ledger.compression import decompressed, is_compressed
 from millstream.ledger.frames import decoded
 from millstream.ledger.packs import Pack, finished_bytes, frames_in, is_pack, shares_of
 from millstream.limits import FRAME_RECORDS_MAX, KIB, PACK_RECORDS_MAX
 from millstream.record import BufferId, Position
+from millstream.spec.buffers import Compression
 from millstream_reader.buffer import ReadFrame, open_buffer_reader
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.slicing import FIRST_SLICE_RECORDS
@@ -26,9 +28,10 @@ WIDE = FRAME_RECORDS_MAX // 2 + 1
 """Two frames of so many records are not joined."""
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
+@pytest.fixture(params=[Compression.NONE, Compression.LZ4])
+async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     async with open_rig() as opened:
+        opened.compression = request.param
         yield opened
 
 
@@ -118,8 +121,9 @@ async def test_reading_goes_on_inside_a_pack(rig: Rig, done: int) -> None:
     assert parts[0].first_index == done
     assert [part.last for part in parts] == [*([False] * (2 - before)), True]
     # The bytes of the frames before were counted with these.
-    assert sum(part.size for part in parts) == len(stored.data) - sum(one.size for one in FRAMES[:before])
-    assert finished_bytes(FRAMES, len(stored.data), done) == sum(one.size for one in FRAMES[:before])
+    counted = sum(shares_of(FRAMES, len(stored.data))[:before])
+    assert sum(part.size for part in parts) == len(stored.data) - counted
+    assert finished_bytes(FRAMES, len(stored.data), done) == counted
     (whole,) = await read(rig, start, 1, in_parts=False)
     assert (whole.first_index, whole.frame.values()) == (done, VALUES[done:])
 
@@ -131,7 +135,8 @@ async def test_a_lane_that_stopped_inside_a_pack_goes_on_there(rig: Rig, first: 
     values = [value for one in frames for value in one.values()]
     await rig.feed(*frames, together=True, ended=True)
     stored, *_ = await (await rig.ledger("in")).peek(INPUT, 0, 100)
-    assert is_pack(stored.data)
+    assert is_compressed(stored.data) == (rig.compression is not Compression.NONE)
+    assert is_pack(decompressed(stored.data))
     lanes: list[MapLane] = []
 
     def stops(value: bytes) -> bytes:

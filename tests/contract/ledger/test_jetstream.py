@@ -286,13 +286,19 @@ async def test_a_ledger_of_another_layout_is_left_alone(harness: JetStreamHarnes
     await elsewhere.ledger("v", SMALL)
 
 
-async def test_a_ledger_of_an_earlier_version_stores_no_packs(harness: JetStreamHarness) -> None:
-    assert (await harness.broker.ledger("v", SMALL)).packs
+@pytest.mark.parametrize(("layout", "packs"), [("4", False), ("5", True)])
+async def test_a_ledger_of_an_earlier_version_stores_only_what_that_version_reads(
+    harness: JetStreamHarness, layout: str, packs: bool
+) -> None:
+    made = await harness.broker.ledger("v", SMALL)
+    assert made.packs
+    assert made.compresses
     async with open_connection(harness.server.access) as other:
         config = (await other.api("STREAM.INFO.p-v"))["config"]
-        config["metadata"]["millstream.layout"] = "4"
+        config["metadata"]["millstream.layout"] = layout
         await other.api("STREAM.UPDATE.p-v", config)
-    assert not (await (await harness.other_process()).ledger("v", SMALL)).packs
+    earlier = await (await harness.other_process()).ledger("v", SMALL)
+    assert (earlier.packs, earlier.compresses) == (packs, False)
 
 
 async def test_a_name_that_cannot_be_a_subject_is_refused(harness: JetStreamHarness) -> None:

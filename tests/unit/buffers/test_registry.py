@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from millstream import codes
 from millstream.buffers.registry import over, technology, technology_of
+from millstream.spec.buffers import Compression
+from millstream.spec.checks import local_problems
 from millstream.spec.loading import load
 from millstream.spec.problems import SpecError
 from tests.support.errors import raises
@@ -31,16 +34,65 @@ def written(tmp_path: Path, buffer: str = "") -> Path:
 
 
 @pytest.mark.parametrize(
-    ("buffer", "key"), [("", "jetstream"), ("{jetstream: {}}", "jetstream"), ("{redis: {}}", "redis")]
+    ("buffer", "key"),
+    [
+        ("", "jetstream"),
+        ("{jetstream: {}}", "jetstream"),
+        ("{redis: {}}", "redis"),
+        ("{compression: {type: none}, redis: {}}", "redis"),
+        ("{compression: {type: none}}", "jetstream"),
+    ],
 )
 def test_the_file_says_which(tmp_path: Path, buffer: str, key: str) -> None:
     assert technology_of(load(written(tmp_path, buffer)).pipeline).key == key
 
 
-@pytest.mark.parametrize("buffer", ["{}", "{nothing: {}}", "{redis: {a: b}}", "{redis: {}, jetstream: {}}"])
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        "{}",
+        "{nothing: {}}",
+        "{redis: {a: b}}",
+        "{redis: {}, jetstream: {}}",
+        "{compression: {}}",
+        "{compression: {type: lz5}}",
+        "{compression: {type: lz4, level: 3}}",
+    ],
+)
 def test_one_that_is_not_known_is_a_fault_of_the_file(tmp_path: Path, buffer: str) -> None:
     with pytest.raises(SpecError, match="interStepBuffer"):
         load(written(tmp_path, buffer))
+
+
+@pytest.mark.parametrize(
+    ("buffer", "compression"),
+    [
+        ("", Compression.LZ4),
+        ("{redis: {}}", Compression.LZ4),
+        # As Numaflow has it.
+        ("{compression: {type: ZSTD}}", Compression.ZSTD),
+        ("{jetstream: {}, compression: {type: gzip}}", Compression.GZIP),
+        ("{compression: {type: none}}", Compression.NONE),
+    ],
+)
+def test_the_file_says_how_records_are_compressed(tmp_path: Path, buffer: str, compression: Compression) -> None:
+    loaded = load(written(tmp_path, buffer))
+    assert loaded.pipeline.spec.compression is compression
+    assert over(loaded, "redis").graph.pipeline.spec.compression is compression
+
+
+def test_a_compression_that_is_nearly_one_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"no compression `zst`.*did you mean zstd\?"):
+        load(written(tmp_path, "{compression: {type: zst}}"))
+
+
+@pytest.mark.parametrize(("compression", "told"), [("zstd", True), ("lz4", False)])
+def test_a_package_that_is_missing_for_the_compression_is_named(
+    tmp_path: Path, compression: str, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    problems = local_problems(load(written(tmp_path, f"{{compression: {{type: {compression}}}}}")))
+    assert ["millstream[zstd]" in str(problem) for problem in problems] == [True] * told
 
 
 def test_another_one_may_take_its_place(tmp_path: Path) -> None:

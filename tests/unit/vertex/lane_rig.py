@@ -137,6 +137,7 @@ class Rig:
         self.broker = broker
         self.faults = faults
         self.stores = stores
+        self.compression = Compression.LZ4
         self._limits = LedgerLimits(frames_per_buffer_max=hard_frames_max)
         self._source: Committer | None = None
         self._ledgers: dict[str, Ledger] = {}
@@ -166,7 +167,7 @@ class Rig:
         backpressure = backpressure if backpressure is not None else open_backpressure(router.buffers)
         return Committer(
             *(ledger, lane, taken_over, sequences, router, backpressure),
-            compression=Compression.LZ4,
+            compression=self.compression,
             never_waits_for=never_waits_for,
             members=members,
         )

@@ -671,9 +671,7 @@ def _add_bench(commands: Commands) -> None:
     benches = command.add_subparsers(dest="bench", required=True, metavar="WHAT")
     throughput = _below(benches, "map", "records per second, as fast as possible")
     throughput.add_argument("--records", type=int, default=10_000_000, metavar="N", help="(default: 10000000)")
-    throughput.add_argument(
-        "--keys", type=int, default=0, metavar="N", help="number of different keys (default: 0, none)"
-    )
+    throughput.add_argument("--keys", type=int, default=0, metavar="N", help="different keys (default: 0, none)")
     throughput.add_argument("--partitions", type=int, default=1, metavar="N", help="of the map (default: 1)")
     latency = _below(benches, "latency", "latency from source to sink at a given rate")
     latency.add_argument("--rate", type=int, default=1000, metavar="N", help="records per second (default: 1000)")
@@ -684,10 +682,7 @@ def _add_bench(commands: Commands) -> None:
             "--unbuffered", action="store_true", help="source, maps and sink are one chain without a buffer"
         )
         bench.add_argument(
-            "--compression",
-            choices=("none", "lz4", "zstd", "gzip"),
-            default="none",
-            help="how records are stored (default: none, because these records become far smaller than most others)",
+            "--compression", choices=("none", "lz4", "zstd", "gzip"), default="none", help="(default: none)"
         )
         bench.add_argument("--builtin", action="store_true", help="use the built-in `cat` for the maps, not Python")
         bench.add_argument(

@@ -30,6 +30,7 @@ _EXTRAS = {
     "millstream[nkeys]": ("nkeys", "brokers that authenticate users by NKeys or credentials files"),
     "millstream[objects]": ("obstore", "files in object stores, Avro"),
     "millstream[redis]": ("redis", "buffers in Redis or Valkey"),
+    "millstream[zstd]": ("zstandard", "buffers that are compressed with zstd"),
     "millstream-udf[typed]": ("msgspec", "typed functions: several times as fast"),
 }
 """Extras that no connector names, with the module that shows whether it is installed, and its purpose."""
