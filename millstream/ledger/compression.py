@@ -27,6 +27,8 @@ _SHARE_MAX = 0.85
 """What has to be left of the bytes at most: reading them again and decompressing them costs time, too."""
 _PAUSE_MAX = 64
 """Frames that are stored as they are, at most, before it is tried again whether the next one gets smaller."""
+_LZ4_ACCELERATION = 2
+"""Takes a tenth less time than 1, and leaves hardly more bytes."""
 _ZSTD_LEVEL = 1
 _GZIP_LEVEL = 1
 _GZIP_BITS = zlib.MAX_WBITS | 16
@@ -42,7 +44,7 @@ class _Codec(NamedTuple):
 
 
 def _lz4_compressed(data: Data) -> bytes:
-    compressed: bytes = lz4.block.compress(data, store_size=False)
+    compressed: bytes = lz4.block.compress(data, mode="fast", acceleration=_LZ4_ACCELERATION, store_size=False)
     return compressed
 
 
