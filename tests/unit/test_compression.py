@@ -14,13 +14,14 @@ from millstream.errors import DamageError
 from millstream.frame import Frame
 from millstream.ledger.compression import Compressor, decompressed, is_compressed
 from millstream.ledger.packs import Pack, frames_in, is_pack, shares_of
-from millstream.limits import COMPRESSED_BYTES_MIN, MESSAGE_BYTES_MAX
+from millstream.limits import COMPRESSED_BYTES_MIN, FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
 from millstream.spec.buffers import Compression
 from millstream.wire.ledger.v1 import compressed_pb2
+from millstream_vertex.map_lane import MapLane
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Route, Router
 from tests.support.errors import raises
-from tests.unit.vertex.lane_rig import INPUT, UPSTREAM, open_rig, records_of
+from tests.unit.vertex.lane_rig import INPUT, UPSTREAM, open_rig, open_stream, records_of
 
 CODECS = [Compression.LZ4, Compression.ZSTD, Compression.GZIP]
 FRAME = records_of(*(b"value %d of a frame" % number for number in range(500)))
@@ -124,7 +125,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         frames_in(stored)
 
 
-@pytest.mark.guarantee("I3")
+@pytest.mark.guarantee("I2")
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.data())
 def test_the_shares_of_the_frames_are_all_that_is_stored(records: list[int], data: st.DataObject) -> None:
     frames = [records_of(*[b"v"] * count) for count in records]
@@ -134,6 +135,26 @@ def test_the_shares_of_the_frames_are_all_that_is_stored(records: list[int], dat
     assert min(shares) >= 0
     if stored >= sum(frame.size for frame in frames):
         assert shares[:-1] == [frame.size for frame in frames[:-1]], "as earlier versions have counted them"
+
+
+@pytest.mark.guarantee("I8")
+async def test_what_is_in_flight_is_bounded_by_decoded_bytes() -> None:
+    large = records_of(*[bytes(FRAME_BYTES_MAX // 100)] * 90)
+    held: list[int] = []
+    lanes: list[MapLane] = []
+
+    def looks(value: bytes) -> bytes:
+        held.append(lanes[0].statistics().bytes_in_flight)
+        return value
+
+    async with open_rig() as rig:
+        await rig.feed(large, ended=True)
+        (stored,) = await (await rig.ledger("in")).peek(INPUT, 0, 10)
+        assert len(stored.data) < large.size // 20
+        async with open_stream(looks) as stream, rig.map_lane(stream, [Route("map-out", 1, None)]) as lane:
+            lanes.append(lane)
+            await lane.run()
+    assert max(held) > large.size // 4
 
 
 @pytest.mark.parametrize("compresses", [True, False])
