@@ -101,17 +101,15 @@ _FIRST_BYTE = _FIELDS(size=1).SerializeToString()[:1]
 class Compressor:
     """Compresses what one lane stores, as long as that makes it smaller."""
 
-    def __init__(self, compression: Compression, *, bytes_min: int = COMPRESSED_BYTES_MIN) -> None:
-        """`bytes_min`: smaller frames are stored as they are, because a message costs more than its bytes."""
+    def __init__(self, compression: Compression) -> None:
         self._codec = _CODECS.get(compression)
-        self._bytes_min = bytes_min
         self._pause = 1
         self._passing = 0
 
     def stored(self, data: bytes) -> bytes:
-        """What to store for an encoded frame or pack: itself if compression makes it hardly smaller, and for a while
-        after that."""
-        if self._codec is None or len(data) < self._bytes_min:
+        """What to store for an encoded frame or pack: itself if it is small, because a message costs more than its
+        bytes, or if compression makes it hardly smaller, and for a while after that."""
+        if self._codec is None or len(data) < COMPRESSED_BYTES_MIN:
             return data
         if self._passing:
             self._passing -= 1

@@ -160,7 +160,13 @@ LOOP_LAG = "millstream_event_loop_lag_seconds"
 METRICS: tuple[Metric, ...] = (
     Metric("forwarder_read_total", _COUNTER, (_LANE,), "Records read and done with.", _lanes(lambda n: n.inputs)),
     Metric("forwarder_data_read_total", _COUNTER, (_LANE,), "The same; all are data.", _lanes(lambda n: n.inputs)),
-    Metric("forwarder_read_bytes_total", _COUNTER, (_LANE,), "Their bytes, as they were stored.", _lanes(lambda n: n.input_bytes)),
+    Metric(
+        "forwarder_read_bytes_total",
+        _COUNTER,
+        (_LANE,),
+        "Their bytes, as they were stored.",
+        _lanes(lambda n: n.input_bytes),
+    ),
     Metric("forwarder_data_read_bytes_total", _COUNTER, (_LANE,), "The same.", _lanes(lambda n: n.input_bytes)),
     Metric("forwarder_ack_total", _COUNTER, (_LANE,), "Records whose commit is durable.", _lanes(lambda n: n.inputs)),
     Metric("forwarder_write_total", _COUNTER, (_LANE,), "Records written, by buffer or sink lane.", _written_records),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from millstream.ledger import compression
 from millstream_reduce.lane import units
 from millstream_writer import committer
 from tests.simulation.history import Violation
@@ -54,6 +55,7 @@ def simulate(
     violation = ""
     unit_rows, units.UNIT_ROWS = units.UNIT_ROWS, world.unit_rows
     frame_records, committer.JOINED_RECORDS_MAX = committer.JOINED_RECORDS_MAX, world.frame_records
+    bytes_min, compression.COMPRESSED_BYTES_MIN = compression.COMPRESSED_BYTES_MIN, world.compressed_bytes_min
     try:
         world.run()
     except Violation as error:
@@ -63,6 +65,7 @@ def simulate(
         logging.disable(logging.NOTSET)
         units.UNIT_ROWS = unit_rows
         committer.JOINED_RECORDS_MAX = frame_records
+        compression.COMPRESSED_BYTES_MIN = bytes_min
         world.close()
         shutil.rmtree(directory)
     return Outcome(

@@ -23,6 +23,7 @@ from millstream.background import open_tasks
 from millstream.errors import DamageError, FencedError, InfrastructureError, RetryLaterError
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import Commit, DurabilityLevel
+from millstream.limits import COMPRESSED_BYTES_MIN
 from millstream.nats.access import BrokerAccess
 from millstream.record import SOURCE_INPUT
 from millstream.spec.lanes import all_lanes, inputs_of
@@ -151,6 +152,8 @@ class World:
         """In which a chain is one vertex."""
         self.frame_records = random.Random(seed).choice((1, 3, 3 if shape.crowds else committer.JOINED_RECORDS_MAX))
         """Records up to which a commit joins frames. Those that it does not join are packs."""
+        self.compressed_bytes_min = random.Random(seed).choice((1, 1, COMPRESSED_BYTES_MIN))
+        """Bytes from which a frame or pack is compressed."""
         self.span_s = self.rng.choice((0.5, 2.0, 6.0))
         if shape.silent:
             self.span_s = max(2.0, self.span_s)
