@@ -21,8 +21,6 @@ PACK_RECORDS_MAX = 7 * FRAME_RECORDS_MAX
 """Records in a pack: the frames of a commit to one buffer, stored as one message."""
 PACK_BYTES_MAX = 4 * MIB
 """The same for its bytes. The broker takes little longer for a message of this size than for a smaller one."""
-COMPRESSED_BYTES_MIN = 4 * KIB
-"""Smaller frames are not compressed."""
 FRAME_INDEX_BITS = 15
 """Bits of the number of a record in its stored frame, for targets that want positions as numbers."""
 RECORD_BYTES_MAX = 7 * MIB

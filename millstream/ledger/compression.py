@@ -18,11 +18,13 @@ from google.protobuf.message import DecodeError
 
 from millstream import codes
 from millstream.errors import DamageError, UserError
-from millstream.limits import COMPRESSED_BYTES_MIN, MESSAGE_BYTES_MAX
+from millstream.limits import KIB, MESSAGE_BYTES_MAX
 from millstream.spec.buffers import Compression
 from millstream.wire.ledger.v1 import compressed_pb2
 from millstream_udf.fields import Data, field, without_large
 
+COMPRESSED_BYTES_MIN = 4 * KIB
+"""Smaller frames and packs are stored as they are."""
 _SHARE_MAX = 0.85
 """What has to be left of the bytes at most: reading them again and decompressing them costs time, too."""
 _PAUSE_MAX = 64

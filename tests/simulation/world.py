@@ -21,9 +21,9 @@ from pathlib import Path
 
 from millstream.background import open_tasks
 from millstream.errors import DamageError, FencedError, InfrastructureError, RetryLaterError
+from millstream.ledger.compression import COMPRESSED_BYTES_MIN
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import Commit, DurabilityLevel
-from millstream.limits import COMPRESSED_BYTES_MIN
 from millstream.nats.access import BrokerAccess
 from millstream.record import SOURCE_INPUT
 from millstream.spec.lanes import all_lanes, inputs_of
