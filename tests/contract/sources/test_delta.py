@@ -24,6 +24,7 @@ from millstream_reader.sources.delta.connector import DeltaSource
 from millstream_reader.sources.delta.lane import DeltaSourceLane
 from millstream_reader.sources.file.disk import open_worker
 from tests.contract.sources.lanes import lane_id, open_lane, read_to_end, read_until, values
+from tests.support.damaged_files import DAMAGES, damage
 from tests.support.errors import raises
 from tests.support.object_server import ObjectServer
 
@@ -182,6 +183,17 @@ async def test_a_file_that_was_vacuumed_before_it_was_read_is_named(path: str) -
     table.vacuum(0, dry_run=False, enforce_retention_duration=False)
     async with open_lane(spec(path), batches[-1].position) as lane:
         with raises(codes.SOURCE_FILE_CHANGED, match="vacuum"):
+            await read_to_end(lane)
+
+
+@pytest.mark.guarantee("I10")
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_a_file_that_is_damaged_is_named(path: str, how: str) -> None:
+    append(path, 0)
+    file = min(Path(path).rglob("*.parquet"))
+    damage(file, how)
+    async with open_lane(spec(path)) as lane:
+        with raises(codes.SOURCE_FILE_CHANGED, match=f"{file.name} .*cannot be read as Parquet"):
             await read_to_end(lane)
 
 

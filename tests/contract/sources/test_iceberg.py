@@ -22,6 +22,7 @@ from millstream_reader.sources.file.disk import open_worker
 from millstream_reader.sources.iceberg.connector import IcebergSource
 from millstream_reader.sources.iceberg.lane import IcebergSourceLane
 from tests.contract.sources.lanes import lane_id, open_lane, read_to_end, read_until, values
+from tests.support.damaged_files import DAMAGES, damage
 from tests.support.errors import raises
 from tests.support.object_server import ObjectServer
 
@@ -170,6 +171,17 @@ async def test_a_table_that_was_replaced_is_noticed(tmp_path: Path, table: Table
             append(table, 5 * ROWS)
     with raises(codes.SOURCE_FILE_CHANGED, match="expired" if how == "expired" else "not the one that was read"):
         async with open_lane(spec(tmp_path), batches[-1].position) as lane:
+            await read_to_end(lane)
+
+
+@pytest.mark.guarantee("I10")
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_a_file_that_is_damaged_is_named(tmp_path: Path, table: Table, how: str) -> None:
+    append(table, 0)
+    file = min(tmp_path.rglob("*.parquet"))
+    damage(file, how)
+    async with open_lane(spec(tmp_path)) as lane:
+        with raises(codes.SOURCE_FILE_CHANGED, match=f"{file.name} .*cannot be read as Parquet"):
             await read_to_end(lane)
 
 

@@ -24,6 +24,7 @@ from millstream.codes.code import Code
 from millstream.spec.models import Source
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, values
+from tests.support.damaged_files import DAMAGES
 from tests.support.errors import raises
 from tests.support.object_server import READER, Bucket, ObjectServer
 
@@ -200,9 +201,11 @@ async def test_a_server_that_is_away_is_waited_for(bucket: Bucket) -> None:
         bucket.server.go_on()
 
 
+@pytest.mark.guarantee("I10")
 async def test_damaged_objects_are_named(bucket: Bucket) -> None:
+    whole = encoded("parquet", 0)
     for name, data, form in (
-        ("a.parquet", encoded("parquet", 0)[:-40], "parquet"),
+        *((f"{how}.parquet", damaged(whole), "parquet") for how, damaged in DAMAGES.items()),
         ("b.avro", b"Obj\x01nothing", "avro"),
         ("c.jsonl.zst", zstandard.ZstdCompressor().compress(lines(0))[:-9], "jsonl"),
         ("d.jsonl.gz", gzip.compress(lines(0))[:-9], "jsonl"),

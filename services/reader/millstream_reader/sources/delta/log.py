@@ -24,7 +24,7 @@ from millstream.delta.tables import ABSENT, FAILURES, address_of, error_of, opti
 from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.objects.settings import ObjectStore
 from millstream_reader.sources.delta.connector import DeltaSource
-from millstream_reader.sources.file.table_file import as_json, parquet_rows
+from millstream_reader.sources.file.table_file import UNREADABLE, as_json, parquet_rows, unreadable_file
 
 _AS_WRITTEN = ("long", "integer", "short", "byte", "boolean", "float", "double")
 """Types whose values in the log are valid JSON."""
@@ -168,6 +168,9 @@ class TableLog:
             ) from error
         except FAILURES as error:
             raise self._error(error) from error
+        except UNREADABLE as error:
+            named = f"{file.path} of the Delta table {self._settings.path}"
+            raise unreadable_file(self._where, named, error) from error
 
     @property
     def _opened(self) -> DeltaTable:

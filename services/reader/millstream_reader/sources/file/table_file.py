@@ -35,6 +35,7 @@ _TAIL_BYTES = 64
 UNREADABLE = (ValueError, EOFError, LookupError, TypeError, NotImplementedError, struct.error, zlib.error)
 """What the libraries, including Arrow, raise for bytes that are not in their format."""
 _SHOWN_BYTES = 64 * 1024
+_READ_BYTES = 1024 * 1024
 
 
 class TableFile:
@@ -138,8 +139,28 @@ def open_table_file(path: str, name: str, kind: str, extraction: Extraction, mar
 
 
 def parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | None = None) -> Iterator[list[bytes]]:
-    """Each row as a JSON object, in blocks. Raises `UNREADABLE`. `stream`: a file object for Arrow; `members` selects
-    the columns of the objects from a batch."""
+    """Each row as a JSON object, in blocks. `stream`: a file object for Arrow; `members` selects the columns of the
+    objects from a batch. Raises `UNREADABLE` for a file that is damaged, and `OSError` if it cannot be read."""
+    try:
+        yield from _parquet_rows(stream, skipped, members)
+    except OSError as error:
+        # Arrow has the same error for damaged contents. They are what is wrong if all bytes can be read.
+        stream.seek(0)
+        while stream.read(_READ_BYTES):
+            pass
+        raise ValueError(str(error)) from error
+
+
+def unreadable_file(where: str, named: str, error: BaseException) -> DamageError:
+    """The error for a damaged file of a table. `error`: one of `UNREADABLE`."""
+    return DamageError(
+        codes.SOURCE_FILE_CHANGED,
+        f"{where}: {named} cannot be read as Parquet: {str(error).partition(chr(10))[0]}. Restore it, or start over "
+        "with --fresh when the table no longer has it",
+    )
+
+
+def _parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | None) -> Iterator[list[bytes]]:
     import pyarrow.parquet as pq
 
     from millstream_reader.sources.file.rows_as_json import json_rows

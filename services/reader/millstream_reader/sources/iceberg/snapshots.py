@@ -19,7 +19,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from millstream import codes
 from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.iceberg.catalogs import ABSENT, FAILURES, error_of, open_catalog
-from millstream_reader.sources.file.table_file import parquet_rows
+from millstream_reader.sources.file.table_file import UNREADABLE, parquet_rows, unreadable_file
 from millstream_reader.sources.iceberg.connector import IcebergSource
 
 
@@ -146,7 +146,10 @@ class Snapshots:
         """The rows of a file after the first `skip`, as JSON objects, in blocks."""
         try:
             with self._opened.io.new_input(file.path).open() as stream:
-                yield from parquet_rows(stream, skipped, lambda batch: _members(batch, file.schema))
+                try:
+                    yield from parquet_rows(stream, skipped, lambda batch: _members(batch, file.schema))
+                except UNREADABLE as error:
+                    raise unreadable_file(self._where, f"{file.path} of {self._named}", error) from error
         except FileNotFoundError as error:
             raise DamageError(
                 codes.SOURCE_FILE_CHANGED,
