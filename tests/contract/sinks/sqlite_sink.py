@@ -30,7 +30,7 @@ def _step(point: str) -> None:
 
 @udf.sink
 class Numbers:
-    """Numbers above 1000 make it say everything that it can say of a record."""
+    """Numbers above 1000000 make it say everything that it can say of a record."""
 
     def open(self, lane: udf.SinkLane) -> bytes | None:
         _step("open:before")
@@ -52,15 +52,15 @@ class Numbers:
     def check(self, record: udf.Record) -> None:
         _step("check")
         match json.loads(record.value)["n"]:
-            case 1022:
+            case 1000022:
                 raise ValueError("not a number of mine")
-            case 1033:
+            case 1000033:
                 raise udf.Drop("unwanted")
-            case 1044:
+            case 1000044:
                 raise udf.Fallback("not mine")
-            case 1055:
+            case 1000055:
                 raise udf.DeadLetter("hopeless")
-            case 1077 if _reached["check"] < 10:
+            case 1000077 if _reached["check"] < 10:
                 raise udf.Retry(0.001, "busy")
 
     def write(self, record: udf.Record) -> None:

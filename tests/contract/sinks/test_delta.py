@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from ruamel.yaml import YAML
 
 from millstream import codes
@@ -156,7 +156,8 @@ async def test_lanes_commit_to_one_table_at_the_same_time(path: str) -> None:
 
     def another() -> None:
         for n in range(1000, 1005):
-            write_deltalake(path, pa.table({"n": [n], "text": [f"text {n}"]}), mode="append")
+            rows = pa.table({"n": [n], "text": [f"text {n}"]})
+            write_deltalake(path, rows, mode="append", commit_properties=CommitProperties(max_commit_retries=1000))
             table = DeltaTable(path)
             with suppress(Exception):
                 # Compacting gives way to the lanes where it has to.

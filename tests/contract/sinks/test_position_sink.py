@@ -146,7 +146,7 @@ async def test_a_target_that_loses_what_it_confirmed_stops_the_lane(tmp_path: Pa
 async def test_what_was_refused_stays_refused_whatever_the_function_says_later(tmp_path: Path) -> None:
     """The target passes the refused records, the mark does not, and another version of the function takes them all."""
     target = tmp_path / "numbers.db"
-    numbers = [1011, 1022, 1033, 1044, 1055, 1066]
+    numbers = [1000011, 1000022, 1000033, 1000044, 1000055, 1000066]
     refused = sink_frame([value_of(n) for n in numbers], 1)
     another = tmp_path / "another.py"
     source = POSITION_SINK.read_text().replace("def check(", "def looked_at(")
@@ -165,7 +165,7 @@ async def test_what_was_refused_stays_refused_whatever_the_function_says_later(t
         (3, "not mine", False, True, False),
         (4, "hopeless", False, False, False),
     ]
-    assert position_sink_numbers(target) == [1011, 1066]
+    assert position_sink_numbers(target) == [1000011, 1000066]
 
 
 @pytest.mark.guarantee("I2")
@@ -173,15 +173,15 @@ async def test_refused_records_go_where_the_policy_says_and_nothing_after_them_i
     tmp_path: Path,
 ) -> None:
     target = tmp_path / "numbers.db"
-    given = [1010, 1022, 1033, 1044, 1055, 1066]
+    given = [1000010, 1000022, 1000033, 1000044, 1000055, 1000066]
     async with (
         opened(target, 1) as primary,
         open_sink(file_spec(tmp_path / "fallback", "jsonl"), sink_owner(1).as_fallback()) as fallback,
     ):
         stopping = delivery_of(primary, None, OnFailure.STOP)
-        with raises(codes.SINK_FUNCTION_FAILED, "1022|function failed"):
+        with raises(codes.SINK_FUNCTION_FAILED, "1000022|function failed"):
             await stopping.write([sink_frame([value_of(n) for n in given], 1)], Position(1))
-        assert position_sink_numbers(target) == [1010]
+        assert position_sink_numbers(target) == [1000010]
     async with (
         opened(target, 2) as primary,
         open_sink(file_spec(tmp_path / "fallback", "jsonl"), sink_owner(2).as_fallback()) as fallback,
@@ -192,8 +192,8 @@ async def test_refused_records_go_where_the_policy_says_and_nothing_after_them_i
         settled = delivery.take_settled()
     assert settled is not None
     assert settled.account == Account(inputs=6, processed=5, fallback=3, dropped={"unwanted": 1})
-    assert position_sink_numbers(target) == [1010, 1066]
-    assert numbers_in(tmp_path / "fallback") == [1022, 1044, 1055]
+    assert position_sink_numbers(target) == [1000010, 1000066]
+    assert numbers_in(tmp_path / "fallback") == [1000022, 1000044, 1000055]
 
 
 def delivery_of(primary: SinkLane, fallback: SinkLane | None, on_failure: OnFailure) -> Delivery:
@@ -209,7 +209,7 @@ async def test_a_position_remembers_refused_records_only_until_the_mark_has_pass
         owner = replace(sink_owner(1), committed=lambda: mark)
         async with lane(client, owner) as one:
             for sequence in range(1, 6):
-                await one.write([sink_frame([value_of(1033)], sequence)], Position(sequence))
+                await one.write([sink_frame([value_of(1000033)], sequence)], Position(sequence))
                 await one.flush()
                 mark = Position(sequence - 1)
                 (text,) = sqlite_rows(target, "SELECT position FROM positions")[0]
@@ -221,9 +221,9 @@ async def test_a_check_that_asks_for_another_time_is_no_attempt(tmp_path: Path) 
     target = tmp_path / "numbers.db"
     async with opened(target, 1) as one:
         delivery = delivery_of(one, None, OnFailure.STOP)
-        await delivery.write([sink_frame([value_of(n) for n in (1066, 1077, 1088)], 1)], Position(1))
+        await delivery.write([sink_frame([value_of(n) for n in (1000066, 1000077, 1000088)], 1)], Position(1))
         assert delivery.statistics().retries == 0
-    assert position_sink_numbers(target) == [1066, 1077, 1088]
+    assert position_sink_numbers(target) == [1000066, 1000077, 1000088]
 
 
 async def test_a_function_that_fails_is_tried_again_and_nothing_is_written_twice(tmp_path: Path) -> None:

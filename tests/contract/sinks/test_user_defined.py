@@ -28,7 +28,7 @@ from tests.contract.sinks.sink_targets import SinkTarget, open_target
 from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
-NUMBERS = range(1000, 1060)
+NUMBERS = range(1000000, 1000060)
 FRAME = sink_frame([value_of(number) for number in NUMBERS], 5)
 
 
@@ -60,11 +60,11 @@ async def test_everything_a_sink_can_say_of_a_record(tmp_path: Path) -> None:
         written = [json.loads(line) for line in (tmp_path / "written").read_text().splitlines()]
     assert settled is not None
     assert settled.account == Account(inputs=60, processed=59, fallback=2, dropped={"unwanted": 1})
-    # 1011 failed twice and 1022 asked for another time, both later than the others; each under its own id.
-    assert [item["n"] for item in written[-2:]] == [1022, 1011]
-    assert sorted(target.numbers()) == [number for number in NUMBERS if number not in (1033, 1044, 1055)]
-    assert all(item["id"] == f"out/in/0/5/{item['n'] - 1000}" for item in written)
-    assert numbers_in(tmp_path / "fallback") == [1044, 1055]
+    # 1000011 failed twice and 1000022 asked for another time, both later than the others; each under its own id.
+    assert [item["n"] for item in written[-2:]] == [1000022, 1000011]
+    assert sorted(target.numbers()) == [number for number in NUMBERS if number not in (1000033, 1000044, 1000055)]
+    assert all(item["id"] == f"out/in/0/5/{item['n'] - 1000000}" for item in written)
+    assert numbers_in(tmp_path / "fallback") == [1000044, 1000055]
 
 
 async def test_a_record_the_sink_cannot_take_stops_the_lane_with_its_name_and_the_reason(tmp_path: Path) -> None:
