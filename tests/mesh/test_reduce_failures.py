@@ -214,6 +214,8 @@ async def test_results_beyond_one_commit_are_there_once_also_when_killed_in_the_
         + "- name: short\n  udf: {python: 'gate.py:short'}\n  limits: {bufferMaxBytes: 6Mi}\n"
         + files.file_sink("out"),
         ["in -> sum", "sum -> short", "short -> out"],
+        # Compressed, all of them would fit into it.
+        more="interStepBuffer: {compression: {type: none}}",
     )
     async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
         for _ in range(2):
