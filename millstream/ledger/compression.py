@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import NamedTuple
 
 import lz4.block
@@ -55,24 +56,29 @@ def _lz4_decompressed(data: Data, size: int) -> bytes:
     return found
 
 
-def _zstd_compressed(data: Data) -> bytes:
-    import zstandard
-
-    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data)
-
-
-def _zstd_decompressed(data: Data, size: int) -> bytes:
+def _zstandard() -> ModuleType:
     try:
         import zstandard
     except ModuleNotFoundError as error:
         raise UserError(
             codes.EXTRA_NEEDED,
-            "frames that were compressed with zstd need the package zstandard, which is not installed here: "
+            "frames that are compressed with zstd need the package zstandard, which is not installed here: "
             "`pip install 'millstream[zstd]'`",
         ) from error
+    return zstandard
+
+
+def _zstd_compressed(data: Data) -> bytes:
+    compressed: bytes = _zstandard().ZstdCompressor(level=_ZSTD_LEVEL).compress(data)
+    return compressed
+
+
+def _zstd_decompressed(data: Data, size: int) -> bytes:
+    zstandard = _zstandard()
     try:
         with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            return reader.read(size + 1)
+            found: bytes = reader.read(size + 1)
+            return found
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
 

@@ -123,6 +123,8 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with raises(codes.EXTRA_NEEDED, match=r"pip install 'millstream\[zstd\]'"):
         frames_in(stored)
+    with raises(codes.EXTRA_NEEDED, match=r"pip install 'millstream\[zstd\]'"):
+        Compressor(Compression.ZSTD).stored(FRAME.encode())
 
 
 @pytest.mark.guarantee("I2")

@@ -30,7 +30,7 @@ def _step(point: str) -> None:
 
 @udf.sink
 class Numbers:
-    """Numbers above 1000000 make it say everything that it can say of a record."""
+    """Numbers above 1,000,000 make it say everything that it can say of a record."""
 
     def open(self, lane: udf.SinkLane) -> bytes | None:
         _step("open:before")

@@ -1,6 +1,6 @@
 """A sink as a user writes it: appends records to the file its environment names; run by the sink tests.
 
-It takes every number but a few above 1000000, which make it say everything a sink can say.
+It takes every number but a few from 1,000,000 on, which make it say everything a sink can say.
 """
 
 from __future__ import annotations

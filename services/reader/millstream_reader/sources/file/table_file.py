@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import struct
+import tempfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
@@ -144,11 +145,28 @@ def parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | None
     try:
         yield from _parquet_rows(stream, skipped, members)
     except OSError as error:
-        # Arrow has the same error for damaged contents. They are what is wrong if all bytes can be read.
-        stream.seek(0)
-        while stream.read(_READ_BYTES):
-            pass
-        raise ValueError(str(error)) from error
+        # Arrow has the same error for damaged contents.
+        if _is_damaged(stream):
+            raise ValueError(str(error)) from error
+        raise
+
+
+def _is_damaged(stream: Any) -> bool:
+    """Whether a copy of a Parquet file cannot be read either. The copy is on this machine, so it does not matter if the
+    place of the file was away for a moment. Raises `OSError` if it cannot be copied."""
+    import pyarrow.parquet as pq
+
+    stream.seek(0)
+    with tempfile.TemporaryFile() as copy:
+        while some := stream.read(_READ_BYTES):
+            copy.write(some)
+        copy.seek(0)
+        try:
+            for _ in pq.ParquetFile(copy).iter_batches(use_threads=False):
+                pass
+        except (*UNREADABLE, OSError):
+            return True
+    return False
 
 
 def unreadable_file(where: str, named: str, error: BaseException) -> DamageError:
