@@ -72,8 +72,8 @@ def technology_in(written: Mapping[str, Any] | None) -> str:
 
 
 def compression_in(written: Mapping[str, Any] | None) -> Compression:
-    """The compression in a valid `interStepBuffer`. By default LZ4: it takes less time than it saves in the broker,
-    and what does not get smaller is stored as it is."""
+    """The compression in a valid `interStepBuffer`. By default LZ4: it leaves half the bytes or less of most
+    records, for about as much time as the broker then needs less."""
     if written is None or COMPRESSION not in written:
         return Compression.LZ4
     return Compression(written[COMPRESSION][_TYPE])
