@@ -274,7 +274,7 @@ OT_PUBLISH_INTERVAL_S = 0.02
 """A lane publishes its watermark at most this often."""
 OT_LITTLE_INTERVAL_S = 0.25
 """The same if an entry has little news: no window waits for its watermark, and no writer for space in a buffer."""
-OT_LITTLE_SHARE = 64
+OT_LITTLE_SHARE = 8
 """A change is little if it is less than the size of a buffer divided by this."""
 OT_PUT_TIMEOUT_S = 2.0
 """How long to wait for an answer of the OT store."""

@@ -17,7 +17,7 @@ from millstream.spec.buffers import Compression
 from millstream_reader.buffer import ReadFrame, open_buffer_reader
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.slicing import FIRST_SLICE_RECORDS
-from millstream_writer.committer import Unit, batch_of
+from millstream_writer.committer import Unit, batch_of, packed
 from millstream_writer.routing import FrameLimits, Route, Router
 from tests.unit.reader.test_buffer import Timeline
 from tests.unit.vertex.lane_rig import INPUT, UPSTREAM, Rig, open_rig, open_stream, records_of
@@ -78,13 +78,39 @@ async def test_the_frames_of_a_commit_to_one_buffer_are_one_message_with_the_mar
     assert decoded("in", INPUT, stored).values() == VALUES
 
 
-async def test_a_commit_with_ids_or_to_several_buffers_has_no_packs(rig: Rig) -> None:
+@pytest.mark.guarantee("I1", "I2")
+async def test_a_commit_with_ids_or_to_several_buffers_has_a_pack_for_each(rig: Rig) -> None:
     committer = await rig.committer(UPSTREAM, Router([Route(INPUT.edge, 1, None), Route(OTHER.edge, 1, None)]))
     committer.ids_ttl_s = 60.0
-    pairs = [(INPUT, FRAMES[0]), (INPUT, FRAMES[1])]
+    pairs = [(INPUT, FRAMES[0]), (OTHER, FRAMES[2]), (INPUT, FRAMES[1])]
     await committer.commit([Unit(frames=pairs, ids=b"x" * 16)], watermark_us=0)
-    await committer.commit([Unit(frames=[*pairs, (OTHER, FRAMES[2])])], watermark_us=0)
-    assert not any(is_pack(one.data) for one in await (await rig.ledger("in")).peek(INPUT, 0, 100))
+    await committer.commit([Unit(frames=pairs)], watermark_us=0)
+    ledger = await rig.ledger("in")
+    stored = await ledger.peek(INPUT, 0, 100)
+    assert [is_pack(decompressed(one.data)) for one in stored] == [True, True]
+    assert [is_pack(decompressed(one.data)) for one in await ledger.peek(OTHER, 0, 100)] == [False, False]
+    assert [decoded("in", INPUT, one).values() for one in stored] == [VALUES[: 2 * WIDE]] * 2
+    mark = await ledger.mark(UPSTREAM)
+    assert mark is not None
+    assert {total.edge: (total.frames, total.records) for total in mark.mark.written} == {
+        INPUT.edge: (2, 4 * WIDE),
+        OTHER.edge: (2, 2 * WIDE),
+    }
+
+
+def test_packs_keep_the_order_and_their_bounds() -> None:
+    one, two = frame(1, 10), frame(2, 20)
+    frames = [(INPUT, one), (INPUT, two), (INPUT, one), (OTHER, one), (INPUT, two)]
+    limits = FrameLimits(30, KIB * KIB)
+    assert packed(frames, lambda _: limits) == [
+        (INPUT, Pack([one, two])),
+        (INPUT, one),
+        (OTHER, one),
+        (INPUT, two),
+    ]
+    assert packed(frames, lambda _: FrameLimits(1, 1)) == frames
+    assert packed(frames[:2], lambda _: FrameLimits(30, one.size + two.size)) == [(INPUT, Pack([one, two]))]
+    assert packed(frames[:2], lambda _: FrameLimits(30, one.size + two.size - 1)) == frames[:2]
 
 
 async def test_an_edge_that_discards_has_no_packs(rig: Rig) -> None:

@@ -1,7 +1,7 @@
 """Determines the purges of a stream that trim its buffers, so that every lane keeps its mark.
 
-    which subjects hold frames? ─► where is the last message of each lane? ─► one purge for each buffer, and one for
-                                                                              each mark before that message
+    which subjects hold frames? ─► where is the last message of each lane? ─► one purge for each buffer, or for all, and
+                                                                              one for each mark before that message
 
 A mark that is a message of its own is replaced by the next one of that kind, but not by a mark in a frame. It would
 remain the first message of the stream, and the server keeps each file with a note about a message that was removed
@@ -63,8 +63,10 @@ async def purges(
     """Subject filters, each with the sequence before which all matching messages are to be removed, and how often the
     connection had been lost: after another loss, the stream may be an older one, and the purge is void.
 
-    There is one filter for each buffer, or one for each lane that wrote to it if the mark of a lane has to stay. There
-    is one for each mark that was followed by a frame with a mark.
+    There is one filter for all buffers if they are trimmed up to the same place: the server notes what is removed in
+    the middle of a file, and soon writes the file again without it. Otherwise there is one for each buffer, or one for
+    each lane that wrote to it if the mark of a lane has to stay. There is one for each mark that was followed by a
+    frame with a mark.
     `seen` and `losses`: see `SeenMarks`; `losses` returns how often the connection has been lost until now.
     """
     # The frames to be removed were stored before this request, so no lane is missing in the answer.
@@ -80,15 +82,20 @@ async def purges(
     lanes = {lane_filter_of(subject) for buffer in through for subject in subjects.get(buffer, ())}
     newest = max(through.values())
     marks = {lane: seen.from_on(newest, lane, lost) or await _mark_of(lane, get) for lane in sorted(lanes)}
-    for buffer, last in through.items():
-        firsts = {
-            subject: _first_that_stays(subject, last, marks[lane_filter_of(subject)])
-            for subject in subjects.get(buffer, ())
-        }
-        if firsts and all(first == last + 1 for first in firsts.values()):
-            yield buffer_filter(stream, buffer), last + 1, lost
+    firsts = {
+        buffer: {one: _first_that_stays(one, last, marks[lane_filter_of(one)]) for one in subjects[buffer]}
+        for buffer, last in through.items()
+        if buffer in subjects
+    }
+    different = {first for some in firsts.values() for first in some.values()}
+    if len(subjects) == len(firsts) > 1 and different == {newest + 1}:
+        yield frames_filter(stream), newest + 1, lost
+        firsts = {}
+    for buffer, some in firsts.items():
+        if all(first == through[buffer] + 1 for first in some.values()):
+            yield buffer_filter(stream, buffer), through[buffer] + 1, lost
         else:
-            for subject, first in firsts.items():
+            for subject, first in some.items():
                 yield subject, first, lost
     for subject in alone:
         newest_of_lane = marks.get(lane_filter_of(subject))

@@ -4,8 +4,10 @@
                                                                      is consumed every tenth of a second
 
 All lanes of a process that read one ledger share its trimmer, so the requests to the broker do not grow with the number
-of readers times the number of writers. A copy that several edges share is trimmed up to the position of its slowest
-reader. The trimmer learns the positions of readers in other processes from what they publish (`OtherReader`).
+of readers times the number of writers. While much is consumed, buffers whose readers are about equally far are trimmed
+up to the same place, because a broker removes everything before a place faster than parts of it. A copy that several
+edges share is trimmed up to the position of its slowest reader. The trimmer learns the positions of readers in other
+processes from what they publish (`OtherReader`).
 
 Above it: the lanes, and the worker, which runs it. Below it: the ledger.
 """
@@ -14,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from millstream.errors import RetryLaterError
 from millstream.ledger.sharing import SEPARATE, Sharing
-from millstream.limits import MIB
+from millstream.limits import LEDGER_SLACK_BYTES, MIB
 from millstream.pauses import pause
 from millstream.record import BufferId
 from millstream.watermark.store import OtUpdate
@@ -29,6 +32,10 @@ _LITTLE_BYTES = 4 * MIB
 _LITTLE_MESSAGES = 512
 """Less than this waits for the longer interval: a trim costs the broker three requests, whatever it removes."""
 _LITTLE_S = 1.0
+_TOGETHER_BYTES_MAX = 16 * MIB
+"""Consumed bytes that stay for a while because the reader of another buffer is not so far. They are part of the
+ledger's slack."""
+assert 2 * _TOGETHER_BYTES_MAX <= LEDGER_SLACK_BYTES
 
 
 class Trimmer:
@@ -50,6 +57,8 @@ class Trimmer:
         self._little_s = little_s
         self._consumed: dict[BufferId, int] = {}
         self._trimmed: dict[BufferId, int] = {}
+        self._untrimmed: defaultdict[BufferId, deque[tuple[int, int]]] = defaultdict(deque)
+        """What was consumed of each buffer since its last trim: sequences, each with the bytes since the one before."""
         self._wake = asyncio.Event()
         self._size = 0
         """Consumed bytes for which no trim was requested yet."""
@@ -61,6 +70,7 @@ class Trimmer:
         if sequence > self._consumed.get(buffer, 0):
             self._consumed[buffer] = sequence
             self._wake.set()
+        self._untrimmed[buffer].append((sequence, size))
         self._size += size
         messages = sequence - self._trimmed.get(buffer, 0)
         if self._size >= _LITTLE_BYTES or messages >= _LITTLE_MESSAGES:
@@ -71,10 +81,11 @@ class Trimmer:
         while True:
             await self._wake.wait()
             await pause(self._little_s, unless=self._much)
+            much = self._much.is_set()
             self._wake.clear()
             self._much.clear()
             self._size = 0
-            if not await self._try():
+            if not await self._try(together=much):
                 self._wake.set()
                 self._much.set()
             await asyncio.sleep(self._interval_s)
@@ -83,9 +94,10 @@ class Trimmer:
         """Trim for the last time. The next owners of the lanes remove what this leaves."""
         # Repeat earlier requests: the last frame of a lane can be removed only once its mark is elsewhere.
         self._trimmed.clear()
-        await self._try()
+        await self._try(together=False)
 
-    async def _try(self) -> bool:
+    async def _try(self, *, together: bool) -> bool:
+        """Trim what was consumed. With `together`, some of it may be left for the next time."""
         wanted: dict[BufferId, int] = {}
         for stored in dict.fromkeys(map(self._sharing.stored, self._consumed)):
             readers = self._sharing.readers(stored)
@@ -94,6 +106,8 @@ class Trimmer:
                 wanted[readers[0]] = through
         if not wanted:
             return True
+        if together:
+            wanted = self._up_to_the_same(wanted)
         try:
             await self._trim(wanted)
         except RetryLaterError as error:
@@ -101,8 +115,31 @@ class Trimmer:
             _log.warning("consumed frames cannot be removed now: %s", error)
             return False
         for buffer, through in wanted.items():
-            self._trimmed.update(dict.fromkeys(self._sharing.readers(self._sharing.stored(buffer)), through))
+            for reader in self._readers(buffer):
+                self._trimmed[reader] = max(through, self._trimmed.get(reader, 0))
+                untrimmed = self._untrimmed[reader]
+                while untrimmed and untrimmed[0][0] <= through:
+                    untrimmed.popleft()
         return True
+
+    def _up_to_the_same(self, wanted: Mapping[BufferId, int]) -> dict[BufferId, int]:
+        """The trim of all these buffers up to the lowest of their sequences, unless too much would stay."""
+        lowest = min(wanted.values())
+        left = sum(
+            size
+            for buffer in wanted
+            for reader in self._readers(buffer)
+            for sequence, size in self._untrimmed[reader]
+            if sequence > lowest
+        )
+        if left > _TOGETHER_BYTES_MAX:
+            return dict(wanted)
+        if lowest < max(wanted.values()):
+            self._wake.set()
+        return dict.fromkeys(wanted, lowest)
+
+    def _readers(self, buffer: BufferId) -> Sequence[BufferId]:
+        return self._sharing.readers(self._sharing.stored(buffer))
 
 
 class OtherReader:

@@ -273,7 +273,7 @@ class Committer:
         Raises `FencedError`. The watermark is never lowered: the mark keeps the highest one.
         """
         ids = b"".join(unit.ids for unit in units)
-        frames = self._joined(units, packs=not ids)
+        frames = self._joined(units)
         watermark_us = max(watermark_us, self.mark.watermark_us)
         pauses, leave_out = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), False
         while True:
@@ -356,20 +356,17 @@ class Committer:
         self._backpressure.written(self._lane, commit.mark.written)
         self._written_before = self._written
 
-    def _joined(self, units: Sequence[Unit], *, packs: bool) -> Sequence[tuple[BufferId, Frame | Pack]]:
-        """The frames of the units, with small ones joined. With `packs`, those of a commit to one buffer as a pack."""
+    def _joined(self, units: Sequence[Unit], *, packs: bool = True) -> Sequence[tuple[BufferId, Frame | Pack]]:
+        """The frames of the units, with small ones joined, and those to each buffer as packs if there are `packs`."""
         frames = join_small([pair for unit in units for pair in unit.frames], self._router.joins_below)
-        if self._packs and packs and len(frames) > 1 and len({buffer for buffer, _ in frames}) == 1:
-            buffer, pack = frames[0][0], Pack([frame for _, frame in frames])
-            if _fits(pack.records, pack.size, self._router.pack(buffer)):
-                return [(buffer, pack)]
-        if len(frames) > COMMIT_FRAMES_MAX:
+        written = packed(frames, self._router.pack) if self._packs and packs else frames
+        if len(written) > COMMIT_FRAMES_MAX:
             raise UserError(
                 codes.COMMIT_TOO_LARGE,
-                f"{self._lane}: one commit would have {len(frames)} frames; the limit is {COMMIT_FRAMES_MAX}. Let "
+                f"{self._lane}: one commit would have {len(written)} frames; the limit is {COMMIT_FRAMES_MAX}. Let "
                 "the function return fewer outputs for one input, or send them to fewer edges and partitions",
             )
-        return frames
+        return written
 
     async def confirm(self) -> None:
         """Return once the ledger confirms that it still has the last commit. Waits while it does not answer.
@@ -542,3 +539,19 @@ def join_small(
         else:
             buffer_runs.append([frame])
     return [(buffer, join_frames(run)) for buffer, buffer_runs in runs.items() for run in buffer_runs]
+
+
+def packed(
+    frames: Sequence[tuple[BufferId, Frame]], limits: Callable[[BufferId], FrameLimits]
+) -> Sequence[tuple[BufferId, Frame | Pack]]:
+    """The same frames in the same order, with neighbours to the same buffer in packs. `limits`: see `Router.pack`."""
+    made: list[tuple[BufferId, list[Frame]]] = []
+    records = size = 0
+    for buffer, frame in frames:
+        records, size = records + frame.records, size + frame.size
+        if made and made[-1][0] == buffer and _fits(records, size, limits(buffer)):
+            made[-1][1].append(frame)
+        else:
+            made.append((buffer, [frame]))
+            records, size = frame.records, frame.size
+    return [(buffer, Pack(some) if len(some) > 1 else some[0]) for buffer, some in made]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -72,6 +72,50 @@ async def test_only_a_mark_that_a_frame_has_replaced_is_removed() -> None:
 
     wanted = purges(STREAM, {BUFFER: 20}, server.info, get, SeenMarks(), lambda: server.losses)
     assert [subject async for subject, _, _ in wanted] == ["p-in.*.*.d.in-a.0"]
+
+
+@pytest.mark.guarantee("I1", "I8")
+@pytest.mark.parametrize(
+    ("through", "stored", "in_a_frame", "filters"),
+    [
+        ((20, 20), 2, 0, {"p-in.*.*.d.>": 21}),
+        # Not up to the same place.
+        ((20, 19), 2, 0, {"p-in.*.*.d.in-a.0": 21, "p-in.*.*.d.in-a.1": 20}),
+        # The reader of another buffer is in another process.
+        ((20, 20), 3, 0, {"p-in.*.*.d.in-a.0": 21, "p-in.*.*.d.in-a.1": 21}),
+        ((20,), 2, 0, {"p-in.*.*.d.in-a.0": 21}),
+        # A frame that has the mark of its lane stays.
+        ((30, 30), 2, 25, {"p-in.source.0.d.in-a.0": 31, "p-in.source.1.d.in-a.0": 25, "p-in.*.*.d.in-a.1": 31}),
+    ],
+)
+async def test_buffers_are_purged_at_once_if_that_removes_nothing_else(
+    through: tuple[int, ...], stored: int, in_a_frame: int, filters: dict[str, int]
+) -> None:
+    """Two lanes have written into `stored` buffers. `in_a_frame`: a frame with the last mark of the second one."""
+    buffers = [BufferId("in-a", partition) for partition in range(len(through))]
+    subjects = [f"p-in.source.{lane}.d.in-a.{partition}" for lane in (0, 1) for partition in range(stored)]
+
+    async def info(wanted: str) -> dict[str, Any]:
+        read = [subject for subject in subjects if wanted == "p-in.*.*.d.>" or subject.endswith(wanted[-1])]
+        return {"state": {"subjects": {} if wanted == marks_filter(STREAM) else dict.fromkeys(read, 9)}}
+
+    seen = SeenMarks()
+    seen.note("p-in.source.0.p", 40, {}, 0)
+    if not in_a_frame:
+        seen.note("p-in.source.1.p", 41, {}, 0)
+    last = the_frame(in_a_frame)
+    wanted = purges(STREAM, dict(zip(buffers, through, strict=True)), info, last, seen, lambda: 0)
+    assert {subject: first async for subject, first, _ in wanted} == filters
+
+
+def the_frame(sequence: int) -> Callable[[Mapping[str, object]], Awaitable[dict[str, Any]]]:
+    """The answer to a request for the last message of a lane: a frame with its mark."""
+    headers = b64encode(f"NATS/1.0\r\n{MARK}: x\r\n\r\n".encode()).decode()
+
+    async def get(_: Mapping[str, object]) -> dict[str, Any]:
+        return {"subject": "p-in.source.1.d.in-a.0", "seq": sequence, "hdrs": headers}
+
+    return get
 
 
 def test_of_the_marks_of_a_lane_the_newest_counts() -> None:

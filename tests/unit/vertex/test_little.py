@@ -16,7 +16,7 @@ spec:
     - {name: map, udf: {builtin: {name: cat}}, limits: {bufferMaxLength: 6400, bufferUsageLimit: 50}}
     - name: sums
       udf: {sql: {query: "SELECT count(*) AS n FROM window"}, groupBy: {window: {fixed: {length: 1s}}}}
-      limits: {bufferMaxLength: 10, bufferUsageLimit: 100}
+      limits: {bufferMaxLength: 7, bufferUsageLimit: 100}
     - {name: out, sink: {blackhole: {}}}
     - {name: beside, sink: {blackhole: {}}}
   edges:
@@ -41,9 +41,9 @@ def test_a_watermark_is_little_where_no_window_waits_for_it() -> None:
 
 def test_little_is_little_beside_the_smallest_buffer() -> None:
     assert little("in").records == 3200 // OT_LITTLE_SHARE
-    # A buffer of ten records is to be heard of at once.
+    # A buffer of seven records is to be heard of at once.
     assert little("map").records == 0
     assert not little("map").covers(0, 0)
-    assert little("in").covers(49, 1000)
-    assert not little("in").covers(50, 1000)
+    assert little("in").covers(399, 1000)
+    assert not little("in").covers(400, 1000)
     assert not little("in").covers(1, 2**40)

@@ -69,20 +69,51 @@ async def test_lanes_are_trimmed_together_and_those_that_stand_still_not_at_all(
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(trimmer.run())
         for sequence in range(5):
-            trimmer.consumed(A, sequence)
+            trimmer.consumed(A, sequence, 1)
         trimmer.consumed(B, 7)
         trims.held.clear()
         await until_done(trims, 1)
         # While that is in progress.
         trimmer.consumed(B, 9)
-        trimmer.consumed(A, 2)
+        trimmer.consumed(A, 2, 1)
         trims.held.set()
         await until_done(trims, 2)
         running.cancel()
-    assert trims.done == [{A: 4, B: 7}, {B: 9}]
+    assert trims.done == [{A: 4, B: 4}, {B: 9}]
     # The last frame of a lane may go when its mark lies elsewhere.
     await trimmer.finish()
     assert trims.done[2:] == [{A: 4, B: 9}]
+
+
+@pytest.mark.guarantee("I8")
+async def test_what_is_left_behind_the_slowest_is_trimmed_when_nothing_more_comes() -> None:
+    trims = Trims()
+    trimmer = Trimmer(trims, interval_s=0.0, little_s=0.01)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(trimmer.run())
+        trimmer.consumed(A, 4, 4 * MIB)
+        trimmer.consumed(B, 7, 16 * MIB)
+        await until_done(trims, 2)
+        running.cancel()
+    assert trims.done == [{A: 4, B: 4}, {B: 7}]
+
+
+@pytest.mark.guarantee("I8")
+async def test_a_reader_that_is_far_behind_does_not_keep_what_others_have_consumed() -> None:
+    trims = Trims()
+    trimmer = Trimmer(trims, interval_s=0.0)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(trimmer.run())
+        # Of what was consumed, only the bytes behind the slowest reader count.
+        trimmer.consumed(B, 3, 40 * MIB)
+        trimmer.consumed(A, 4, 4 * MIB)
+        trimmer.consumed(B, 7, 16 * MIB)
+        await until_done(trims, 1)
+        trimmer.consumed(A, 5, MIB)
+        trimmer.consumed(B, 9, 4 * MIB)
+        await until_done(trims, 2)
+        running.cancel()
+    assert trims.done == [{A: 4, B: 4}, {A: 5, B: 9}]
 
 
 @pytest.mark.guarantee("I8")

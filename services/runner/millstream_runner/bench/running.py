@@ -66,6 +66,7 @@ spec:
 _MAP = """\
     - name: {name}
       partitions: {partitions}
+      limits: {{bufferMaxLength: {buffer}}}
       udf: {function}
 """
 _FUNCTION = "def process(value):\n    return value\n"
@@ -158,8 +159,9 @@ async def measure_map(
     write_private(directory / "identity.py", _FUNCTION)
     function = "{builtin: {name: cat}}" if load.builtin else "{python: 'identity.py:process'}"
     maps = ["map", *(f"map-{number}" for number in range(2, load.chain + 1))]
+    partitioned = {"partitions": load.partitions, "buffer": BUFFER_RECORDS // load.partitions}
     text = _PIPELINE.format(
-        maps="".join(_MAP.format(name=name, partitions=load.partitions, function=function) for name in maps),
+        maps="".join(_MAP.format(name=name, function=function, **partitioned) for name in maps),
         whole=", chain: true" if load.unbuffered else "",
         chained="".join(f"    - {{from: {one}, to: {other}, chain: true}}\n" for one, other in pairwise(maps)),
         last=maps[-1],
@@ -167,7 +169,7 @@ async def measure_map(
         records=load.records,
         size=load.record_bytes,
         keys=load.keys,
-        buffer=BUFFER_RECORDS // load.partitions,
+        buffer=BUFFER_RECORDS,
         ledger=ledger,
         compression=load.compression.value,
     )
