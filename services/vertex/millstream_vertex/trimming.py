@@ -59,6 +59,8 @@ class Trimmer:
         self._trimmed: dict[BufferId, int] = {}
         self._untrimmed: defaultdict[BufferId, deque[tuple[int, int]]] = defaultdict(deque)
         """What was consumed of each buffer since its last trim: sequences, each with the bytes since the one before."""
+        self._since: defaultdict[BufferId, int] = defaultdict(int)
+        """Bytes of each buffer that were consumed since the last of these sequences."""
         self._wake = asyncio.Event()
         self._size = 0
         """Consumed bytes for which no trim was requested yet."""
@@ -67,10 +69,11 @@ class Trimmer:
     def consumed(self, buffer: BufferId, sequence: int, size: int = _LITTLE_BYTES) -> None:
         """Record that no lane needs anything up to `sequence` any more. `size`: the bytes that this adds, if the lane
         knows them."""
+        self._since[buffer] += size
         if sequence > self._consumed.get(buffer, 0):
             self._consumed[buffer] = sequence
+            self._untrimmed[buffer].append((sequence, self._since.pop(buffer)))
             self._wake.set()
-        self._untrimmed[buffer].append((sequence, size))
         self._size += size
         messages = sequence - self._trimmed.get(buffer, 0)
         if self._size >= _LITTLE_BYTES or messages >= _LITTLE_MESSAGES:

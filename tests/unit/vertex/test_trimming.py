@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Mapping
 
 import pytest
@@ -107,7 +108,9 @@ async def test_a_reader_that_is_far_behind_does_not_keep_what_others_have_consum
         # Of what was consumed, only the bytes behind the slowest reader count.
         trimmer.consumed(B, 3, 40 * MIB)
         trimmer.consumed(A, 4, 4 * MIB)
-        trimmer.consumed(B, 7, 16 * MIB)
+        # The frame that a reader has read last stays until it reads the next one, but its records are consumed.
+        trimmer.consumed(B, 3, 10 * MIB)
+        trimmer.consumed(B, 7, 6 * MIB)
         await until_done(trims, 1)
         trimmer.consumed(A, 5, MIB)
         trimmer.consumed(B, 9, 4 * MIB)
@@ -176,6 +179,21 @@ async def test_a_copy_is_trimmed_behind_the_slowest_of_its_readers() -> None:
     trimmer.consumed(BufferId("in-out", 1), 2)
     await trimmer.finish()
     assert trims.done[1:] == [{A: 9, B: 2}]
+
+
+async def test_a_reader_that_is_heard_often_and_stands_still_takes_no_memory() -> None:
+    trimmer = Trimmer(Trims(), sharing=SHARING)
+    other = OtherReader(OTHER, trimmer)
+    other.observe(heard(6))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(10_000):
+            other.observe(heard(6))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000
 
 
 async def test_a_copy_is_trimmed_once_for_all_readers_of_a_process() -> None:
