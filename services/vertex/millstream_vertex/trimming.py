@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from millstream.errors import RetryLaterError
 from millstream.ledger.sharing import SEPARATE, Sharing
-from millstream.limits import LEDGER_SLACK_BYTES, MIB
+from millstream.limits import BUFFER_FRAMES_MAX, LEDGER_SLACK_BYTES, MIB
 from millstream.pauses import pause
 from millstream.record import BufferId
 from millstream.watermark.store import OtUpdate
@@ -35,7 +35,10 @@ _LITTLE_S = 1.0
 _TOGETHER_BYTES_MAX = 16 * MIB
 """Consumed bytes that stay for a while because the reader of another buffer is not so far. They are part of the
 ledger's slack."""
+_TOGETHER_MESSAGES_MAX = 4096
+"""Messages of the ledger that may lie between the readers. What stays counts in the server's limit for a buffer."""
 assert 2 * _TOGETHER_BYTES_MAX <= LEDGER_SLACK_BYTES
+assert 8 * _TOGETHER_MESSAGES_MAX <= BUFFER_FRAMES_MAX
 
 
 class Trimmer:
@@ -127,7 +130,9 @@ class Trimmer:
 
     def _up_to_the_same(self, wanted: Mapping[BufferId, int]) -> dict[BufferId, int]:
         """The trim of all these buffers up to the lowest of their sequences, unless too much would stay."""
-        lowest = min(wanted.values())
+        lowest, highest = min(wanted.values()), max(wanted.values())
+        if highest - lowest > _TOGETHER_MESSAGES_MAX:
+            return dict(wanted)
         left = sum(
             size
             for buffer in wanted
@@ -137,7 +142,7 @@ class Trimmer:
         )
         if left > _TOGETHER_BYTES_MAX:
             return dict(wanted)
-        if lowest < max(wanted.values()):
+        if lowest < highest:
             self._wake.set()
         return dict.fromkeys(wanted, lowest)
 

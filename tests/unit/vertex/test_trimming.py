@@ -115,8 +115,12 @@ async def test_a_reader_that_is_far_behind_does_not_keep_what_others_have_consum
         trimmer.consumed(A, 5, MIB)
         trimmer.consumed(B, 9, 4 * MIB)
         await until_done(trims, 2)
+        # However small the messages are, the server counts them.
+        trimmer.consumed(A, 6, 1)
+        trimmer.consumed(B, 6 + 4097, 1)
+        await until_done(trims, 3)
         running.cancel()
-    assert trims.done == [{A: 4, B: 4}, {A: 5, B: 9}]
+    assert trims.done == [{A: 4, B: 4}, {A: 5, B: 9}, {A: 6, B: 6 + 4097}]
 
 
 @pytest.mark.guarantee("I8")
