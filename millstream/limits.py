@@ -42,6 +42,9 @@ COMMIT_BYTES_MAX = 8 * MIB
 """Bytes in an atomic batch, unless the outputs of one record are larger."""
 PREPARED_BYTES_MAX = 4 * MIB
 """Frames and ids that a lane keeps in its mark during a delivery to the target of its chain."""
+FRAME_APART_BYTES_MIN = 256 * KIB
+"""Stored frames of at least this size are stored apart from their batch. Storing one takes the broker an answer and a
+flush of its own, which costs as much as writing this much twice."""
 BUFFER_RECORDS_MAX = 1_000_000
 """Default of `bufferMaxLength`."""
 BUFFER_BYTES_MAX = 128 * MIB

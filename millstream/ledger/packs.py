@@ -58,6 +58,8 @@ def is_pack(data: bytes) -> bool:
 def frames_in(data: bytes) -> list[Frame]:
     """The frames that were stored: one, or those of a pack. Raises `DamageError` for bytes that are neither, and
     `UserError` if a package is missing that decompresses them."""
+    if not data:
+        raise DamageError(codes.FRAME_UNREADABLE, "its data no longer exists")
     data = decompressed(data)
     if not is_pack(data):
         return [Frame.decode(data)]

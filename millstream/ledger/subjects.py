@@ -13,6 +13,10 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 _NAMES_MAX = 4096
 """Names to remember: each commit needs the same few."""
 
+_APART = "@"
+"""The token in front of the lane's name for frames that are stored apart. No input has this name, so no filter for what
+a lane commits matches them."""
+
 ID_SUBJECTS = 256
 """The ids of a lane are spread over this many subjects, so that only their age limits their number."""
 
@@ -43,14 +47,35 @@ def frames_filter(stream: str) -> str:
 
 
 def buffer_of(subject: str) -> BufferId:
-    """The buffer of a subject that holds frames."""
+    """The buffer of a subject that holds frames, or frames that are stored apart."""
     edge, partition = subject.split(".")[-2:]
     return BufferId(edge, int(partition))
 
 
+def apart_subject(frame: str) -> str:
+    """The subject for a frame that is stored apart. `frame`: the subject of the message that refers to it."""
+    stream, lane_input, partition, _, edge, number = frame.split(".")
+    return f"{stream}.{_APART}.{lane_input}.{partition}.{edge}.{number}"
+
+
+def frame_subject_of(apart: str) -> str:
+    """Inverse of `apart_subject`."""
+    stream, _, lane_input, partition, edge, number = apart.split(".")
+    return f"{stream}.{lane_input}.{partition}.d.{edge}.{number}"
+
+
+def apart_filter(stream: str, lane: LaneId | None = None) -> str:
+    """Matches the frames that are stored apart: of one lane, or of all."""
+    if lane is None:
+        return f"{stream}.{_APART}.>"
+    return f"{stream}.{_APART}.{_token(lane.input)}.{lane.partition}.>"
+
+
 def lane_filter_of(subject: str) -> str:
     """The `lane_filter` of the lane that writes to `subject`."""
-    return ".".join(subject.split(".")[:3]) + ".>"
+    stream, *rest = subject.split(".")
+    lane_input, partition = rest[1:3] if rest[0] == _APART else rest[:2]
+    return f"{stream}.{lane_input}.{partition}.>"
 
 
 def mark_subject(stream: str, lane: LaneId) -> str:

@@ -26,6 +26,7 @@ from uuid import uuid4
 from millstream import codes, limits
 from millstream.buffers.jetstream import durability
 from millstream.buffers.jetstream.pull import PullReader, opened
+from millstream.buffers.jetstream.references import FramesApart, removed, whole
 from millstream.buffers.jetstream.requests import (
     BATCH_INCOMPLETE,
     BATCHES_IN_FLIGHT,
@@ -54,17 +55,19 @@ from millstream.buffers.jetstream.stream_config import (
     after_leaving,
     compresses,
     packs_of,
+    refers,
     sharing_of,
     stream_config,
 )
 from millstream.buffers.jetstream.torn import ServerStart, TornEnds, time_of
-from millstream.buffers.jetstream.trims import SeenMarks, purges
+from millstream.buffers.jetstream.trims import Seen, purges
 from millstream.durable import step
 from millstream.errors import (
     BufferFullError,
     DamageError,
     FencedError,
     InfrastructureError,
+    MillstreamError,
     RetryLaterError,
     StorageFullError,
 )
@@ -86,7 +89,7 @@ from millstream.ledger.protocol import (
     Witness,
 )
 from millstream.ledger.sharing import Sharing
-from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, stream_name
+from millstream.ledger.subjects import apart_filter, buffer_filter, ids_filter, lane_filter, stream_name
 from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection, open_connection
@@ -115,7 +118,8 @@ class JetStreamLedger:
         sharing: Sharing,
         packs: bool,
         compressed: bool,
-        seen: SeenMarks,
+        refers: bool,
+        seen: Seen,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -126,6 +130,7 @@ class JetStreamLedger:
         self._sharing = sharing
         self._packs = packs
         self._compressed = compressed
+        self._refers = refers
         self._seen = seen
         self._looked: dict[LaneId, int] = {}
         """How often the connection had been lost when the mark of a lane was read."""
@@ -192,7 +197,19 @@ class JetStreamLedger:
             except FencedError:
                 # Another owner took over, or the previous owner committed, between our read and our write.
                 continue
+            if self._refers:
+                await self._remove_left(lane, stored.sequence if stored else 0, receipt.mark_sequence, losses)
             return StoredMark(mark, receipt.mark_sequence)
+
+    async def _remove_left(self, lane: LaneId, after: int, before: int, losses: int) -> None:
+        """Remove the frames that earlier owners have stored apart and have not committed: between the mark that was
+        read and the one that has replaced it. Only while the connection has been lost `losses` times: after that, there
+        may be other messages at these sequences."""
+        found = await self._get({"seq": after + 1, "next_by_subj": apart_filter(self._stream, lane)})
+        while found is not None and found["seq"] < before:
+            if not await removed(self._connection, self._stream, found["seq"], losses):
+                return
+            found = await self._get({"seq": found["seq"] + 1, "next_by_subj": apart_filter(self._stream, lane)})
 
     async def commit(self, commit: Commit) -> Receipt:
         """Store frames, ids and mark together, or none of them."""
@@ -203,7 +220,13 @@ class JetStreamLedger:
         messages = batch.commit_messages(self._stream, commit, self._sharing)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        sequence = await self._land(commit, messages)
+        large = len(commit.frames) if self._refers and len(messages) > 1 else 0
+        apart = FramesApart(self._connection, self._stream, messages, large)
+        try:
+            sequence = await self._land(commit, apart)
+        except MillstreamError:
+            await apart.remove()
+            raise
         self._statistics.commit_seconds += loop.time() - started_s
         self._statistics.commits += 1
         self._statistics.commit_messages += len(messages)
@@ -234,7 +257,8 @@ class JetStreamLedger:
 
     def _reader(self, subject: str, after: int, check: ReadCheck | Unchecked) -> PullReader:
         return PullReader(
-            *(self._connection, self._stream, subject, after, self._created, self._statistics, check), self._seen
+            *(self._connection, self._stream, subject, after, self._created, self._statistics, check),
+            *(self._seen, self._get),
         )
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
@@ -248,7 +272,9 @@ class JetStreamLedger:
         """Try to trim. False if the connection was lost meanwhile: what was decided may be wrong for the stream with
         which the server comes back, so nothing of it is repeated."""
         connection = self._connection
-        wanted = purges(self._stream, through, self._info, self._get, self._seen, lambda: connection.losses)
+        wanted = purges(
+            *(self._stream, through, self._info, self._get, self._seen, lambda: connection.losses), refers=self._refers
+        )
         async for subject, first, losses in wanted:
             # A purge up to 0 would remove everything.
             if first <= 1:
@@ -282,7 +308,9 @@ class JetStreamLedger:
             if message is None:
                 break
             after = message["seq"]
-            found.append(StoredFrame(after, message_data(message), witness_of(after, message_headers(message))))
+            data = await whole(message, self._get)
+            if data is not None:
+                found.append(StoredFrame(after, data, witness_of(after, message_headers(message))))
         return found
 
     async def last_sequence(self, buffer: BufferId) -> int:
@@ -297,7 +325,7 @@ class JetStreamLedger:
         message = await self._get({"last_by_subj": subject})
         return 0 if message is None else int(message["seq"])
 
-    async def _land(self, commit: Commit, messages: Sequence[batch.Message]) -> int:
+    async def _land(self, commit: Commit, apart: FramesApart) -> int:
         """Send the commit until it is stored. Returns the sequence of its mark."""
         pauses = tries()
         incomplete = 0
@@ -313,10 +341,12 @@ class JetStreamLedger:
                 continue
             refusal: ApiError | None = None
             try:
+                messages = await apart.store(limits.COMMIT_TIMEOUT_S)
                 # Only a batch needs an id.
                 batch_id = new_batch_id() if len(messages) > 1 else ""
                 return await send_commit(self._connection, messages, batch_id, limits.COMMIT_TIMEOUT_S)
             except AnswerLostError as error:
+                apart.forget()
                 _log.info("the answer to a commit of lane %s was lost (%s); reading its mark", commit.lane, error)
             except ApiError as error:
                 refusal = error
@@ -438,7 +468,7 @@ class JetStreamBroker:
         pipeline: str,
         require: DurabilityLevel,
         monitor_url: str | None,
-        seen: SeenMarks,
+        seen: Seen,
         *,
         tolerate_lost: bool = False,
     ) -> None:
@@ -560,6 +590,7 @@ class JetStreamBroker:
             # A server that accepts only smaller messages still stores each frame.
             packs_of(metadata) and self._connection.client.max_payload >= limits.MESSAGE_BYTES_MAX,
             compresses(metadata),
+            refers(metadata),
             self._seen,
         )
         self._ledgers[vertex] = ledger
@@ -599,7 +630,7 @@ def jetstream_broker(
     connection: BrokerConnection,
     access: BrokerAccess,
     pipeline: str,
-    seen: SeenMarks,
+    seen: Seen,
     *,
     require: DurabilityLevel = DurabilityLevel.FSYNC,
     tolerate_lost: bool = False,
@@ -625,4 +656,4 @@ async def open_jetstream_broker(
     finds out which messages these were.
     """
     async with open_connection(access, name=f"millstream {pipeline}") as connection:
-        yield jetstream_broker(connection, access, pipeline, SeenMarks(), require=require, tolerate_lost=tolerate_lost)
+        yield jetstream_broker(connection, access, pipeline, Seen(), require=require, tolerate_lost=tolerate_lost)

@@ -9,6 +9,9 @@ the reader's mark is the acknowledgement.
 
 While no frames arrive, there is only one pull, because the server sends heartbeats for each.
 
+A frame that is stored apart arrives as a reference. The frames of the next references are requested at once, up to the
+same limit of bytes.
+
 The reader creates a new consumer, which starts after the last frame returned, if the connection was lost, if the server
 reports that the consumer or its leader is gone, if heartbeats are missing, or if a delivery number is missing.
 """
@@ -21,13 +24,14 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
 from uuid import uuid4
 
 from millstream import codes, limits
+from millstream.buffers.jetstream.references import Get, Reference, read_apart, reference_in
 from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, message_headers
-from millstream.buffers.jetstream.trims import SeenMarks
-from millstream.errors import DamageError
+from millstream.buffers.jetstream.trims import Seen
+from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame, Witness
 from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.nats.client import Msg, nats_errors
@@ -83,11 +87,17 @@ assert PULL_BYTES >= limits.MESSAGE_BYTES_MAX + 64 * limits.KIB
 _STATUS_HEARTBEAT = "100"
 
 
-class _Arrival(NamedTuple):
+@dataclass(slots=True)
+class _Arrival:
     sequence: int
     witness: Witness | None
     """The name of the frame."""
+    size: int
     data: bytes
+    reference: Reference | None = None
+    """Where the frame is, if it is stored apart."""
+    coming: asyncio.Task[bytes] | None = None
+    """The request for that frame."""
 
 
 class PullReader:
@@ -102,11 +112,13 @@ class PullReader:
         created: str,
         statistics: LedgerStatistics,
         check: ReadCheck | Unchecked,
-        seen: SeenMarks,
+        seen: Seen,
+        get: Get,
     ) -> None:
-        """`check`: compares the frames with what was read before; see `Ledger.read`. `seen`: notes the marks that
-        arrive with frames."""
+        """`check`: compares the frames with what was read before; see `Ledger.read`. `seen`: notes the marks and
+        references that arrive with frames. `get`: one message from the stream's leader."""
         self._connection = connection
+        self._get = get
         self._check = check
         self._seen = seen
         self._stream = stream
@@ -129,8 +141,11 @@ class PullReader:
         self._frame_bytes = 0.0
         """Size of a frame: that of the largest one, falling to the average of those that follow."""
         self._arrived: deque[_Arrival] = deque()
-        """Frames that have arrived and were not yet returned."""
+        """Frames that have arrived, or references to them, and that were not yet returned."""
         self._arrived_bytes = 0
+        self._not_requested: deque[_Arrival] = deque()
+        """Those of them that are references to frames which were not requested yet."""
+        self._not_requested_bytes = 0
         self._something = asyncio.Event()
         self._restart: str | None = "start"
         """Why a new consumer is needed; None if the current one works."""
@@ -142,8 +157,8 @@ class PullReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that have arrived and were not yet returned."""
-        return self._arrived_bytes
+        """Bytes that have arrived, or are requested from where they are stored apart, and were not yet returned."""
+        return self._arrived_bytes - self._not_requested_bytes
 
     async def open(self) -> None:
         self._subscription = await self._connection.listen(f"{self._inbox}.*", self._on_message)
@@ -152,6 +167,7 @@ class PullReader:
 
     async def close(self) -> None:
         self._deaf()
+        self._drop()
         if self._watchdog is not None:
             self._watchdog.cancel()
         client = self._connection.client
@@ -172,7 +188,9 @@ class PullReader:
             if self._restart is not None or self._losses != self._connection.losses:
                 await self._new_consumer()
             if self._arrived:
-                return await self._hand_out()
+                if await self._has_come(self._arrived[0]):
+                    return await self._hand_out()
+                continue
             self._something.clear()
             await self._ask()
             self._waits = True
@@ -210,13 +228,62 @@ class PullReader:
     async def _hand_out(self) -> StoredFrame:
         # Before a frame is taken out, so that a caller that is cancelled while this waits loses nothing.
         await self._ask()
-        sequence, witness, data = self._arrived.popleft()
-        self._arrived_bytes -= len(data)
-        self._check.next(witness, sequence)
-        self._last = sequence
+        first = self._taken()
+        self._request_more()
+        self._check.next(first.witness, first.sequence)
+        self._last = first.sequence
         self._statistics.frames_read += 1
-        self._statistics.bytes_read += len(data)
-        return StoredFrame(sequence, data, witness)
+        self._statistics.bytes_read += len(first.data)
+        return StoredFrame(first.sequence, first.data, first.witness)
+
+    async def _has_come(self, first: _Arrival) -> bool:
+        """Wait for a frame that is stored apart. False if it will not come: there is a new consumer then, or it was
+        trimmed together with its reference."""
+        if first.coming is None:
+            return True
+        # The request stays if this is cancelled.
+        await asyncio.wait([first.coming])
+        if self._restart is not None or first.coming.cancelled():
+            return False
+        try:
+            data = first.coming.result()
+            trimmed = not data and await self._get({"seq": first.sequence}) is None
+        except (AnswerLostError, RetryLaterError) as error:
+            self._needs_restart(str(error))
+            return False
+        if trimmed:
+            self._taken()
+            self._request_more()
+            return False
+        first.data, first.coming = data, None
+        return True
+
+    def _taken(self) -> _Arrival:
+        first = self._arrived.popleft()
+        self._arrived_bytes -= first.size
+        return first
+
+    def _request_more(self) -> None:
+        """Request the next frames that are stored apart, as far as there is space for them; at least one."""
+        while self._not_requested:
+            reference = self._not_requested[0].reference
+            assert reference is not None
+            if self.held_bytes and self.held_bytes + reference.size > limits.READ_AHEAD_BYTES_MAX:
+                return
+            arrival = self._not_requested.popleft()
+            self._not_requested_bytes -= arrival.size
+            arrival.coming = asyncio.create_task(read_apart(self._connection, self._stream, reference, self._get))
+            # A loss of the connection fails all requests, and no one asks for the later ones.
+            arrival.coming.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    def _drop(self) -> None:
+        """Forget what has arrived."""
+        for arrival in self._arrived:
+            if arrival.coming is not None:
+                arrival.coming.cancel()
+        self._arrived.clear()
+        self._not_requested.clear()
+        self._arrived_bytes = self._not_requested_bytes = 0
 
     async def _ask(self) -> None:
         """Request more frames while there is space for a whole pull."""
@@ -265,14 +332,19 @@ class PullReader:
         self._delivered = delivered
         self._owed -= 1
         self._busy = True
-        size = len(message.data)
+        headers = message.headers or {}
+        reference = reference_in(headers)
+        size = len(message.data) if reference is None else reference.size
         # Larger frames count at once: the next pulls may bring as many of them as they ask for.
         self._frame_bytes = max(size, self._frame_bytes + (size - self._frame_bytes) / PULL_FRAMES)
-        headers = message.headers or {}
         self._seen.note(message.subject, sequence, headers, self._losses)
-        witness = witness_of(sequence, headers)
-        self._arrived.append(_Arrival(sequence, witness, message.data))
+        arrival = _Arrival(sequence, witness_of(sequence, headers), size, message.data, reference)
+        self._arrived.append(arrival)
         self._arrived_bytes += size
+        if reference is not None:
+            self._not_requested.append(arrival)
+            self._not_requested_bytes += size
+            self._request_more()
         self._something.set()
 
     def _on_status(self, headers: dict[str, str]) -> None:
@@ -312,8 +384,7 @@ class PullReader:
             self._losses = self._connection.losses
             self._delivered = 0
             self._owed = 0
-            self._arrived.clear()
-            self._arrived_bytes = 0
+            self._drop()
             try:
                 await self._check_stream()
                 await self._create_consumer()

@@ -6,8 +6,10 @@ Above it: the repair. Below it: the broker's stream API.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from millstream.buffers.jetstream.references import whole
 from millstream.buffers.jetstream.requests import (
     NO_MESSAGE,
     NO_STREAM,
@@ -62,9 +64,9 @@ class JetStreamRepairs:
         frames = []
         for sequence in range(batch.first, batch.last + 1):
             one = await self._get(stream, {"seq": sequence})
-            if one is not None and ".d." in one["subject"]:
-                name = witness_of(sequence, message_headers(one))
-                frame = StoredFrame(sequence, message_data(one), name)
+            data = await whole(one, partial(self._get, stream)) if one is not None and ".d." in one["subject"] else None
+            if one is not None and data is not None:
+                frame = StoredFrame(sequence, data, witness_of(sequence, message_headers(one)))
                 frames += [(buffer, frame) for buffer in sharing.readers(buffer_of(one["subject"]))]
         return TornCommit(stream, batch.first, batch.last, why, frames)
 

@@ -5,20 +5,25 @@ Above it: `ledger.py`. Below it: the connection, and the messages of a commit.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 from uuid import uuid4
 
 from millstream import codes, limits
 from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger.batch import Message
-from millstream.nats.client import nats_errors
+from millstream.nats.client import Msg, nats_errors
 from millstream.nats.connection import ApiError, BrokerConnection
 
 BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"
 BATCH_COMMIT = "Nats-Batch-Commit"
+
+Answer = asyncio.Future[Msg]
 
 
 def new_batch_id() -> str:
@@ -37,36 +42,50 @@ async def send_commit(
     last = len(messages)
     reply, answer = connection.expect_answer()
     try:
-        for number, (subject, data, headers) in enumerate(messages, 1):
-            if last == 1:
-                await connection.publish(subject, data, headers, reply)
-                break
-            batch_headers = {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number), **headers}
-            if number < last:
-                with step("ledger.stage"):
-                    await connection.publish(subject, data, batch_headers)
-            else:
-                batch_headers[BATCH_COMMIT] = "1"
-                await connection.publish(subject, data, batch_headers, reply)
-    except nats_errors.MaxPayloadError as error:
+        with message_size_checked(connection):
+            for number, (subject, data, headers) in enumerate(messages, 1):
+                if last == 1:
+                    await connection.publish(subject, data, headers, reply)
+                    break
+                batch_headers = {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number), **headers}
+                if number < last:
+                    with step("ledger.stage"):
+                        await connection.publish(subject, data, batch_headers)
+                else:
+                    batch_headers[BATCH_COMMIT] = "1"
+                    await connection.publish(subject, data, batch_headers, reply)
+    except BaseException:
         answer.cancel()
+        raise
+    stored = await stored_at(connection, answer, timeout_s)
+    if stored.get("count", 1) != last:
+        raise MillstreamError(
+            codes.BROKER_ANSWER,
+            f"the broker acknowledged {stored.get('count')} of the {last} messages of a batch: {stored}",
+        )
+    return int(stored["seq"])
+
+
+async def stored_at(connection: BrokerConnection, answer: Answer, timeout_s: float) -> dict[str, Any]:
+    """What the server answers once a message is stored, with its sequence in `seq`. Raises `ApiError` and
+    `AnswerLostError`."""
+    message = await connection.answer_of(answer, timeout_s)
+    # From bytes, `json` would first find out their encoding.
+    stored: dict[str, Any] = json.loads(message.data.decode())
+    refusal = stored.get("error")
+    if refusal is not None:
+        raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))
+    return stored
+
+
+@contextmanager
+def message_size_checked(connection: BrokerConnection) -> Iterator[None]:
+    """Raises `UserError` for a message that is larger than the broker accepts."""
+    try:
+        yield
+    except nats_errors.MaxPayloadError as error:
         raise UserError(
             codes.BROKER_MESSAGE_SIZE,
             f"the broker at {connection.place} accepts messages of at most {connection.client.max_payload} bytes. "
             f"Set its max_payload to {limits.MESSAGE_BYTES_MAX}",
         ) from error
-    except BaseException:
-        answer.cancel()
-        raise
-    message = await connection.answer_of(answer, timeout_s)
-    # From bytes, `json` would first find out their encoding.
-    reply = json.loads(message.data.decode())
-    refusal = reply.get("error")
-    if refusal is not None:
-        raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))
-    if reply.get("count", 1) != last:
-        raise MillstreamError(
-            codes.BROKER_ANSWER,
-            f"the broker acknowledged {reply.get('count')} of the {last} messages of a batch: {reply}",
-        )
-    return int(reply["seq"])

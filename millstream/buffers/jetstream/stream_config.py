@@ -15,15 +15,17 @@ OWNER_PIPELINE = "millstream.pipeline"
 OWNER_VERTEX = "millstream.vertex"
 """Keys in a stream's metadata. They show the owner, because streams of two pipelines may have the same name."""
 LAYOUT = "millstream.layout"
-LAYOUTS = ("3", "4", "5", "6")
+LAYOUTS = ("3", "4", "5", "6", "7")
 LAYOUT_NOW = LAYOUTS[-1]
 """Key and values in a stream's metadata: the layout says which subjects the stream has, where marks are, and how frames
 are named. A stream without this key has the first layout, in which marks are always separate messages. In the second
 layout, frames do not name their commit. In the fourth, edges share copies of their frames, which earlier versions would
 neither write nor find. In the fifth, edges may do that, and a stored frame may be a pack of several, which earlier
-versions cannot read. In the sixth, it may be compressed, too. A stream keeps the layout with which it was created."""
-_PACKS = ("5", "6")
-_COMPRESSED = ("6",)
+versions cannot read. In the sixth, it may be compressed, too. In the seventh, a batch may refer to frames that are
+stored apart from it. A stream keeps the layout with which it was created."""
+_PACKS = ("5", "6", "7")
+_COMPRESSED = ("6", "7")
+_REFERENCES = ("7",)
 _SHARED = "millstream.shared"
 """Key in a stream's metadata. The value is from `Sharing.encode`."""
 
@@ -61,6 +63,11 @@ def packs_of(metadata: Mapping[str, str]) -> bool:
 def compresses(metadata: Mapping[str, str]) -> bool:
     """Whether frames in the ledger of a stream with this metadata may be compressed."""
     return metadata[LAYOUT] in _COMPRESSED
+
+
+def refers(metadata: Mapping[str, str]) -> bool:
+    """Whether batches in the ledger of a stream with this metadata may refer to frames that are stored apart."""
+    return metadata[LAYOUT] in _REFERENCES
 
 
 def after_leaving(metadata: Mapping[str, str], edges: Collection[str]) -> dict[str, str]:

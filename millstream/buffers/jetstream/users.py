@@ -134,6 +134,8 @@ def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
     inbox = f"{INBOX}.{pipeline}.{vertex}"
     publish = [f"{own}.>", f"$KV.{bucket}.>"]
     publish += [f"$JS.API.{what}.{stream_name(pipeline, name)}" for name in ledgers for what in _READ]
+    # A lane removes frames that it has stored apart for a commit that was refused.
+    publish.append(f"$JS.API.STREAM.MSG.DELETE.{own}")
     publish += [f"$JS.API.{what}.KV_{bucket_name(pipeline, name)}" for name in stores for what in _READ]
     for name, inputs in _read_buffers(graph, vertex).items():
         stream = stream_name(pipeline, name)

@@ -7,13 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from millstream import limits as all_limits
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.record import LaneId
 from tests.support.ledgers import Harness, LaneOwner, open_jetstream_harness, open_memory_harness, open_redis_harness
 
 
-@pytest.fixture(params=["memory", "jetstream", "redis"])
-async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
+@pytest.fixture(params=["memory", "jetstream", "references", "redis"])
+async def harness(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Harness]:
+    if request.param == "references":
+        # JetStream, where every frame of a batch is stored apart.
+        monkeypatch.setattr(all_limits, "FRAME_APART_BYTES_MIN", 1)
     if request.param == "memory":
         async with open_memory_harness() as memory:
             yield memory

@@ -39,8 +39,13 @@ C = BufferId("v-c", 0)
 LANE = LaneId("v", "in-v", 0)
 SMALL = LedgerLimits(frames_per_buffer_max=1000, bytes_max=64 * limits.MIB)
 WAIT_S = 60.0
-FORMS = pytest.mark.parametrize("frames", [[(A, b"a1")], [(A, b"a1"), (B, b"b1")]], ids=["one message", "batch"])
-"""Both forms a commit has on the wire."""
+LARGE = b"large".ljust(limits.FRAME_APART_BYTES_MIN)
+FORMS = pytest.mark.parametrize(
+    "frames",
+    [[(A, b"a1")], [(A, b"a1"), (B, b"b1")], [(A, LARGE), (B, LARGE)]],
+    ids=["one message", "batch", "references"],
+)
+"""All forms that a commit has on the wire."""
 
 
 @pytest.fixture
@@ -70,7 +75,7 @@ async def test_a_commit_that_arrives_after_it_was_sent_again_is_refused(
         answer = await harness.path.deliver_late()
     assert b'"err_code":10071' in answer
     await owner.commit((A, b"a2"))
-    assert await stored(owner.ledger, A) == [b"a1", b"a2"]
+    assert await stored(owner.ledger, A) == [*(data for buffer, data in frames if buffer == A), b"a2"]
     assert await stored(owner.ledger, B) == [data for buffer, data in frames if buffer == B]
 
 
@@ -95,7 +100,7 @@ async def test_a_commit_that_arrives_just_before_it_is_sent_again_counts(
     assert owner.ledger.statistics().answers_settled == 1
     assert [frame.sequence for frame in await owner.ledger.peek(A, 0, 10)] == [receipt.frame_sequences[0]]
     await owner.commit((A, b"a2"))
-    assert await stored(owner.ledger, A) == [b"a1", b"a2"]
+    assert await stored(owner.ledger, A) == [*(data for buffer, data in frames if buffer == A), b"a2"]
     assert await stored(owner.ledger, B) == [data for buffer, data in frames if buffer == B]
 
 
@@ -224,18 +229,20 @@ async def test_nothing_is_written_behind_half_a_batch(tmp_path: Path) -> None:
         await other.api("STREAM.CREATE.other", {"name": "other", "subjects": ["other"], "storage": "file"})
         for _ in range(18):
             await other.request("other", bytes(limits.MIB))
-        committing = asyncio.ensure_future(owner.commit(*((buffer, bytes(limits.MIB)) for buffer in (A, B, A, B))))
+        # Large ones would be stored apart, before the batch.
+        frames = [(buffer, bytes(limits.FRAME_APART_BYTES_MIN - 1)) for buffer in (A, B) * 8]
+        committing = asyncio.ensure_future(owner.commit(*frames))
         half = 0
         while not half:
             half = (await other.api("STREAM.INFO.p-v"))["state"]["last_seq"] - owner.stored.sequence
-        assert 0 < half < 5
+        assert 0 < half <= len(frames)
         taking_over = asyncio.ensure_future(ledger.take_over(LaneId("v", "in-v", 1), "another lane"))
         await other.api("STREAM.DELETE.other")
         await server.restart()
         receipt = await committing
         await taking_over
-        assert receipt.frame_sequences == (2, 3, 4, 5)
-        assert len(await stored(ledger, A)) == len(await stored(ledger, B)) == 2
+        assert receipt.frame_sequences == tuple(range(2, 2 + len(frames)))
+        assert len(await stored(ledger, A)) == len(await stored(ledger, B)) == 8
 
 
 @pytest.mark.guarantee("I10")

@@ -133,7 +133,7 @@ async def test_a_purge_is_decided_again_when_the_connection_was_lost(tmp_path: P
             await ledger.trim({buffer: await ledger.last_sequence(buffer) - 1})
         assert path.planned == 0
         # The second attempt also removes the mark of the takeover.
-        assert (requests["STREAM.INFO"], requests["STREAM.PURGE"]) == (4, 2)
+        assert (requests["STREAM.INFO"], requests["STREAM.PURGE"]) == (5, 2)
         assert await stored(ledger, buffer) == [b"%d" % (FRAMES - 1)]
 
 
@@ -150,7 +150,7 @@ async def test_requests_do_not_grow_with_writers_times_readers(harness: JetStrea
     async with counted(harness) as requests:
         await trimmer.finish()
     # Each buffer by itself would be asked `lanes` times as much.
-    assert requests == {"STREAM.INFO": 2, "STREAM.MSG.GET": lanes, "STREAM.PURGE": lanes + replaced}
+    assert requests == {"STREAM.INFO": 3, "STREAM.MSG.GET": lanes, "STREAM.PURGE": lanes + replaced}
     for buffer in buffers:
         assert len(await stored(ledger, buffer)) == 1
 
@@ -168,7 +168,7 @@ async def test_marks_that_lie_in_one_buffer_cost_no_requests_for_the_others(harn
     async with counted(harness) as requests:
         await trimmer.finish()
     # One for each buffer, in the last one for each lane, and one for each mark that these frames have replaced.
-    assert requests == {"STREAM.INFO": 2, "STREAM.MSG.GET": lanes, "STREAM.PURGE": 3 * lanes - 1}
+    assert requests == {"STREAM.INFO": 3, "STREAM.MSG.GET": lanes, "STREAM.PURGE": 3 * lanes - 1}
     assert [len(await stored(ledger, buffer)) for buffer in buffers] == [0] * (lanes - 1) + [lanes]
     for owner in owners:
         assert await ledger.mark(owner.lane) == owner.stored

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream.buffers.jetstream.trims import SeenMarks, purges
+from millstream.buffers.jetstream.trims import Seen, purges
 from millstream.ledger.batch import MARK
 from millstream.ledger.subjects import marks_filter
 from millstream.record import BufferId
@@ -41,8 +41,8 @@ class Server:
         return {"subject": SUBJECT, "seq": self._last, "hdrs": b64encode(headers.encode()).decode()}
 
 
-async def trimmed(server: Server, seen: SeenMarks) -> list[tuple[str, int, int]]:
-    wanted = purges(STREAM, {BUFFER: 20}, server.info, server.get, seen, lambda: server.losses)
+async def trimmed(server: Server, seen: Seen) -> list[tuple[str, int, int]]:
+    wanted = purges(STREAM, {BUFFER: 20}, server.info, server.get, seen, lambda: server.losses, refers=False)
     return [one async for one in wanted]
 
 
@@ -51,7 +51,7 @@ async def trimmed(server: Server, seen: SeenMarks) -> list[tuple[str, int, int]]
 async def test_a_mark_that_was_seen_before_the_stream_was_set_back_does_not_count(
     set_back_to: int | None, first: int
 ) -> None:
-    server, seen = Server(set_back_to=set_back_to), SeenMarks()
+    server, seen = Server(set_back_to=set_back_to), Seen()
     seen.note(SUBJECT, 25, {MARK: "x"}, server.losses)
     ((_, found, _),) = await trimmed(server, seen)
     assert found == first
@@ -62,7 +62,7 @@ async def test_only_a_mark_that_a_frame_has_replaced_is_removed() -> None:
     server = Server()
     own, other = "p-in.source.0.p", "p-in.source.1.p"
     server.marks = {own: 1, other: 1}
-    frames, mark = await trimmed(server, SeenMarks())
+    frames, mark = await trimmed(server, Seen())
     assert frames == ("p-in.*.*.d.in-a.0", 21, 0)
     # Before the frame that has the mark of this lane. Nothing is known of the other lane.
     assert mark == (own, 30, 0)
@@ -70,7 +70,7 @@ async def test_only_a_mark_that_a_frame_has_replaced_is_removed() -> None:
     async def get(_: Mapping[str, object]) -> dict[str, Any]:
         return {"subject": own, "seq": 31}
 
-    wanted = purges(STREAM, {BUFFER: 20}, server.info, get, SeenMarks(), lambda: server.losses)
+    wanted = purges(STREAM, {BUFFER: 20}, server.info, get, Seen(), lambda: server.losses, refers=False)
     assert [subject async for subject, _, _ in wanted] == ["p-in.*.*.d.in-a.0"]
 
 
@@ -99,12 +99,12 @@ async def test_buffers_are_purged_at_once_if_that_removes_nothing_else(
         read = [subject for subject in subjects if wanted == "p-in.*.*.d.>" or subject.endswith(wanted[-1])]
         return {"state": {"subjects": {} if wanted == marks_filter(STREAM) else dict.fromkeys(read, 9)}}
 
-    seen = SeenMarks()
+    seen = Seen()
     seen.note("p-in.source.0.p", 40, {}, 0)
     if not in_a_frame:
         seen.note("p-in.source.1.p", 41, {}, 0)
     last = the_frame(in_a_frame)
-    wanted = purges(STREAM, dict(zip(buffers, through, strict=True)), info, last, seen, lambda: 0)
+    wanted = purges(STREAM, dict(zip(buffers, through, strict=True)), info, last, seen, lambda: 0, refers=False)
     assert {subject: first async for subject, first, _ in wanted} == filters
 
 
@@ -119,7 +119,7 @@ def the_frame(sequence: int) -> Callable[[Mapping[str, object]], Awaitable[dict[
 
 
 def test_of_the_marks_of_a_lane_the_newest_counts() -> None:
-    seen = SeenMarks()
+    seen = Seen()
     seen.note(SUBJECT, 25, {MARK: "x"}, 0)
     # A reader of another buffer is not so far.
     seen.note("p-in.source.0.d.in-b.0", 5, {MARK: "x"}, 0)

@@ -1,0 +1,173 @@
+"""Large frames of an atomic batch, which are stored apart from it: the batch has only references to them.
+
+    frames ──► plain messages, which no reader reads ──► their sequences ──► batch: references, ids, mark
+
+The server writes each message of a batch twice, and flushes it to the disk twice. A frame that is stored apart is
+written once. The batch is still the commit: without it, nothing refers to these frames, and the owner or the next owner
+of the lane removes them.
+
+    reference ──► is the frame there? ─► the frame
+                                 no  ──► is the reference still there? no  ──► both were trimmed
+                                                                       yes ──► damage: a frame without data
+
+Above it: `ledger.py`, `pull.py` and `repairs.py`. Below it: the connection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from millstream import limits
+from millstream.buffers.jetstream.requests import message_data, message_headers
+from millstream.buffers.jetstream.sending import Answer, message_size_checked, stored_at
+from millstream.durable import step
+from millstream.ledger.batch import Message
+from millstream.ledger.subjects import apart_subject
+from millstream.ledger.witness import NAME
+from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
+
+REFERENCE = "Millstream-Reference"
+"""Header of a message in the place of a frame that is stored apart: the frame's sequence, and its size in bytes."""
+_VALUE = re.compile(r"([1-9][0-9]{0,18}) ([1-9][0-9]{0,18})")
+
+Get = Callable[[Mapping[str, object]], Awaitable[Mapping[str, Any] | None]]
+"""One message from the stream's leader; None if it does not exist."""
+
+
+class Reference(NamedTuple):
+    """Where a frame is stored, and what it is."""
+
+    sequence: int
+    """0 if the reference cannot be read."""
+    size: int
+    name: str | None
+    """See `Witness.name`: the frame and its reference have the same."""
+
+
+def reference_in(headers: Mapping[str, str]) -> Reference | None:
+    """The reference in a message with these headers; None if the message is itself the frame."""
+    value = headers.get(REFERENCE)
+    if value is None:
+        return None
+    match = _VALUE.fullmatch(value)
+    return Reference(int(match[1]) if match else 0, int(match[2]) if match else 0, headers.get(NAME))
+
+
+class FramesApart:
+    """The large frames of one commit. They are stored in the order in which the commit has them, and all again if one
+    of them fails: a trim removes all frames of a lane up to one that its reader has passed."""
+
+    def __init__(self, connection: BrokerConnection, stream: str, messages: Sequence[Message], frames: int) -> None:
+        """`messages`: of the commit; those of its frames, `frames` in number, are the first."""
+        self._connection = connection
+        self._stream = stream
+        self._messages = messages
+        self._large = [number for number in range(frames) if len(messages[number].data) >= limits.FRAME_APART_BYTES_MIN]
+        self._sequences: list[int] = []
+        """Of the frames that are stored."""
+        self._losses = -1
+
+    async def store(self, timeout_s: float) -> Sequence[Message]:
+        """The messages to send as the batch, once every large frame is stored. Raises as `send_commit` does."""
+        if self._losses != self._connection.losses:
+            # The server may have come back with an older stream.
+            self._sequences.clear()
+        if len(self._sequences) < len(self._large):
+            await self.remove()
+            self._losses = self._connection.losses
+            self._sequences = []
+            await self._store_all(timeout_s)
+        messages = list(self._messages)
+        for number, sequence in zip(self._large, self._sequences, strict=True):
+            subject, data, headers = messages[number]
+            messages[number] = Message(subject, b"", {**headers, REFERENCE: f"{sequence} {len(data)}"})
+        return messages
+
+    def forget(self) -> None:
+        """A batch may have been stored that refers to these frames. The next attempt stores them again."""
+        self._sequences = []
+
+    async def remove(self) -> None:
+        """Remove the frames that are stored: the commit was refused. What this leaves is removed when the lane has
+        another owner, or has committed more."""
+        while self._sequences and await removed(self._connection, self._stream, self._sequences[-1], self._losses):
+            self._sequences.pop()
+
+    async def _store_all(self, timeout_s: float) -> None:
+        answers: list[Answer] = []
+        failed: Exception | None = None
+        try:
+            for number in self._large:
+                answer = await self._publish(self._messages[number])
+                answers.append(answer)
+            for answer in answers:
+                try:
+                    self._sequences.append(int((await stored_at(self._connection, answer, timeout_s))["seq"]))
+                except (AnswerLostError, ApiError) as error:
+                    # The others are stored, or not, before anything is decided.
+                    failed = failed or error
+        finally:
+            for answer in answers:
+                answer.cancel()
+        if failed is not None:
+            raise failed
+        if self._sequences != sorted(self._sequences):
+            raise AnswerLostError(f"frames were stored out of order: {self._sequences}")
+
+    async def _publish(self, message: Message) -> Answer:
+        subject, data, headers = message
+        named = {NAME: headers[NAME]} if NAME in headers else None
+        reply, answer = self._connection.expect_answer()
+        try:
+            with message_size_checked(self._connection), step("ledger.apart"):
+                await self._connection.publish(apart_subject(subject), data, named, reply)
+        except BaseException:
+            answer.cancel()
+            raise
+        return answer
+
+
+async def removed(connection: BrokerConnection, stream: str, sequence: int, losses: int) -> bool:
+    """Try once to remove a message. False if it may not be removed. `losses`: how often the connection had been lost
+    when the message was there: after another loss, there may be a different one."""
+    await connection.connected()
+    if connection.losses != losses:
+        return False
+    try:
+        with step("ledger.remove"):
+            await connection.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+    except (AnswerLostError, ApiError):
+        return False
+    return True
+
+
+async def read_apart(connection: BrokerConnection, stream: str, reference: Reference, get: Get) -> bytes:
+    """The frame that a reference leads to; empty if it does not exist. Raises `AnswerLostError`."""
+    if not reference.sequence:
+        return b""
+    request = b'{"seq":%d}' % reference.sequence
+    answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}", request)
+    headers = answer.headers or {}
+    if "Status" in headers:
+        # The server that has answered may not have it yet. The leader knows.
+        return await _from_leader(reference, get)
+    return answer.data if headers.get(NAME) == reference.name else b""
+
+
+async def whole(message: Mapping[str, Any], get: Get) -> bytes | None:
+    """The frame in a message, or the one to which it refers; empty if that does not exist. None if the message itself
+    no longer exists: both were trimmed."""
+    reference = reference_in(message_headers(message))
+    if reference is None:
+        return message_data(message)
+    data = await _from_leader(reference, get)
+    return data if data or await get({"seq": message["seq"]}) is not None else None
+
+
+async def _from_leader(reference: Reference, get: Get) -> bytes:
+    message = await get({"seq": reference.sequence}) if reference.sequence else None
+    if message is None or message_headers(message).get(NAME) != reference.name:
+        return b""
+    return message_data(message)
