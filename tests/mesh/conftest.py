@@ -12,6 +12,7 @@ import pytest
 from millstream.dead_letter import Envelope, read_envelope
 
 FUNCTIONS = """\
+import base64
 import json
 import os
 import random
@@ -60,6 +61,17 @@ def many(record):
     # More than fit into one frame.
     row = json.loads(record.value)
     return [Message(json.dumps({"number": row["number"], "copy": copy})) for copy in range(4200)]
+
+
+@udf.map
+def spread(record):
+    # Large frames for each of a few partitions, which cannot be compressed.
+    number = json.loads(record.value)["number"]
+    filler = [base64.b85encode(random.Random(copy).randbytes(800)).decode() for copy in range(1000)]
+    return [
+        Message(json.dumps({"number": number, "copy": copy, "filler": filler[copy]}), keys=[f"key-{copy % 8}"])
+        for copy in range(1000)
+    ]
 
 
 @udf.map

@@ -91,6 +91,8 @@ class CrashPipeline:
     """What else is lost with every kill."""
     packed: str = ""
     """A vertex whose commits are all packs."""
+    apart: str = ""
+    """A vertex that stores frames apart in all its commits."""
 
     def write(self, directory: Path, name: str, target: str, *, sandboxed: bool = False) -> Path:
         """The pipeline's file and input; `name` is the pipeline's, `target` where it sends what it sends by HTTP.

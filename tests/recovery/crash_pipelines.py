@@ -180,6 +180,31 @@ PACKS = CrashPipeline(
 )
 
 
+# Commits with frames that are stored apart, which a map reads in two partitions and a sink without positions in one.
+
+_SPREAD_NUMBERS = 8
+_SPREAD_COPIES = 1000
+
+
+def _check_references(outputs: Outputs) -> None:
+    expected = Counter((number, copy) for number in range(_SPREAD_NUMBERS) for copy in range(_SPREAD_COPIES))
+    assert Counter((row["number"], row["copy"]) for row in outputs.rows("out")) == expected
+    assert Counter((row["number"], row["copy"]) for row in outputs.received()) == expected
+
+
+REFERENCES = CrashPipeline(
+    PipelineFiles.generator(_SPREAD_NUMBERS, keyCount=4)
+    + PipelineFiles.function("spread", vertex="spread")
+    + "  limits: {readBatchSize: 2}\n"
+    + "- name: next\n  partitions: 2\n  udf: {builtin: {name: cat}}\n"
+    + file_sink("out", 2000)
+    + f"- name: delivered\n  sink: {{http: {{url: '{TARGET}', batch: {{maxRecords: 1000}}}}}}\n",
+    ["in -> spread", "spread -> next", "spread -> delivered", "next -> out"],
+    _check_references,
+    apart="spread",
+)
+
+
 # Windows over two partitions, with a sink for their results, one for late records and one for everything that came.
 
 _FIRST = _events((n / 2 for n in range(60)), 0)
@@ -478,6 +503,7 @@ PIPELINES = {
     "chains": CHAINS,
     "unbuffered": UNBUFFERED,
     "packs": PACKS,
+    "references": REFERENCES,
     "outside": OUTSIDE,
     "early": _early(),
     "large": LARGE,

@@ -37,7 +37,7 @@ from millstream.buffers.technology import InterStepBuffer
 from millstream.clock import SystemClock
 from millstream.durable import crash_at, listen
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.limits import FRAME_RECORDS_MAX
+from millstream.limits import FRAME_APART_BYTES_MIN, FRAME_RECORDS_MAX
 from millstream.spec import resolved
 from millstream.spec.lanes import all_lanes
 from millstream.spec.loading import load
@@ -146,6 +146,8 @@ async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline
             if lane.vertex == pipeline.packed:
                 # No frame has so many records.
                 assert all(total.records > FRAME_RECORDS_MAX * total.frames for total in stored.mark.written), stored
+            if lane.vertex == pipeline.apart:
+                assert all(total.bytes > FRAME_APART_BYTES_MIN * total.frames for total in stored.mark.written), stored
     for vertex, account in accounts.items():
         assert account.difference == 0, (vertex, account)
     assert sum(account.open for account in accounts.values()) == pipeline.open_records, accounts

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,36 @@ async def test_killed_around_packs_the_outputs_are_the_same(tmp_path: Path, spar
         assert not [point for outcome in outcomes for point in outcome.missed]
         pairs = [(first, later) for first in PACKED for later in PACKED]
         again = await together(*(runs.case("packs", *pair) for pair in rng.sample(pairs, sized(2, len(pairs)))))
+        assert not report(again), report(again)
+
+
+APART = (
+    "ledger.apart:before",
+    "ledger.apart:after",
+    "ledger.apart:after#2",
+    "ledger.stage:before",
+    "ledger.stage:after#2",
+    "ledger.commit:after@spread",
+    "ledger.trim:after@spread",
+    "ledger.commit:after@next",
+    "ledger.commit:after@delivered",
+)
+"""Around commits that refer to frames which are stored apart, and where their readers are in the middle of one."""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("I1", "I2", "I9")
+async def test_killed_around_references_the_outputs_are_the_same(tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    async with open_crash_runs(tmp_path, spark=None) as runs:
+        outcomes = await together(*(runs.case("references", point) for point in APART))
+        assert not report(outcomes), report(outcomes)
+        assert not [point for outcome in outcomes for point in outcome.missed]
+        # Another owner removes what the one before it has stored apart.
+        again = await together(
+            *(runs.case("references", first, "ledger.remove:after") for first in APART[1:3]),
+            *(runs.case("references", *pair) for pair in rng.sample(list(permutations(APART, 2)), sized(2, 40))),
+        )
         assert not report(again), report(again)
 
 
