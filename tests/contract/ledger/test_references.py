@@ -177,6 +177,30 @@ async def test_the_next_owner_removes_what_was_not_committed(harness: JetStreamH
     assert await names(elsewhere, B) == ["b1"]
 
 
+@pytest.mark.guarantee("I1")
+async def test_a_commit_that_is_stored_after_it_was_refused_has_its_frames(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    async with looking(harness) as other:
+
+        async def limit_to(free: int) -> None:
+            info = await other.api("STREAM.INFO.p-v")
+            config = {**info["config"], "max_bytes": info["state"]["bytes"] + free}
+            await other.api("STREAM.UPDATE.p-v", config)
+
+        harness.path.delay_commit()
+        committing = asyncio.ensure_future(owner.commit((A, large("a1")), (B, large("b1"))))
+        await harness.path.delayed()
+        harness.path.before_next_commit(lambda: limit_to(1))
+        with raises(codes.BROKER_STORAGE_FULL):
+            await committing
+        # Those of the second attempt are removed. The first one may still be stored.
+        assert await apart(other) == {"v-a.0": 1, "v-a.1": 1}
+        await limit_to(limits.MIB)
+        assert b'"count":3' in await harness.path.deliver_late()
+    assert await names(owner.ledger, A) == ["a1"]
+    assert await names(owner.ledger, B) == ["b1"]
+
+
 @pytest.mark.guarantee("I10")
 async def test_a_reference_to_nothing_is_damage(harness: JetStreamHarness) -> None:
     owner = await owner_of(harness)

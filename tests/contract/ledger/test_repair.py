@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream import codes
+from millstream import codes, limits
 from millstream.account import consumed
+from millstream.buffers.jetstream.references import REFERENCE
+from millstream.buffers.jetstream.requests import message_headers
 from millstream.buffers.jetstream.technology import TECHNOLOGY as JETSTREAM
 from millstream.durable import listen
 from millstream.errors import DamageError
@@ -138,7 +140,13 @@ async def test_where_nothing_is_damaged_nothing_is_found(harness: JetStreamHarne
 
 
 @pytest.mark.guarantee("I10")
-async def test_a_torn_batch_is_cut_off(harness: JetStreamHarness, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("apart", "first_torn"), [(False, 5), (True, 9)])
+async def test_a_torn_batch_is_cut_off(
+    harness: JetStreamHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool, first_torn: int
+) -> None:
+    """`apart`: the batch only refers to its frames."""
+    if apart:
+        monkeypatch.setattr(limits, "FRAME_APART_BYTES_MIN", 1)
     source = await owner_of(harness, SOURCE)
     await write(source, 0)
     await write(source, 1)
@@ -152,10 +160,11 @@ async def test_a_torn_batch_is_cut_off(harness: JetStreamHarness, tmp_path: Path
     await harness.server.start()
     async with repairing(harness, tmp_path) as repair:
         first, *_ = [finding async for finding in repair.findings() if "in part" in finding.what]
-        assert "lane in/source.0 is stored in part in p-in, sequences 5 to 6" in first.what
+        where = f"sequences {first_torn} to {first_torn + 1}"
+        assert f"lane in/source.0 is stored in part in p-in, {where}" in first.what
         assert first.affects.startswith("2 uncommitted frames")
-        assert first.lost[0].what == "sequence 5, on its way to in-a.0: 1 record"
-        assert first.lost[0].records[0].startswith("record a/in-a/0/5/0 (")
+        assert first.lost[0].what == f"sequence {first_torn}, on its way to in-a.0: 1 record"
+        assert first.lost[0].records[0].startswith(f"record a/in-a/0/{first_torn}/0 (")
         with pytest.raises(DamageError):
             await source.ledger.mark(SOURCE)
         await found(repair, accept=True)
@@ -245,6 +254,31 @@ async def test_a_frame_that_cannot_be_used_is_named_and_stepped_over(
     assert len(await read_all(source.ledger, reader)) == 1
     # The last frame that is there is the end that the lane upstream tells.
     assert place != 4 or (await source.ledger.last_sequence(A)) == reader.stored.mark.sequence
+
+
+@pytest.mark.guarantee("I10")
+async def test_a_reference_to_nothing_is_named_and_stepped_over(
+    harness: JetStreamHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FRAME_APART_BYTES_MIN", 1)
+    source, reader = await owner_of(harness, SOURCE), await owner_of(harness, READER)
+    for number in range(3):
+        await write(source, number)
+    (_, second, _) = await source.ledger.peek(A, 0, 10)
+    async with open_connection(harness.server.access) as connection:
+        request = {"seq": second.sequence}
+        message = (await connection.api("STREAM.MSG.GET.p-in", request))["message"]
+    await remove(harness, int(message_headers(message)[REFERENCE].split()[0]))
+    with raises(codes.FRAME_UNREADABLE, match=r"frame 2 of lane in/source\.0 .* its data no longer exists"):
+        await read_all(source.ledger, reader)
+    async with repairing(harness, tmp_path) as repair:
+        (first,) = await found(repair, accept=True)
+        assert first.records == 1
+        assert not await found(repair)
+    reader = await owner_of(harness, READER)
+    frames = await read_all(source.ledger, reader)
+    assert [decoded("in", A, frame).values() for frame in frames] == [[b"0"], [b"2"]]
+    assert [done.records for done in consumed(READER, reader.stored.mark)] == [3]
 
 
 async def remove(harness: JetStreamHarness, *sequences: int) -> None:

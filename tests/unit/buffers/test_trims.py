@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from millstream.buffers.jetstream.references import REFERENCE
 from millstream.buffers.jetstream.trims import Seen, purges
 from millstream.ledger.batch import MARK
-from millstream.ledger.subjects import marks_filter
+from millstream.ledger.subjects import apart_filter, marks_filter
 from millstream.record import BufferId
 
 STREAM = "p-in"
@@ -129,3 +130,139 @@ def test_of_the_marks_of_a_lane_the_newest_counts() -> None:
     assert seen.from_on(20, lane, 0) is not None
     seen.forget(STREAM)
     assert seen.from_on(20, lane, 0) is None
+
+
+class Apart:
+    """A stream with frames of two lanes that are stored apart, for two buffers."""
+
+    def __init__(self) -> None:
+        self.found = {apart(lane, partition): 9 for lane in (0, 1) for partition in (0, 1)}
+        self.asked = 0
+        self.losses = 0
+        self.frames: dict[str, list[tuple[int, str]]] = {}
+        """The frames of a subject: sequences, each with its reference."""
+
+    async def info(self, wanted: str) -> dict[str, Any]:
+        if wanted != apart_filter(STREAM):
+            return {"state": {}}
+        self.asked += 1
+        return {"state": {"subjects": dict(self.found)}}
+
+    async def get(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        if "last_by_subj" in request:
+            return {"subject": f"{request['last_by_subj'].removesuffix('.>')}.p", "seq": 9000}
+        frames = self.frames.get(request["next_by_subj"], [])
+        sequence, reference = next((one for one in frames if one[0] >= request["seq"]), (0, ""))
+        if not sequence:
+            return None
+        headers = f"NATS/1.0\r\n{REFERENCE}: {reference}\r\n\r\n" if reference else ""
+        return {"subject": request["next_by_subj"], "seq": sequence, "hdrs": b64encode(headers.encode()).decode()}
+
+    async def trimmed(self, seen: Seen, through: Mapping[BufferId, int]) -> list[tuple[str, int]]:
+        wanted = purges(STREAM, through, self.info, self.get, seen, lambda: self.losses, refers=True)
+        return [(subject, first) async for subject, first, _ in wanted]
+
+
+BOTH = [BufferId("in-a", 0), BufferId("in-a", 1)]
+
+
+def frame(lane: int, partition: int) -> str:
+    return f"p-in.source.{lane}.d.in-a.{partition}"
+
+
+def apart(lane: int, partition: int) -> str:
+    return f"p-in.@.source.{lane}.in-a.{partition}"
+
+
+def seen_references(*references: tuple[int, int, int, int]) -> Seen:
+    """Each with its lane, its partition, its sequence, and the sequence of the frame."""
+    seen = Seen()
+    for lane, partition, sequence, to in references:
+        seen.note(frame(lane, partition), sequence, {REFERENCE: f"{to} 300000"}, 0)
+    return seen
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_frames_apart_are_removed_up_to_the_last_that_was_passed() -> None:
+    server = Apart()
+    references = [(0, 0, 20, 11), (0, 1, 21, 12), (1, 0, 30, 15), (1, 1, 31, 16), (0, 0, 40, 35), (0, 1, 41, 36)]
+    seen = seen_references(*references)
+    # At once, if the readers of all of them are about equally far.
+    assert await server.trimmed(seen, dict.fromkeys(BOTH, 35)) == [(apart_filter(STREAM), 12)]
+    # By subject, if another process reads some of them.
+    assert await server.trimmed(seen, {BOTH[0]: 39}) == [(apart(0, 0), 12), (apart(1, 0), 16)]
+    assert await server.trimmed(seen, {BOTH[0]: 40}) == [(apart(0, 0), 36), (apart(1, 0), 16)]
+    far = [(0, 0, 9020, 9011), (1, 0, 9030, 9015), (0, 1, 9021, 9012)]
+    for lane, partition, sequence, to in far:
+        seen.note(frame(lane, partition), sequence, {REFERENCE: f"{to} 300000"}, 0)
+    wanted = await server.trimmed(seen, dict.fromkeys(BOTH, 10_000))
+    assert sorted(wanted) == [(apart(0, 0), 9012), (apart(0, 1), 9013), (apart(1, 0), 9016), (apart(1, 1), 17)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_references_that_were_seen_before_the_connection_was_lost_do_not_count() -> None:
+    server, seen = Apart(), seen_references((0, 0, 20, 11), (0, 1, 21, 12), (1, 0, 30, 15), (1, 1, 31, 16))
+    server.losses = 1
+    server.frames = {
+        # The one that was read last stays.
+        frame(0, 0): [(20, "11 300000")],
+        # It was not stored apart, and neither was the next one. The one that follows them may be.
+        frame(0, 1): [(20, ""), (25, ""), (30, "21 300000")],
+        frame(1, 0): [(20, ""), (30, "17 300000")],
+        # The lane has written nothing since to this buffer. Its mark is at 9000.
+        frame(1, 1): [(20, "")],
+    }
+    wanted = await server.trimmed(seen, dict.fromkeys(BOTH, 19))
+    assert sorted(wanted) == [(apart(0, 0), 11), (apart(1, 0), 17), (apart(1, 1), 9000)]
+
+
+async def test_a_stream_without_frames_apart_is_asked_once() -> None:
+    server, seen = Apart(), Seen()
+    found, server.found = server.found, {}
+    for _ in range(2):
+        assert await server.trimmed(seen, {BUFFER: 20}) == []
+    assert server.asked == 1
+    server.found = found
+    seen.note(frame(0, 0), 20, {REFERENCE: "11 300000"}, 0)
+    assert (apart(0, 0), 12) in await server.trimmed(seen, {BUFFER: 20})
+    server.found = {}
+    await server.trimmed(seen, {BUFFER: 20})
+    asked = server.asked
+    await server.trimmed(seen, {BUFFER: 20})
+    assert server.asked == asked
+    server.losses = 1
+    await server.trimmed(seen, {BUFFER: 20})
+    assert server.asked == asked + 1
+
+
+async def test_a_reference_that_is_seen_while_the_stream_is_asked_is_not_forgotten() -> None:
+    server, seen = Apart(), Seen()
+    server.found = {}
+
+    async def info(wanted: str) -> dict[str, Any]:
+        state = await server.info(wanted)
+        if wanted == apart_filter(STREAM):
+            seen.note(frame(0, 0), 20, {REFERENCE: "11 300000"}, 0)
+        return state
+
+    assert [one async for one in purges(STREAM, {BUFFER: 20}, info, server.get, seen, lambda: 0, refers=True)] == []
+    assert not seen.none_apart(STREAM, 0)
+
+
+@pytest.mark.guarantee("I8")
+def test_a_process_that_reads_and_does_not_trim_remembers_a_bounded_number_of_references() -> None:
+    seen = seen_references(*((0, 0, 10 * number, 10 * number - 5) for number in range(1, 50_000)))
+    assert len(seen._references[apart(0, 0)]) <= 1024
+    # Less exactly, and never a frame that was not passed.
+    for through in (9, 10, 5_000, 250_000, 499_990):
+        assert seen.last_apart(apart(0, 0), through, 0) <= max(0, through - 5)
+    assert seen.last_apart(apart(0, 0), 499_990, 0) == 499_985
+    assert seen.last_apart(apart(0, 0), 499_990, 1) == 0
+
+
+def test_what_was_seen_of_a_stream_that_is_deleted_is_forgotten() -> None:
+    seen = seen_references((0, 0, 20, 11))
+    seen.forget("p-in2")
+    assert seen.last_apart(apart(0, 0), 20, 0) == 11
+    seen.forget(STREAM)
+    assert seen.last_apart(apart(0, 0), 20, 0) == 0
