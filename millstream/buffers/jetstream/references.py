@@ -79,6 +79,9 @@ class FramesApart:
             self._losses = self._connection.losses
             self._sequences = []
             await self._store_all(timeout_s)
+            if self._losses != self._connection.losses:
+                # The batch must not be sent before the mark was read again.
+                raise AnswerLostError("the connection was lost after the frames were stored")
         messages = list(self._messages)
         for number, sequence in zip(self._large, self._sequences, strict=True):
             subject, data, headers = messages[number]

@@ -12,12 +12,13 @@ import pytest
 
 from millstream import codes, limits
 from millstream.buffers.jetstream.pull import PullReader
-from millstream.buffers.jetstream.references import REFERENCE
+from millstream.buffers.jetstream.references import REFERENCE, FramesApart
 from millstream.buffers.jetstream.requests import message_headers
 from millstream.errors import BufferFullError
+from millstream.ledger.batch import commit_messages
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
-from millstream.nats.connection import BrokerConnection, open_connection
+from millstream.nats.connection import ApiError, BrokerConnection, open_connection
 from millstream.record import BufferId, LaneId
 from tests.support.errors import raises
 from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
@@ -199,6 +200,41 @@ async def test_a_commit_that_is_stored_after_it_was_refused_has_its_frames(harne
         assert b'"count":3' in await harness.path.deliver_late()
     assert await names(owner.ledger, A) == ["a1"]
     assert await names(owner.ledger, B) == ["b1"]
+
+
+@pytest.mark.guarantee("I1")
+async def test_frames_are_stored_again_where_it_is_not_known_that_they_are_there(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    await owner.commit((A, b"small"))
+    await harness.save("v")
+    messages = commit_messages("p-v", owner.commit_of((A, large("a1")), (B, large("b1"))))
+    async with looking(harness) as other:
+        frames = FramesApart(other, "p-v", messages, 2)
+
+        async def stored() -> list[str]:
+            """Where the frames are that the batch would refer to."""
+            referring = await frames.store(WAIT_S)
+            return [message.headers[REFERENCE].split()[0] for message in referring[:2]]
+
+        first = await stored()
+        assert await stored() == first
+        # A batch whose answer was lost may still be stored.
+        frames.forget()
+        second = await stored()
+        await frames.remove()
+        for sequence in first:
+            await other.api("STREAM.MSG.GET.p-v", {"seq": int(sequence)})
+        with pytest.raises(ApiError, match="no message found"):
+            await other.api("STREAM.MSG.GET.p-v", {"seq": int(second[0])})
+        assert await apart(other) == {"v-a.0": 1, "v-a.1": 1}
+        await stored()
+        await harness.set_back("v")
+        await other.connected()
+        assert await apart(other) == {}
+        # Other messages are at these places now.
+        await frames.remove()
+        await stored()
+        assert await apart(other) == {"v-a.0": 1, "v-a.1": 1}
 
 
 @pytest.mark.guarantee("I10")
