@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from millstream import codes, limits
-from millstream.buffers.jetstream.references import Get, Reference, read_apart, reference_in
+from millstream.buffers.jetstream.references import Get, Reference, read_apart, reference_in, request_apart
 from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, message_headers
+from millstream.buffers.jetstream.sending import Answer
 from millstream.buffers.jetstream.trims import Seen
 from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame, Witness
@@ -96,8 +97,8 @@ class _Arrival:
     data: bytes
     reference: Reference | None = None
     """Where the frame is, if it is stored apart."""
-    coming: asyncio.Task[bytes] | None = None
-    """The request for that frame."""
+    coming: Answer | None = None
+    """The answer to the request for that frame."""
 
 
 class PullReader:
@@ -228,8 +229,9 @@ class PullReader:
     async def _hand_out(self) -> StoredFrame:
         # Before a frame is taken out, so that a caller that is cancelled while this waits loses nothing.
         await self._ask()
-        first = self._taken()
-        self._request_more()
+        await self._request_more()
+        first = self._arrived.popleft()
+        self._arrived_bytes -= first.size
         self._check.next(first.witness, first.sequence)
         self._last = first.sequence
         self._statistics.frames_read += 1
@@ -239,42 +241,39 @@ class PullReader:
     async def _has_come(self, first: _Arrival) -> bool:
         """Wait for a frame that is stored apart. False if it will not come: there is a new consumer then, or it was
         trimmed together with its reference."""
-        if first.coming is None:
+        if first.reference is None or first.data:
             return True
-        # The request stays if this is cancelled.
-        await asyncio.wait([first.coming])
-        if self._restart is not None or first.coming.cancelled():
+        await self._request_more()
+        if first.coming is None:
             return False
         try:
-            data = first.coming.result()
-            trimmed = not data and await self._get({"seq": first.sequence}) is None
+            first.data = await read_apart(first.coming, first.reference, self._get)
+            if first.data or await self._get({"seq": first.sequence}) is not None:
+                first.reference = None
+                return True
         except (AnswerLostError, RetryLaterError) as error:
             self._needs_restart(str(error))
             return False
-        if trimmed:
-            self._taken()
-            self._request_more()
-            return False
-        first.data, first.coming = data, None
-        return True
-
-    def _taken(self) -> _Arrival:
-        first = self._arrived.popleft()
+        self._arrived.popleft()
         self._arrived_bytes -= first.size
-        return first
+        return False
 
-    def _request_more(self) -> None:
-        """Request the next frames that are stored apart, as far as there is space for them; at least one."""
+    async def _request_more(self) -> None:
+        """Request the next frames that are stored apart, as far as there is space for them, and always the one that is
+        handed out next."""
         while self._not_requested:
-            reference = self._not_requested[0].reference
-            assert reference is not None
-            if self.held_bytes and self.held_bytes + reference.size > limits.READ_AHEAD_BYTES_MAX:
+            arrival = self._not_requested[0]
+            is_next = arrival is self._arrived[0]
+            if not is_next and self.held_bytes + arrival.size > limits.READ_AHEAD_BYTES_MAX:
                 return
-            arrival = self._not_requested.popleft()
+            self._not_requested.popleft()
             self._not_requested_bytes -= arrival.size
-            arrival.coming = asyncio.create_task(read_apart(self._connection, self._stream, reference, self._get))
-            # A loss of the connection fails all requests, and no one asks for the later ones.
-            arrival.coming.add_done_callback(lambda task: task.cancelled() or task.exception())
+            assert arrival.reference is not None
+            try:
+                arrival.coming = await request_apart(self._connection, self._stream, arrival.reference)
+            except AnswerLostError as error:
+                self._needs_restart(str(error))
+                return
 
     def _drop(self) -> None:
         """Forget what has arrived."""
@@ -344,7 +343,6 @@ class PullReader:
         if reference is not None:
             self._not_requested.append(arrival)
             self._not_requested_bytes += size
-            self._request_more()
         self._something.set()
 
     def _on_status(self, headers: dict[str, str]) -> None:

@@ -15,6 +15,7 @@ Above it: `ledger.py`, `pull.py` and `repairs.py`. Below it: the connection.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from millstream.durable import step
 from millstream.ledger.batch import Message
 from millstream.ledger.subjects import apart_subject
 from millstream.ledger.witness import NAME
-from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
+from millstream.nats.connection import API_TIMEOUT_S, AnswerLostError, ApiError, BrokerConnection
 
 REFERENCE = "Millstream-Reference"
 """Header of a message in the place of a frame that is stored apart: the frame's sequence, and its size in bytes."""
@@ -146,17 +147,29 @@ async def removed(connection: BrokerConnection, stream: str, sequence: int, loss
     return True
 
 
-async def read_apart(connection: BrokerConnection, stream: str, reference: Reference, get: Get) -> bytes:
-    """The frame that a reference leads to; empty if it does not exist. Raises `AnswerLostError`."""
-    if not reference.sequence:
-        return b""
-    request = b'{"seq":%d}' % reference.sequence
-    answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}", request)
-    headers = answer.headers or {}
+async def request_apart(connection: BrokerConnection, stream: str, reference: Reference) -> Answer:
+    """Request the frame that a reference leads to. The answer is for `read_apart`. Raises `AnswerLostError`."""
+    reply, answer = connection.expect_answer()
+    try:
+        await connection.publish(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":%d}' % reference.sequence, reply=reply)
+    except BaseException:
+        answer.cancel()
+        raise
+    return answer
+
+
+async def read_apart(answer: Answer, reference: Reference, get: Get) -> bytes:
+    """The frame that was requested; empty if it does not exist. Raises `AnswerLostError`. If this is cancelled, it can
+    be called again."""
+    await asyncio.wait([answer], timeout=API_TIMEOUT_S)
+    if not answer.done() or answer.cancelled():
+        raise AnswerLostError(f"no answer in {API_TIMEOUT_S:g} s")
+    message = answer.result()
+    headers = message.headers or {}
     if "Status" in headers:
         # The server that has answered may not have it yet. The leader knows.
         return await _from_leader(reference, get)
-    return answer.data if headers.get(NAME) == reference.name else b""
+    return message.data if headers.get(NAME) == reference.name else b""
 
 
 async def whole(message: Mapping[str, Any], get: Get) -> bytes | None:

@@ -284,6 +284,8 @@ def publishing(vertex: str) -> Mapping[str, bool]:
         for stream in (f"p-{name}", bucket):
             for what in ("CREATE", "UPDATE", "DELETE", "MSG.DELETE", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN"):
                 may[f"$JS.API.STREAM.{what}.{stream}"] = False
+            # Frames that were stored for a commit that was refused.
+            may[f"$JS.API.STREAM.MSG.DELETE.p-{name}"] = name == vertex
             for what in ("CREATE", "INFO", "DURABLE.CREATE"):
                 may[f"$JS.API.CONSUMER.{what}.{stream}.x"] = False
             may |= {f"$JS.API.CONSUMER.{what}.{stream}": False for what in ("CREATE", "NAMES", "LIST")}
