@@ -108,6 +108,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
         "millstream/buffers/jetstream/pull.py",
         "PullReader",
     ): "requests for frames, and a consumer that the broker forgets",
+    ("millstream/buffers/jetstream/references.py", "request_apart"): "a request for what is stored",
     ("millstream/buffers/jetstream/sending.py", "send_commit"): "inside the steps ledger.commit and ledger.take_over",
     ("millstream/buffers/jetstream/ot_store.py", "JetStreamOtStore._put_after"): "inside the step watermark.publish",
     ("millstream/buffers/jetstream/ot_store.py", "JetStreamOtStore._read_all"): "a request for what is stored",
