@@ -266,14 +266,15 @@ class PullReader:
             is_next = arrival is self._arrived[0]
             if not is_next and self.held_bytes + arrival.size > limits.READ_AHEAD_BYTES_MAX:
                 return
-            self._not_requested.popleft()
-            self._not_requested_bytes -= arrival.size
             assert arrival.reference is not None
             try:
                 arrival.coming = await request_apart(self._connection, self._stream, arrival.reference)
             except AnswerLostError as error:
                 self._needs_restart(str(error))
                 return
+            # Only now, in case this is cancelled.
+            self._not_requested.popleft()
+            self._not_requested_bytes -= arrival.size
 
     def _drop(self) -> None:
         """Forget what has arrived."""

@@ -326,6 +326,29 @@ async def test_a_reader_continues_when_the_server_was_killed_under_its_requests(
     assert [frame.data for frame in read] == [large(f"a{number}") for number in range(12)]
 
 
+@pytest.mark.guarantee("I1")
+async def test_a_reader_that_is_cancelled_again_and_again_loses_nothing(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    for number in range(12):
+        await owner.commit((A, large(f"a{number}", 3 * limits.MIB)), (B, b"small"))
+    read: list[StoredFrame] = []
+    cancelled = 0
+    async with owner.ledger.read(A, 0) as frames, asyncio.timeout(WAIT_S):
+        while len(read) < 12:
+            # After so many steps of the event loop, which may be in the middle of a request.
+            next_one = asyncio.ensure_future(anext(frames))
+            for _ in range(cancelled % 7):
+                await asyncio.sleep(0)
+            if not next_one.done():
+                next_one.cancel()
+                cancelled += 1
+            await asyncio.wait([next_one])
+            if not next_one.cancelled():
+                read.append(next_one.result())
+    assert [frame.data for frame in read] == [large(f"a{number}", 3 * limits.MIB) for number in range(12)]
+    assert cancelled
+
+
 async def test_a_ledger_that_an_earlier_version_opens_gets_no_references(harness: JetStreamHarness) -> None:
     await harness.broker.ledger("v", MANY)
     async with looking(harness) as other:
