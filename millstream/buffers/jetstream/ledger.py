@@ -26,7 +26,7 @@ from uuid import uuid4
 from millstream import codes, limits
 from millstream.buffers.jetstream import durability
 from millstream.buffers.jetstream.pull import PullReader, opened
-from millstream.buffers.jetstream.references import FramesApart, removed, whole
+from millstream.buffers.jetstream.references import FramesApart, reference_in, removed, whole
 from millstream.buffers.jetstream.requests import (
     BATCH_INCOMPLETE,
     BATCHES_IN_FLIGHT,
@@ -35,6 +35,7 @@ from millstream.buffers.jetstream.requests import (
     NO_RESOURCES,
     NO_STORAGE,
     NO_STREAM,
+    SILENCES_REPORTED,
     STORE_FAILED,
     UNAVAILABLE,
     WRONG_LAST_SEQUENCE,
@@ -132,6 +133,8 @@ class JetStreamLedger:
         self._compressed = compressed
         self._refers = refers
         self._seen = seen
+        self._left: set[LaneId] = set()
+        """Lanes that may have left frames without a reference since their last mark."""
         self._looked: dict[LaneId, int] = {}
         """How often the connection had been lost when the mark of a lane was read."""
         self._torn = TornEnds(stream, self._last_stored, self._get, server_start)
@@ -198,18 +201,47 @@ class JetStreamLedger:
                 # Another owner took over, or the previous owner committed, between our read and our write.
                 continue
             if self._refers:
+                # What earlier owners have not committed.
                 await self._remove_left(lane, stored.sequence if stored else 0, receipt.mark_sequence, losses)
             return StoredMark(mark, receipt.mark_sequence)
 
-    async def _remove_left(self, lane: LaneId, after: int, before: int, losses: int) -> None:
-        """Remove the frames that earlier owners have stored apart and have not committed: between the mark that was
-        read and the one that has replaced it. Only while the connection has been lost `losses` times: after that, there
-        may be other messages at these sequences."""
-        found = await self._get({"seq": after + 1, "next_by_subj": apart_filter(self._stream, lane)})
-        while found is not None and found["seq"] < before:
-            if not await removed(self._connection, self._stream, found["seq"], losses):
+    async def _remove_unreferenced(self, commit: Commit, sequence: int, messages: int) -> None:
+        """Remove the frames of earlier attempts at a commit that is stored."""
+        losses = self._connection.losses
+        needed = set()
+        try:
+            stored = await self.mark(commit.lane)
+            if stored is None or stored.sequence != sequence:
+                # Another owner removes them, or has already done so.
                 return
-            found = await self._get({"seq": found["seq"] + 1, "next_by_subj": apart_filter(self._stream, lane)})
+            for frame in batch.frame_sequences(sequence, messages, len(commit.frames)):
+                message = await self._get({"seq": frame})
+                reference = reference_in(message_headers(message)) if message is not None else None
+                if reference is not None:
+                    needed.add(reference.sequence)
+        except RetryLaterError as error:
+            # The commit is stored, whatever becomes of these frames.
+            _log.info("frames that lane %s has left are not removed: %s", commit.lane, error)
+            return
+        await self._remove_left(commit.lane, commit.after, sequence, losses, needed)
+
+    async def _remove_left(
+        self, lane: LaneId, after: int, before: int, losses: int, needed: Collection[int] = ()
+    ) -> None:
+        """Remove the frames that are stored apart between two marks that follow each other, except those that are
+        needed. Only while the connection has been lost `losses` times: after that, there may be other messages at these
+        sequences. Returns early if something fails; a later trim removes the rest."""
+        while True:
+            try:
+                found = await self._get({"seq": after + 1, "next_by_subj": apart_filter(self._stream, lane)})
+            except RetryLaterError as error:
+                _log.info("frames that lane %s has left are not removed: %s", lane, error)
+                return
+            if found is None or found["seq"] >= before:
+                return
+            after = found["seq"]
+            if after not in needed and not await removed(self._connection, self._stream, after, losses):
+                return
 
     async def commit(self, commit: Commit) -> Receipt:
         """Store frames, ids and mark together, or none of them."""
@@ -227,6 +259,12 @@ class JetStreamLedger:
         except MillstreamError:
             await apart.remove()
             raise
+        finally:
+            if apart.has_left:
+                self._left.add(commit.lane)
+        if commit.lane in self._left:
+            self._left.discard(commit.lane)
+            await self._remove_unreferenced(commit, sequence, len(messages))
         self._statistics.commit_seconds += loop.time() - started_s
         self._statistics.commits += 1
         self._statistics.commit_messages += len(messages)
@@ -328,7 +366,7 @@ class JetStreamLedger:
     async def _land(self, commit: Commit, apart: FramesApart) -> int:
         """Send the commit until it is stored. Returns the sequence of its mark."""
         pauses = tries()
-        incomplete = 0
+        incomplete = silences = 0
         while True:
             await self._connection.connected()
             if commit.after and self._connection.losses != self._looked.get(commit.lane):
@@ -340,14 +378,19 @@ class JetStreamLedger:
                 self._looked[commit.lane] = losses
                 continue
             refusal: ApiError | None = None
+            losses = self._connection.losses
             try:
-                messages = await apart.store(limits.COMMIT_TIMEOUT_S)
-                # Only a batch needs an id.
-                batch_id = new_batch_id() if len(messages) > 1 else ""
-                return await send_commit(self._connection, messages, batch_id, limits.COMMIT_TIMEOUT_S)
+                return await self._send(apart)
             except AnswerLostError as error:
-                apart.forget()
                 _log.info("the answer to a commit of lane %s was lost (%s); reading its mark", commit.lane, error)
+                silences = silences + 1 if self._connection.losses == losses else 0
+                if silences == SILENCES_REPORTED:
+                    _log.warning(
+                        "the NATS server at %s has not answered %d commits of lane %s in a row over a working "
+                        "connection. Check its log and its disk: a stream that could not be written waits until the "
+                        "server is restarted",
+                        *(self._connection.place, silences, commit.lane),
+                    )
             except ApiError as error:
                 refusal = error
                 if error.code == BATCHES_IN_FLIGHT:
@@ -368,6 +411,19 @@ class JetStreamLedger:
                     continue
             self._refuse(commit, refusal)
             await pauses.wait()
+
+    async def _send(self, apart: FramesApart) -> int:
+        """Make one attempt. Returns the sequence of the last message, or raises as `send_commit` does."""
+        messages = await apart.store(limits.COMMIT_TIMEOUT_S)
+        # Only a batch needs an id.
+        batch_id = new_batch_id() if len(messages) > 1 else ""
+        try:
+            return await send_commit(self._connection, messages, batch_id, limits.COMMIT_TIMEOUT_S)
+        except ApiError:
+            raise
+        except BaseException:
+            apart.may_be_needed()
+            raise
 
     async def _settle(self, commit: Commit) -> int | None:
         """The sequence of the commit's mark; None if the commit is not stored. Raises `FencedError` if the ledger has

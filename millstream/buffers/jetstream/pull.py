@@ -239,24 +239,25 @@ class PullReader:
         return StoredFrame(first.sequence, first.data, first.witness)
 
     async def _has_come(self, first: _Arrival) -> bool:
-        """Wait for a frame that is stored apart. False if it will not come: there is a new consumer then, or it was
-        trimmed together with its reference."""
+        """Wait for a frame that is stored apart. False if a new consumer is needed."""
         if first.reference is None or first.data:
             return True
         await self._request_more()
         if first.coming is None:
             return False
         try:
-            first.data = await read_apart(first.coming, first.reference, self._get)
-            if first.data or await self._get({"seq": first.sequence}) is not None:
-                first.reference = None
-                return True
+            data = await read_apart(first.coming, first.reference, self._get)
+            trimmed = not data and await self._get({"seq": first.sequence}) is None
         except (AnswerLostError, RetryLaterError) as error:
             self._needs_restart(str(error))
             return False
-        self._arrived.popleft()
-        self._arrived_bytes -= first.size
-        return False
+        if trimmed:
+            # What follows it is delivered by a new consumer, and nothing if the answer was wrong.
+            self._needs_restart(f"frame {first.sequence} was trimmed")
+        if trimmed or self._losses != self._connection.losses:
+            return False
+        first.data, first.reference = data, None
+        return True
 
     async def _request_more(self) -> None:
         """Request the next frames that are stored apart, as far as there is space for them, and always the one that is

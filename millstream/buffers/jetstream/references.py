@@ -33,6 +33,9 @@ REFERENCE = "Millstream-Reference"
 """Header of a message in the place of a frame that is stored apart: the frame's sequence, and its size in bytes."""
 _VALUE = re.compile(r"([1-9][0-9]{0,18}) ([1-9][0-9]{0,18})")
 
+_LEFT_MAX = 2
+"""How often frames of a commit may be left before they are no longer stored apart."""
+
 Get = Callable[[Mapping[str, object]], Awaitable[Mapping[str, Any] | None]]
 """One message from the stream's leader; None if it does not exist."""
 
@@ -69,46 +72,74 @@ class FramesApart:
         self._sequences: list[int] = []
         """Of the frames that are stored."""
         self._losses = -1
+        self._stay = False
+        """Whether a batch may be stored that refers to these frames, because its answer was lost."""
+        self._left = 0
+        """How often frames may have been left, because an answer or the connection was lost."""
+
+    @property
+    def has_left(self) -> bool:
+        """Whether frames may be stored that no batch refers to."""
+        return self._left > 0 or self._stay
 
     async def store(self, timeout_s: float) -> Sequence[Message]:
-        """The messages to send as the batch, once every large frame is stored. Raises as `send_commit` does."""
-        if self._losses != self._connection.losses:
+        """The messages to send as the batch, once every large frame is stored. Raises as `send_commit` does.
+
+        After several losses, the frames are sent with the batch, so that a connection that breaks again and again does
+        not fill the stream.
+        """
+        losses = self._connection.losses
+        if self._losses != losses and self._sequences:
             # The server may have come back with an older stream.
-            self._sequences.clear()
+            self._leave()
+        if not self._large or self._left >= _LEFT_MAX:
+            return self._messages
         if len(self._sequences) < len(self._large):
             await self.remove()
-            self._losses = self._connection.losses
-            self._sequences = []
-            await self._store_all(timeout_s)
-            if self._losses != self._connection.losses:
-                # The batch must not be sent before the mark was read again.
-                raise AnswerLostError("the connection was lost after the frames were stored")
+            self._losses, self._sequences = losses, []
+            try:
+                await self._store_all(timeout_s)
+                if losses != self._connection.losses:
+                    # The batch must not be sent before the mark was read again.
+                    raise AnswerLostError("the connection was lost after the frames were stored")
+            except AnswerLostError:
+                await self.remove()
+                self._leave()
+                raise
         messages = list(self._messages)
         for number, sequence in zip(self._large, self._sequences, strict=True):
             subject, data, headers = messages[number]
             messages[number] = Message(subject, b"", {**headers, REFERENCE: f"{sequence} {len(data)}"})
         return messages
 
-    def forget(self) -> None:
-        """A batch may have been stored that refers to these frames. The next attempt stores them again."""
-        self._sequences = []
+    def may_be_needed(self) -> None:
+        """A batch was sent that refers to these frames, and it is not known whether it is stored, or will be."""
+        self._stay = True
+
+    def _leave(self) -> None:
+        """Some of these frames may stay, without a reference."""
+        self._sequences, self._stay = [], False
+        self._left += 1
 
     async def remove(self) -> None:
-        """Remove the frames that are stored: the commit was refused. What this leaves is removed when the lane has
-        another owner, or has committed more."""
-        while self._sequences and await removed(self._connection, self._stream, self._sequences[-1], self._losses):
+        """Remove the frames that are stored, unless a batch may refer to them: the commit was refused."""
+        while self._sequences and not self._stay:
+            if not await removed(self._connection, self._stream, self._sequences[-1], self._losses):
+                return
             self._sequences.pop()
 
     async def _store_all(self, timeout_s: float) -> None:
         answers: list[Answer] = []
         failed: Exception | None = None
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
         try:
             for number in self._large:
                 answer = await self._publish(self._messages[number])
                 answers.append(answer)
             for answer in answers:
+                left_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
                 try:
-                    self._sequences.append(int((await stored_at(self._connection, answer, timeout_s))["seq"]))
+                    self._sequences.append(int((await stored_at(self._connection, answer, left_s))["seq"]))
                 except (AnswerLostError, ApiError) as error:
                     # The others are stored, or not, before anything is decided.
                     failed = failed or error

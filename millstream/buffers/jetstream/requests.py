@@ -32,7 +32,7 @@ UNAVAILABLE = (10008, 10009)
 
 _STORE_PATIENCE_S = 5.0
 """How long a server may fail to create the files of a new stream before the error is reported."""
-_SILENCES_REPORTED = 3
+SILENCES_REPORTED = 3
 """A warning is logged when a request over a working connection got no answer this many times in a row."""
 
 
@@ -51,7 +51,7 @@ async def until_answered(
             return await connection.api(subject, body)
         except AnswerLostError as error:
             silences = silences + 1 if connection.is_up else 0
-            if silences == _SILENCES_REPORTED:
+            if silences == SILENCES_REPORTED:
                 _log.warning(
                     "the NATS server at %s accepts connections, but has not answered %s %d times in a row; asking "
                     "again. Check its log and its disk: a stream that could not be written waits until the server "

@@ -45,8 +45,11 @@ Get = Callable[[Mapping[str, object]], Awaitable[dict[str, Any] | None]]
 
 _REFERENCES_MAX = 1024
 """References to one buffer that are remembered. If there are more, trims are less exact."""
-_TOGETHER_MESSAGES_MAX = 4096
-"""Frames apart are removed up to the same place if at most this many messages lie between these frames."""
+_COMMITS_TOGETHER = 2
+"""Frames apart are removed up to the same place if that leaves those of about this many commits to all buffers. A
+commit has up to 8 MiB."""
+_TOGETHER_MESSAGES_MAX = 64
+"""And if at most this many messages lie between them: there may be many buffers."""
 
 
 class Seen:
@@ -60,6 +63,7 @@ class Seen:
         self._seen: dict[str, tuple[str, int]] = {}
         self._references: dict[str, list[tuple[int, int]]] = {}
         """Sequences of references, each with the sequence of the frame, by the subject of these frames."""
+        self._looked: dict[str, int] = {}
         self.references = 0
         """How many were seen."""
         self._none_apart: set[str] = set()
@@ -88,7 +92,7 @@ class Seen:
 
     def forget(self, stream: str) -> None:
         """A stream is deleted. Another one of this name begins again with the first sequence."""
-        for known in (self._seen, self._references):
+        for known in (self._seen, self._references, self._looked):
             for name in [name for name in known if name.startswith(f"{stream}.")]:
                 del known[name]
         self._none_apart.discard(stream)
@@ -108,6 +112,15 @@ class Seen:
         del known[: passed - 1]
         return known[0][1]
 
+    def looked(self, subject: str, losses: int) -> int:
+        """Up to where a reader has to come before it is worth asking which frames under this subject it needs."""
+        return self._looked.get(subject, -1) if losses == self._losses else -1
+
+    def look(self, subject: str, beyond: int, losses: int) -> None:
+        """The server was asked for that, and what it answered does not say it before `beyond` is passed."""
+        self._begin(losses)
+        self._looked[subject] = beyond
+
     def none_apart(self, stream: str, losses: int) -> bool:
         """Whether a stream has no frames stored apart that could be removed."""
         return losses == self._losses and stream in self._none_apart
@@ -122,6 +135,7 @@ class Seen:
         if losses != self._losses:
             self._seen.clear()
             self._references.clear()
+            self._looked.clear()
             self._none_apart.clear()
             self._losses = losses
 
@@ -201,10 +215,17 @@ async def _purges_apart(
             firsts[subject] = last + 1
             continue
         # Read by an earlier process, or by this one before the connection was lost.
-        if first := await _first_apart(subject, passed, get):
+        if seen.looked(subject, lost) > passed:
+            continue
+        first, beyond = await _first_apart(subject, passed, get)
+        if first:
             firsts[subject] = first
-    lowest = min(firsts.values(), default=0)
-    if len(firsts) == len(found) and max(firsts.values()) - lowest <= _TOGETHER_MESSAGES_MAX:
+        else:
+            seen.look(subject, beyond, lost)
+    # Frames under a subject that was not found are behind everything that was passed before the server was asked.
+    lowest = min([*firsts.values(), max(through.values()) + 1])
+    apart_max = min(_COMMITS_TOGETHER * (2 * len(found) + 1), _TOGETHER_MESSAGES_MAX)
+    if len(firsts) == len(found) and max(firsts.values()) - lowest <= apart_max:
         yield apart_filter(stream), lowest, lost
         return
     for subject, first in firsts.items():
@@ -219,9 +240,9 @@ async def _mark_of(lane: str, get: Get) -> tuple[str, int] | None:
     return message["subject"], int(message["seq"])
 
 
-async def _first_apart(subject: str, passed: int, get: Get) -> int:
+async def _first_apart(subject: str, passed: int, get: Get) -> tuple[int, int]:
     """The sequence before which a reader that has passed `passed` needs no frame under this subject; 0 if that is not
-    known before it has read more."""
+    known before it has passed the second one."""
     mark = await _mark_of(lane_filter_of(subject), get)
     after = passed
     # The first of these may be the newest frame that was read, which stays.
@@ -229,11 +250,11 @@ async def _first_apart(subject: str, passed: int, get: Get) -> int:
         message = await get({"seq": after + 1, "next_by_subj": frame_subject_of(subject)})
         if message is None:
             # Every commit up to the mark was passed.
-            return mark[1] if mark is not None else 0
+            return (mark[1] if mark is not None else 0), after
         if (reference := reference_in(message_headers(message))) is not None:
-            return reference.sequence
+            return reference.sequence, after
         after = int(message["seq"])
-    return 0
+    return 0, after
 
 
 def _first_that_stays(subject: str, through: int, mark: tuple[str, int] | None) -> int:

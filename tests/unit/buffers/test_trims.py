@@ -216,6 +216,34 @@ async def test_references_that_were_seen_before_the_connection_was_lost_do_not_c
     assert sorted(wanted) == [(apart(0, 0), 11), (apart(1, 0), 17), (apart(1, 1), 9000)]
 
 
+@pytest.mark.guarantee("I1")
+async def test_frames_that_are_stored_while_a_trim_decides_stay() -> None:
+    # A commit, to a buffer that had none when the server was asked, and before the one whose reference is found.
+    server, seen = Apart(), Seen()
+    server.found = {apart(0, 0): 1}
+    server.frames = {frame(0, 0): [(56, "54 300000")], frame(0, 1): [(55, "53 300000")]}
+    assert await server.trimmed(seen, {BOTH[0]: 50}) == [(apart_filter(STREAM), 51)]
+    # Or the mark of such a commit is.
+    server.frames = {}
+    assert await server.trimmed(seen, {BOTH[0]: 50}) == [(apart(0, 0), 9000)]
+
+
+@pytest.mark.guarantee("I8")
+async def test_a_buffer_whose_reader_is_behind_does_not_keep_the_frames_of_others() -> None:
+    server = Apart()
+    references = [(0, 0, 20, 11), (0, 1, 60, 51), (1, 0, 70, 61), (1, 1, 80, 71)]
+    wanted = await server.trimmed(seen_references(*references), dict.fromkeys(BOTH, 100))
+    assert sorted(wanted) == [(apart(0, 0), 12), (apart(0, 1), 52), (apart(1, 0), 62), (apart(1, 1), 72)]
+
+
+async def test_what_cannot_be_known_yet_is_asked_once() -> None:
+    server, seen = Apart(), Seen()
+    server.found = {apart(0, 0): 1}
+    server.frames = {frame(0, 0): [(20, ""), (25, ""), (30, "28 300000")]}
+    for passed in (19, 20, 25):
+        assert await server.trimmed(seen, {BOTH[0]: passed}) == ([(apart_filter(STREAM), 26)] if passed == 25 else [])
+
+
 async def test_a_stream_without_frames_apart_is_asked_once() -> None:
     server, seen = Apart(), Seen()
     found, server.found = server.found, {}
