@@ -213,7 +213,7 @@ async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_pat
     hold = tmp_path / "hold"
     hold.touch()
     async with start(tmp_path, "run", "pipeline.yaml") as run:
-        # The sink may start after the map has got its input.
+        # The sink may start after the input of the map is there.
         await run.until(lambda: _waiting(run, "map") >= 5 and run.json("status.json")["state"] == "running")
         refused = await command(tmp_path, "run", "pipeline.yaml")
         status = json.loads((await command(tmp_path, "status", "-o", "json")).out)
