@@ -400,6 +400,9 @@ class JetStreamLedger:
             landed = await self._settle(commit)
             if landed is not None:
                 self._statistics.answers_settled += 1
+                if refusal is not None:
+                    # An earlier attempt is stored. If this one had frames of its own, nothing refers to them.
+                    await apart.remove()
                 return landed
             if refusal is None:
                 await self._torn.wait(f"a commit of lane {commit.lane}")

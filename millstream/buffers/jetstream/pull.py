@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from millstream import codes, limits
-from millstream.buffers.jetstream.references import Get, Reference, read_apart, reference_in, request_apart
-from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, message_headers
+from millstream.buffers.jetstream.references import Reference, read_apart, reference_in, request_apart
+from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, Get, message_headers
 from millstream.buffers.jetstream.sending import Answer
 from millstream.buffers.jetstream.trims import Seen
 from millstream.errors import DamageError, RetryLaterError

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from millstream import limits
-from millstream.buffers.jetstream.requests import message_data, message_headers
+from millstream.buffers.jetstream.requests import Get, message_data, message_headers
 from millstream.buffers.jetstream.sending import Answer, message_size_checked, stored_at
 from millstream.durable import step
 from millstream.ledger.batch import Message
@@ -35,9 +35,6 @@ _VALUE = re.compile(r"([1-9][0-9]{0,18}) ([1-9][0-9]{0,18})")
 
 _LEFT_MAX = 2
 """How often frames of a commit may be left before they are no longer stored apart."""
-
-Get = Callable[[Mapping[str, object]], Awaitable[Mapping[str, Any] | None]]
-"""One message from the stream's leader; None if it does not exist."""
 
 
 class Reference(NamedTuple):
@@ -114,7 +111,7 @@ class FramesApart:
 
     def may_be_needed(self) -> None:
         """A batch was sent that refers to these frames, and it is not known whether it is stored, or will be."""
-        self._stay = True
+        self._stay = bool(self._sequences)
 
     def _leave(self) -> None:
         """Some of these frames may stay, without a reference."""

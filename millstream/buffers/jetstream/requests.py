@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.pauses import Pauses
 
+Get = Callable[[Mapping[str, object]], Awaitable[Mapping[str, Any] | None]]
+"""One message from the stream's leader; None if no message matches."""
 _log = logging.getLogger(__name__)
 
 # Error codes of the server.

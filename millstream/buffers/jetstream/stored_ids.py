@@ -6,13 +6,12 @@ Above it: `ledger.py`. Below it: pages of the stream, and the stream's leader.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any
 
 from millstream import codes
 from millstream.buffers.jetstream.pages import PageMessage, read_page
-from millstream.buffers.jetstream.requests import tries
+from millstream.buffers.jetstream.requests import Get, tries
 from millstream.errors import DamageError
 from millstream.ledger import batch
 from millstream.ledger.protocol import StoredIds
@@ -21,12 +20,9 @@ from millstream.nats.connection import AnswerLostError, BrokerConnection
 
 _log = logging.getLogger(__name__)
 
-AskLeader = Callable[[Mapping[str, object]], Awaitable[Mapping[str, Any] | None]]
-"""One message from the stream's leader; None if no message matches."""
-
 
 async def stored_ids(
-    connection: BrokerConnection, stream: str, lane: str, ids: str, ask_leader: AskLeader
+    connection: BrokerConnection, stream: str, lane: str, ids: str, ask_leader: Get
 ) -> AsyncIterator[StoredIds]:
     """The ids of a lane under the subject `ids` that have not expired. The caller has taken the lane over, so no more
     will follow."""

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from millstream import codes
-from millstream.buffers.jetstream.requests import message_headers, tries
+from millstream.buffers.jetstream.requests import Get, message_headers, tries
 from millstream.buffers.jetstream.sending import BATCH_COMMIT, BATCH_ID, BATCH_SEQUENCE
 from millstream.errors import DamageError
 from millstream.ledger.subjects import lane_filter_of
@@ -30,8 +30,6 @@ _log = logging.getLogger(__name__)
 
 LastStored = Callable[[], Awaitable[int]]
 """Sequence of the last message of the stream."""
-Get = Callable[[Mapping[str, object]], Awaitable[dict[str, Any] | None]]
-"""One message from the stream's leader."""
 ServerStart = Callable[[], Awaitable[datetime | None]]
 """When the server was started; None if that cannot be read."""
 

@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import Any
 
 from millstream.buffers.jetstream.references import reference_in
-from millstream.buffers.jetstream.requests import message_headers
+from millstream.buffers.jetstream.requests import Get, message_headers
 from millstream.ledger import batch
 from millstream.ledger.subjects import (
     apart_filter,
@@ -39,10 +39,6 @@ from millstream.record import BufferId
 
 Info = Callable[[str], Awaitable[dict[str, Any]]]
 """Information about the stream, with the number of messages of every subject that matches a filter."""
-Get = Callable[[Mapping[str, object]], Awaitable[dict[str, Any] | None]]
-"""One message from the stream's leader."""
-
-
 _REFERENCES_MAX = 1024
 """References to one buffer that are remembered. If there are more, trims are less exact."""
 _COMMITS_TOGETHER = 2
@@ -64,6 +60,7 @@ class Seen:
         self._references: dict[str, list[tuple[int, int]]] = {}
         """Sequences of references, each with the sequence of the frame, by the subject of these frames."""
         self._looked: dict[str, int] = {}
+        """Up to where a reader has to come before a look at such a subject is worth it again; see `looked`."""
         self.references = 0
         """How many were seen."""
         self._none_apart: set[str] = set()

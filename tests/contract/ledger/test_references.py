@@ -252,6 +252,21 @@ async def test_a_commit_removes_the_frames_of_its_lost_attempts(harness: JetStre
     assert await names(owner.ledger, B) == ["b1", "b2"]
 
 
+@pytest.mark.guarantee("I1", "I8")
+async def test_an_attempt_that_is_stored_late_leaves_no_frames_of_the_next_one(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    harness.path.delay_commit()
+    async with looking(harness) as other:
+        committing = asyncio.ensure_future(owner.commit((A, large("a1")), (B, large("b1"))))
+        await harness.path.delayed()
+        # The frames of the second attempt are stored before the batch of the first.
+        harness.path.before_next_commit(harness.path.deliver_late)
+        await committing
+        assert await apart(other) == {"v-a.0": 1, "v-a.1": 1}
+    assert await names(owner.ledger, A) == ["a1"]
+    assert await names(owner.ledger, B) == ["b1"]
+
+
 @pytest.mark.guarantee("I10")
 async def test_a_reference_to_nothing_is_damage(harness: JetStreamHarness) -> None:
     owner = await owner_of(harness)
