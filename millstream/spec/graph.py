@@ -4,7 +4,7 @@ A `Graph` is only created from a pipeline with a valid shape, so its answers nee
 runner, the vertex processes. It knows no files and no brokers.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
@@ -12,7 +12,8 @@ from typing import Self
 from millstream import retry
 from millstream.limits import MAX_FUTURE_S
 from millstream.spec import topology
-from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, Vertex
+from millstream.spec.connectors import GuaranteeId
+from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, Vertex, VertexLimits
 from millstream.spec.problems import Problem, SpecError, path_text
 from millstream.spec.shape_checks import may_be_chained, outline_of, shape_findings
 
@@ -48,8 +49,8 @@ class Graph:
         if findings:
             raise SpecError([Problem(f.code, "", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])
         vertices, edges = pipeline.spec.vertices, pipeline.spec.edges
-        if pipeline.spec.chain and outline is not None:
-            edges = tuple(_with_chains(edges, may_be_chained(outline)))
+        if pipeline.spec.chain is not False and outline is not None:
+            edges = tuple(_with_chains(pipeline, may_be_chained(outline)))
         chains = tuple(_chains(vertices, edges))
         if not chains:
             return cls._of(pipeline, vertices, edges)
@@ -201,10 +202,41 @@ class Graph:
         return retry.OnFailure.DEAD_LETTER if has_edge else retry.OnFailure.STOP
 
 
-def _with_chains(edges: Sequence[Edge], chained: Collection[int]) -> Iterator[Edge]:
-    """The edges, those at the places `chained` with a chain unless they say otherwise."""
-    for index, edge in enumerate(edges):
-        yield edge.model_copy(update={"chain": True}) if edge.chain is None and index in chained else edge
+def decided(pipeline: Pipeline) -> Pipeline:
+    """The same pipeline, in which every edge says whether it is chained."""
+    edges = [edge.model_copy(update={"chain": bool(edge.chain)}) for edge in Graph.of(pipeline).edges]
+    return with_edges(pipeline, edges)
+
+
+def with_edges(pipeline: Pipeline, edges: Iterable[Edge]) -> Pipeline:
+    """The same pipeline with other edges, which are not validated."""
+    spec = pipeline.spec.model_copy(update={"edges": tuple(edges)})
+    return pipeline.model_copy(update={"spec": spec})
+
+
+def _with_chains(pipeline: Pipeline, possible: Collection[int]) -> Iterator[Edge]:
+    """The edges; those at the places `possible` that do not say whether they are chained, as the pipeline says."""
+    vertices = {vertex.name: vertex for vertex in pipeline.spec.vertices}
+    for index, edge in enumerate(pipeline.spec.edges):
+        chained = edge.chain is None and index in possible
+        if chained and not pipeline.spec.chain:
+            chained = _is_chained_by_default(vertices[edge.from_], vertices[edge.to])
+        yield edge.model_copy(update={"chain": True}) if chained else edge
+
+
+def _is_chained_by_default(origin: Vertex, target: Vertex) -> bool:
+    """Whether the buffer between a source or map and a map does nothing that users count on: it sends the records of a
+    key to one partition, has bounds that were chosen, or takes records from a sender that waits for the answer."""
+    limits = target.limits or VertexLimits()
+    bounds = (limits.buffer_max_length, limits.buffer_max_bytes, limits.buffer_usage_limit)
+    return (
+        target.partitions == 1
+        and all(bound is None for bound in bounds)
+        and (
+            origin.definition.has_input
+            or all(placed.end.promise().id is GuaranteeId.POSITION for placed in origin.ends)
+        )
+    )
 
 
 def _chains(vertices: Sequence[Vertex], edges: Sequence[Edge]) -> Iterator[tuple[str, ...]]:

@@ -182,8 +182,8 @@ class Edge(SpecModel):
     is dropped and counted."""
     chain: Flag | None = None
     """`true`: the edge has no buffer. Its two vertices run as one lane, which commits once, after the last vertex of
-    the chain. Only from a source or a map to a map or a sink (docs/explanation/chains.md). Default: what the `chain` of
-    the pipeline says."""
+    the chain. Only from a source or a map to a map or a sink (docs/explanation/chains.md). `false`: it has a buffer.
+    Default: what the `chain` of the pipeline says."""
 
     @classmethod
     def completed(cls, data: Any) -> Any:
@@ -324,9 +324,11 @@ class PipelineSpec(SpecModel):
     """The steps of the pipeline."""
     edges: tuple[Edge, ...] = ()
     """The connections between vertices."""
-    chain: Flag = False
-    """`true`: every edge to a map that can be chained is chained, unless it has `chain: false`. An edge to a sink is
-    chained only if it says so itself (docs/explanation/chains.md)."""
+    chain: Flag | None = None
+    """`true`: every edge to a map that can be chained is chained, unless it has `chain: false`. `false`: only edges with
+    `chain: true` are. Default: an edge to a map is chained if both ends have one partition, the map has no limits for
+    its buffer, and a source before it continues from a position. An edge to a sink is chained only if it says so itself
+    (docs/explanation/chains.md)."""
     limits: Limits = Limits()
     """Limits for every vertex."""
     watermark: Watermark = Watermark()

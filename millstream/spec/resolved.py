@@ -10,7 +10,7 @@ from pathlib import Path
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec.graph import Graph
+from millstream.spec.graph import Graph, decided
 from millstream.spec.models import Pipeline
 
 FORMAT = 1
@@ -35,8 +35,8 @@ def dump(pipeline: Pipeline, base_dir: Path) -> str:
         "format": FORMAT,
         "baseDir": str(base_dir.absolute()),
         # Fields that the user omitted stay omitted: some defaults have less effect than the same value if it is
-        # written.
-        "pipeline": pipeline.as_written(given_only=True),
+        # written. Only which edges are chained is written, because stored data depends on it.
+        "pipeline": decided(pipeline).as_written(given_only=True),
     }
     return json.dumps(contents, indent=1)
 
@@ -51,6 +51,8 @@ def load(text: str) -> Resolved:
                 f"the resolved pipeline has format {contents['format']}, but this program reads format {FORMAT}: "
                 "restart the pipeline with one version of Millstream for all its processes",
             )
+        # Versions that chained no edge by default did not write which are.
+        contents["pipeline"]["spec"].setdefault("chain", False)
         pipeline = Pipeline.model_validate(contents["pipeline"])
         return Resolved(pipeline, Graph.of(pipeline), Path(contents["baseDir"]))
     except (ValueError, KeyError, TypeError) as problem:

@@ -20,7 +20,7 @@ from millstream_runner.local.directory import HOME, DataDirectory, read_json
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import bare
 from millstream_runner.local.repair.repair import Repair
-from millstream_runner.local.shape import changes, shape_of
+from millstream_runner.local.shape import as_stored, changes, shape_of
 from millstream_runner.local.stored import open_stored
 
 _PASSES_MAX = 5
@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             codes.NO_SUCH_RUN, f"{directory.root} is not the data directory of a pipeline (it has no shape.json)"
         )
+    loaded, _ = as_stored(loaded, before)
     found = changes(before, shape_of(loaded.graph))
     if found.any:
         raise UserError(

@@ -21,7 +21,7 @@ from millstream.spec.loading import load
 from millstream_runner.local import audit
 from millstream_runner.local.directory import HOME, DataDirectory, read_json
 from millstream_runner.local.setting_back import LaneTime, Target, Watermarks
-from millstream_runner.local.shape import changes, shape_of
+from millstream_runner.local.shape import as_stored, changes, shape_of
 from millstream_runner.local.stored import open_stored
 
 
@@ -29,6 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(arguments.file)
     directory = DataDirectory(arguments.data_dir or HOME / loaded.pipeline.name)
     before = read_json(directory.shape)
+    if before is not None:
+        loaded, _ = as_stored(loaded, before)
     if before is None or changes(before, shape_of(loaded.graph)).any:
         raise UserError(
             codes.DATA_OF_ANOTHER_PIPELINE,

@@ -38,7 +38,7 @@ from millstream_runner.local.causes import first_cause
 from millstream_runner.local.changed_files import watch_files
 from millstream_runner.local.changing import Change, plan_change
 from millstream_runner.local.claiming import claim, refuse_live_runner
-from millstream_runner.local.directory import HOME, DataDirectory, held
+from millstream_runner.local.directory import HOME, DataDirectory, held, read_json
 from millstream_runner.local.display import Display
 from millstream_runner.local.draining import drain
 from millstream_runner.local.entries import ShownEntries
@@ -53,6 +53,7 @@ from millstream_runner.local.recording import Recording
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.runner_log import runner_log
 from millstream_runner.local.screen import Screen
+from millstream_runner.local.shape import as_stored
 from millstream_runner.local.signals import handled
 from millstream_runner.local.states import OVER, State
 from millstream_runner.local.storage import refuse_small_disk
@@ -156,6 +157,9 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
             raise UserError(
                 codes.OPTIONS_CONFLICT, "--move-outputs needs --fresh, because it is for a run that starts over"
             )
+        kept: Sequence[str] = ()
+        if not starts_anew and (shape := read_json(directory.shape)) is not None:
+            loaded, kept = as_stored(loaded, shape)
         change = plan_change(directory, loaded, options.forget) if not starts_anew else None
         if starts_anew:
             refuse_small_disk(loaded.graph, directory)
@@ -176,6 +180,11 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
         directory.make()
         if change is None:
             claim(directory, loaded)
+        if kept:
+            screen.message(
+                f"buffers kept, as in the stored data: {', '.join(kept)}. A new data directory would have none there, "
+                "because these edges can be chained; `chain: false` says that they keep them"
+            )
         port = previous.broker_port if previous is not None else None
         with audit.until_end(directory, screen.message) as outcome:
             result = await _Run(loaded, options, screen, directory, change, recording or Recording()).run(port)

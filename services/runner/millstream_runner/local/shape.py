@@ -7,16 +7,18 @@ where no records wait, in ways that keep the meaning of positions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream import codes
 from millstream.errors import DamageError
 from millstream.plurals import counted
 from millstream.spec.buffers import DEFAULT
-from millstream.spec.graph import Graph
-from millstream.spec.models import Edge, GroupBy
+from millstream.spec.graph import Graph, with_edges
+from millstream.spec.loading import Loaded
+from millstream.spec.models import Edge, GroupBy, Pipeline
 from millstream.spec.values import as_duration
 
 
@@ -36,6 +38,40 @@ def shape_of(graph: Graph) -> dict[str, Any]:
         "edges": {edge.name: {"from": edge.from_, "to": edge.to, **_place(graph, edge)} for edge in graph.edges},
         **({"ledger": technology} if (technology := graph.pipeline.spec.buffer_technology) != DEFAULT else {}),
     }
+
+
+def as_stored(loaded: Loaded, before: Mapping[str, Any]) -> tuple[Loaded, Sequence[str]]:
+    """The pipeline whose edges are chained, or have buffers, as in the stored data, unless the file says which. `before`:
+    the stored shape.
+
+    Returns also the edges that keep a buffer but would be chained with new data. Raises `DamageError` if `before` is not
+    a shape.
+    """
+    if loaded.pipeline.spec.chain is not None:
+        return loaded, ()
+    with _readable():
+        edges = tuple(_as_stored(loaded.pipeline, before))
+    pipeline = with_edges(loaded.pipeline, edges)
+    graph = Graph.of(pipeline)
+    kept = [edge.name for edge in loaded.graph.edges if edge.chain and not graph.edge(edge.name).chain]
+    return replace(loaded, pipeline=pipeline, graph=graph), kept
+
+
+def _as_stored(pipeline: Pipeline, before: Mapping[str, Any]) -> Iterator[Edge]:
+    everywhere = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"chain": True})})
+    possible = {edge.name for edge in Graph.of(everywhere).edges if edge.chain}
+    followed = {old["to"] for old in before["edges"].values() if "chained" in old}
+    for edge in pipeline.spec.edges:
+        old = before["edges"].get(edge.name)
+        has_buffer = edge.to in before["vertices"] and edge.to not in followed
+        if edge.chain is not None:
+            yield edge
+        elif (old is not None and "chained" not in old) or has_buffer:
+            yield edge.model_copy(update={"chain": False})
+        elif old is not None and edge.name in possible:
+            yield edge.model_copy(update={"chain": True})
+        else:
+            yield edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +108,15 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, forget: Collec
     New vertices and edges never conflict: they start with nothing, under names that have never been used. Raises
     `DamageError` if `before` is not a shape.
     """
-    try:
+    with _readable():
         return _changes(before, now, forget)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Report stored plain values that are not a shape."""
+    try:
+        yield
     except (KeyError, TypeError, AttributeError) as error:
         raise DamageError(
             codes.SHAPE_UNREADABLE,
@@ -114,8 +157,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
         elif new != old and (old["from"], old["to"]) == (new["from"], new["to"]):
             whose = old["to"] if "chained" in old or "chained" in new else old["from"]
             refused.append(
-                f"edge {name} {_place_text(old)} in the stored data, but now {_place_text(new)}: change `chain` "
-                f"back, or rename vertex {whose}, which then starts empty, when no records wait"
+                f"edge {name} {_place_text(old)} in the stored data, but now {_place_text(new)}: undo the change that "
+                f"led to this (of `chain`, or of what an edge needs to be chained), or rename vertex {whose}, which then "
+                "starts empty, when no records wait"
             )
         elif new != old:
             refused.append(
