@@ -217,16 +217,18 @@ def with_edges(pipeline: Pipeline, edges: Iterable[Edge]) -> Pipeline:
 def _with_chains(pipeline: Pipeline, possible: Collection[int]) -> Iterator[Edge]:
     """The edges; those at the places `possible` that do not say whether they are chained, as the pipeline says."""
     vertices = {vertex.name: vertex for vertex in pipeline.spec.vertices}
+    replayed = {edge.from_ for edge in pipeline.spec.edges if edge.kind == "deadLetter"}
     for index, edge in enumerate(pipeline.spec.edges):
         chained = edge.chain is None and index in possible
         if chained and not pipeline.spec.chain:
-            chained = _is_chained_by_default(vertices[edge.from_], vertices[edge.to])
+            chained = edge.to not in replayed and _is_chained_by_default(vertices[edge.from_], vertices[edge.to])
         yield edge.model_copy(update={"chain": True}) if chained else edge
 
 
 def _is_chained_by_default(origin: Vertex, target: Vertex) -> bool:
-    """Whether the buffer between a source or map and a map does nothing that users count on: it sends the records of a
-    key to one partition, has bounds that were chosen, or takes records from a sender that waits for the answer."""
+    """Whether the buffer between a source or map and a map without dead letters does nothing that users count on. It
+    sends the records of a key to one partition, has bounds that were chosen, or takes records from a sender that waits
+    for the answer. Dead letters are put back into it."""
     limits = target.limits or VertexLimits()
     bounds = (limits.buffer_max_length, limits.buffer_max_bytes, limits.buffer_usage_limit)
     return (

@@ -325,10 +325,10 @@ class PipelineSpec(SpecModel):
     edges: tuple[Edge, ...] = ()
     """The connections between vertices."""
     chain: Flag | None = None
-    """`true`: every edge to a map that can be chained is chained, unless it has `chain: false`. `false`: only edges with
-    `chain: true` are. Default: an edge to a map is chained if both ends have one partition, the map has no limits for
-    its buffer, and a source before it continues from a position. An edge to a sink is chained only if it says so itself
-    (docs/explanation/chains.md)."""
+    """`true`: every edge to a map that can be chained is chained, unless it has `chain: false`. `false`: only edges
+    with `chain: true` are. Default: an edge to a map is chained if both ends have one partition, the map has neither
+    limits for its buffer nor a dead-letter edge, and a source before it continues from a position. An edge to a sink is
+    chained only if it says so itself (docs/explanation/chains.md)."""
     limits: Limits = Limits()
     """Limits for every vertex."""
     watermark: Watermark = Watermark()

@@ -41,6 +41,7 @@ from millstream_vertex.little import little_of
 from millstream_vertex.map_step import Outlet, ToBuffers, ToNext, ToSink
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.past import check_not_older
+from millstream_vertex.places import check_places
 from millstream_vertex.remembered import open_seen_ids
 from millstream_vertex.settings import future_bound, id_bounds, members_of
 from millstream_vertex.to_sink import ChainDeliverer, Target, recover
@@ -269,8 +270,12 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
     ot = await shared.ot(lane.vertex)
     # Read the OT entry before the mark: an entry is published only after its mark has been committed.
     update = (await newest(ot)).get(lane.key)
+    before = await ledger.mark(lane)
     if update is not None:
-        check_not_older(lane, await ledger.mark(lane), update.entry)
+        check_not_older(lane, before, update.entry)
+    members = members_of(shared.whole, lane.vertex)
+    if before is not None:
+        check_places(lane, before.mark, members, [vertex.name for vertex in shared.whole.vertices])
     taken_over = await ledger.take_over(lane, shared.owner)
     log_opened(lane, taken_over.mark)
     shared.backpressure.written(lane, taken_over.mark.written)
@@ -289,7 +294,7 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
             *(ledger, lane, taken_over, sequences, router, shared.backpressure),
             compression=shared.config.resolved.pipeline.spec.compression,
             never_waits_for=inside,
-            members=members_of(shared.whole, lane.vertex),
+            members=members,
         ),
         ot,
         telemetry,

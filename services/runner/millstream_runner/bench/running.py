@@ -59,9 +59,9 @@ spec:
       sink:
         blackhole: {{}}
   edges:
-    - {{from: in, to: map{whole}}}
+    - {{from: in, to: map, chain: {first}}}
 {chained}\
-    - {{from: {last}, to: out{whole}}}
+    - {{from: {last}, to: out, chain: {end}}}
 """
 _MAP = """\
     - name: {name}
@@ -104,6 +104,8 @@ class Load:
     """Partitions of the map; a record goes to that of its key."""
     chain: int = 1
     """Maps in a chain."""
+    from_source: bool = False
+    """Whether the source is part of the chain, as by default in a pipeline."""
     unbuffered: bool = False
     """Whether the source and the sink are part of the chain."""
     builtin: bool = False
@@ -162,7 +164,8 @@ async def measure_map(
     partitioned = {"partitions": load.partitions, "buffer": BUFFER_RECORDS // load.partitions}
     text = _PIPELINE.format(
         maps="".join(_MAP.format(name=name, function=function, **partitioned) for name in maps),
-        whole=", chain: true" if load.unbuffered else "",
+        first="true" if load.unbuffered or load.from_source else "false",
+        end="true" if load.unbuffered else "false",
         chained="".join(f"    - {{from: {one}, to: {other}, chain: true}}\n" for one, other in pairwise(maps)),
         last=maps[-1],
         rate=load.rate,
@@ -176,7 +179,8 @@ async def measure_map(
     if load.unbuffered:
         pipeline = Pipeline(text, ("in-0",), "in-0", LATENCY, told_through=f"{maps[-1]}-out")
     else:
-        pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
+        maps_apart = () if load.from_source else ("map-0",)
+        pipeline = Pipeline(text, ("in-0", *maps_apart, "out-0"), "out-0", LATENCY)
     measured = await measure(directory, pipeline, load, durability, workers)
     arrived = measured.records
     if arrived != load.records:

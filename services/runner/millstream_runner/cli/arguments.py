@@ -679,6 +679,9 @@ def _add_bench(commands: Commands) -> None:
     for bench in (throughput, latency):
         bench.add_argument("--chain", type=int, default=1, metavar="N", help="maps in a chain (default: 1, no chain)")
         bench.add_argument(
+            "--from-source", action="store_true", help="the source is part of the chain, as by default in a pipeline"
+        )
+        bench.add_argument(
             "--unbuffered", action="store_true", help="source, maps and sink are one chain without a buffer"
         )
         bench.add_argument(

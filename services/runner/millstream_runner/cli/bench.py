@@ -58,8 +58,9 @@ def _load(arguments: argparse.Namespace) -> Load:
     compression = Compression(arguments.compression)
     if arguments.bench == "map":
         _check_positive(arguments, "partitions")
-        if arguments.unbuffered and arguments.partitions > 1:
-            what = "--unbuffered --partitions: a record stays in its partition inside a chain, so there is only one"
+        if (arguments.unbuffered or arguments.from_source) and arguments.partitions > 1:
+            option = "--unbuffered" if arguments.unbuffered else "--from-source"
+            what = f"{option} --partitions: a record stays in its partition inside a chain, so there is only one"
             raise UserError(codes.OPTION_VALUE, what)
         if arguments.keys < 0:
             raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: must not be negative")
@@ -68,6 +69,7 @@ def _load(arguments: argparse.Namespace) -> Load:
             keys=arguments.keys,
             partitions=arguments.partitions,
             chain=arguments.chain,
+            from_source=arguments.from_source,
             unbuffered=arguments.unbuffered,
             builtin=arguments.builtin,
             compression=compression,
@@ -78,6 +80,7 @@ def _load(arguments: argparse.Namespace) -> Load:
         record_bytes=arguments.size,
         rate=arguments.rate,
         chain=arguments.chain,
+        from_source=arguments.from_source,
         unbuffered=arguments.unbuffered,
         builtin=arguments.builtin,
         compression=compression,
@@ -119,7 +122,7 @@ def _result(bench: str, load: Load, measured: Measured, raw_per_s: float) -> dic
         "raw_limit_records_per_s": round(raw_per_s),
         "share_of_limit": round(measured.records_per_s / raw_per_s, 4),
         "compression": load.compression.value,
-        "stored_times": 0 if load.unbuffered else 2,
+        "stored_times": 0 if load.unbuffered else 1 if load.from_source else 2,
         "function": "builtin" if load.builtin else "python",
         "latency_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
         "latency_frames": measured.latency.total,
@@ -157,7 +160,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
     maps = f"chain of {result['chain']} maps" if result["chain"] > 1 else "map"
     function = "built-in" if result["function"] == "builtin" else "Python, identity"
     compressed = "" if result["compression"] == Compression.NONE else f", compressed with {result['compression']}"
-    stored = f"stored {'twice' if result['stored_times'] else 'nowhere'} on their way{compressed}"
+    stored = f"stored {('nowhere', 'once', 'twice')[result['stored_times']]} on their way{compressed}"
     limit, share = result["raw_limit_records_per_s"], result["share_of_limit"]
     encrypted = [f"with TLS    {line}" for line in _lines(result["tls"])[1:4:2]] if "tls" in result else []
     return [

@@ -41,11 +41,11 @@ def shape_of(graph: Graph) -> dict[str, Any]:
 
 
 def as_stored(loaded: Loaded, before: Mapping[str, Any]) -> tuple[Loaded, Sequence[str]]:
-    """The pipeline whose edges are chained, or have buffers, as in the stored data, unless the file says which. `before`:
-    the stored shape.
+    """The pipeline whose edges are chained, or have buffers, as in the stored data, unless the file says which.
+    `before`: the stored shape.
 
-    Returns also the edges that keep a buffer but would be chained with new data. Raises `DamageError` if `before` is not
-    a shape.
+    Returns also the edges that keep a buffer but would be chained with new data. Raises `DamageError` if `before` is
+    not a shape.
     """
     if loaded.pipeline.spec.chain is not None:
         return loaded, ()
@@ -157,9 +157,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
         elif new != old and (old["from"], old["to"]) == (new["from"], new["to"]):
             whose = old["to"] if "chained" in old or "chained" in new else old["from"]
             refused.append(
-                f"edge {name} {_place_text(old)} in the stored data, but now {_place_text(new)}: undo the change that "
-                f"led to this (of `chain`, or of what an edge needs to be chained), or rename vertex {whose}, which then "
-                "starts empty, when no records wait"
+                f"edge {name} {_place_text(old)} in the stored data, but now {_place_text(new)}: undo the change "
+                "that led to this (of `chain`, or of what an edge needs to be chained), or rename vertex "
+                f"{whose}, which then starts empty, when no records wait"
             )
         elif new != old:
             refused.append(
