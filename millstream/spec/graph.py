@@ -36,14 +36,19 @@ class Graph:
     """For each vertex the edges it writes, of every kind, in file order."""
     chains: tuple[tuple[str, ...], ...]
     """Vertices that run as one lane: each chain in its order, sorted by first vertex."""
+    ledgers: Mapping[str, str]
+    """For vertices that once followed in a chain and now have lanes of their own: the vertex in whose ledger they are
+    stored."""
     _vertices: Mapping[str, Vertex]
     _edges: Mapping[str, Edge]
     _heads: Mapping[str, str]
     _stages: "Graph | None"
 
     @classmethod
-    def of(cls, pipeline: Pipeline) -> Self:
-        """The graph of a pipeline. Errors: SpecError (without line numbers) if it is not valid."""
+    def of(cls, pipeline: Pipeline, ledgers: Mapping[str, str] = MappingProxyType({})) -> Self:
+        """The graph of a pipeline. `ledgers`: see the field of that name.
+
+        Errors: SpecError (without line numbers) if it is not valid."""
         outline = outline_of(pipeline.as_written())
         findings = list(shape_findings(outline)) if outline is not None else []
         if findings:
@@ -53,12 +58,13 @@ class Graph:
             edges = tuple(_with_chains(pipeline, may_be_chained(outline)))
         chains = tuple(_chains(vertices, edges))
         if not chains:
-            return cls._of(pipeline, vertices, edges)
+            return cls._of(pipeline, vertices, edges, ledgers=ledgers)
         heads = {member: chain[0] for chain in chains for member in chain}
         apart = [vertex for vertex in vertices if heads.get(vertex.name, vertex.name) == vertex.name]
         kept = [edge for edge in edges if not edge.chain]
         moved = [edge.model_copy(update={"from_": heads.get(edge.from_, edge.from_)}) for edge in kept]
-        return cls._of(pipeline, vertices, edges, chains, heads, cls._of(pipeline, apart, moved))
+        stages = cls._of(pipeline, apart, moved, ledgers=ledgers)
+        return cls._of(pipeline, vertices, edges, chains, heads, stages, ledgers=ledgers)
 
     @classmethod
     def _of(
@@ -69,6 +75,8 @@ class Graph:
         chains: tuple[tuple[str, ...], ...] = (),
         heads: Mapping[str, str] = MappingProxyType({}),
         stages: Self | None = None,
+        *,
+        ledgers: Mapping[str, str],
     ) -> Self:
         nodes = [vertex.name for vertex in vertices]
         arcs = list(dict.fromkeys((edge.from_, edge.to) for edge in edges))
@@ -81,6 +89,7 @@ class Graph:
             edges_in={name: tuple(e for e in edges if e.to == name) for name in nodes},
             edges_out={name: tuple(e for e in edges if e.from_ == name) for name in nodes},
             chains=chains,
+            ledgers=ledgers,
             _vertices={vertex.name: vertex for vertex in vertices},
             _edges={edge.name: edge for edge in edges},
             _heads=heads,
@@ -97,6 +106,17 @@ class Graph:
     def head(self, vertex: str) -> str:
         """The vertex in whose lanes a vertex runs: the first of its chain, or itself."""
         return self._heads.get(vertex, vertex)
+
+    def ledger_of(self, vertex: str) -> str:
+        """The vertex that names the ledger of this one: the first of its chain, or of the chain that it followed in
+        before it had lanes of its own."""
+        head = self.head(vertex)
+        return self.ledgers.get(head, head)
+
+    def stored_with(self, vertex: str) -> tuple[str, ...]:
+        """The stages whose ledger is that of this vertex, in topological order; most have one of their own."""
+        ledger = self.ledger_of(vertex)
+        return tuple(stage for stage in self.stages.order if self.ledger_of(stage) == ledger)
 
     def chain(self, vertex: str) -> tuple[str, ...]:
         """The vertices that run in the lanes of one, itself first; without a chain, only itself."""

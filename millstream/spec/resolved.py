@@ -5,8 +5,10 @@ changed.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from millstream import codes
 from millstream.errors import UserError
@@ -29,14 +31,15 @@ class Resolved:
     """Absolute directory of the relative paths in the pipeline."""
 
 
-def dump(pipeline: Pipeline, base_dir: Path) -> str:
-    """The JSON text; base_dir is made absolute."""
+def dump(pipeline: Pipeline, base_dir: Path, ledgers: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The JSON text; base_dir is made absolute. `ledgers`: as in `Graph`."""
     contents = {
         "format": FORMAT,
         "baseDir": str(base_dir.absolute()),
         # Fields that the user omitted stay omitted: some defaults have less effect than the same value if it is
         # written. Only which edges are chained is written, because stored data depends on it.
         "pipeline": decided(pipeline).as_written(given_only=True),
+        **({"ledgers": dict(ledgers)} if ledgers else {}),
     }
     return json.dumps(contents, indent=1)
 
@@ -54,7 +57,8 @@ def load(text: str) -> Resolved:
         # Versions that chained no edge by default did not write which are.
         contents["pipeline"]["spec"].setdefault("chain", False)
         pipeline = Pipeline.model_validate(contents["pipeline"])
-        return Resolved(pipeline, Graph.of(pipeline), Path(contents["baseDir"]))
+        graph = Graph.of(pipeline, contents.get("ledgers", {}))
+        return Resolved(pipeline, graph, Path(contents["baseDir"]))
     except (ValueError, KeyError, TypeError) as problem:
         raise UserError(
             codes.RESOLVED_PIPELINE,

@@ -64,7 +64,21 @@ def members_of(graph: Graph, vertex: str) -> Sequence[Member]:
 
 
 def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
-    """The limits of the vertex's ledger, which are the same for every process that opens it."""
+    """The limits of the vertex's ledger, which are the same for every process that opens it, and for all vertices that
+    are stored there. `graph`: the stages."""
+    first, *others = (_own_limits(graph, one) for one in graph.stored_with(vertex))
+    for other in others:
+        first = LedgerLimits(
+            frames_per_buffer_max=max(first.frames_per_buffer_max, other.frames_per_buffer_max),
+            bytes_max=first.bytes_max + other.bytes_max,
+            ids_ttl_s=max(first.ids_ttl_s, other.ids_ttl_s),
+            sharing=Sharing({**first.sharing.stores, **other.sharing.stores}),
+        )
+    return first
+
+
+def _own_limits(graph: Graph, vertex: str) -> LedgerLimits:
+    """What one of the vertices that are stored in a ledger needs there."""
     ids = id_bounds(graph, vertex)
     buffers_bytes = sum(
         graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]

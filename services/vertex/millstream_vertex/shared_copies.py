@@ -78,7 +78,8 @@ async def leave(
     ledger = await ledger_of(vertex)
     assert ledger is not None, "it says which edges share"
     # This fences former owners that may still be running: they would write to the copy.
-    writers = {lane.key: (await ledger.take_over(lane, _OWNER)).mark for lane in lanes_of(graph, vertex)}
+    lanes = [lane for one in graph.stored_with(vertex) for lane in lanes_of(graph, one)]
+    writers = {lane.key: (await ledger.take_over(lane, _OWNER)).mark for lane in lanes}
     prepared = _prepared(writers.values())
     for edge in edges:
         waits = not prepared.isdisjoint(ledger.sharing.group(edge))

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access, InterStepBuffer, Technology
 from millstream.buffers.technology import Link as BufferLink
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.limits import LOG_BYTES_MAX
 from millstream.record import ReplicaId
+from millstream.spec.graph import Graph
 from millstream.spec.protocols import FunctionKind
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
@@ -183,7 +185,8 @@ class Link:
         remember about their last put, belong to its lanes.
         """
         async with AsyncExitStack() as stack:
-            buffer = await stack.enter_async_context(self._link.open(self._pipeline, require=self._require))
+            opened = await stack.enter_async_context(self._link.open(self._pipeline, require=self._require))
+            buffer = placed(opened, config.resolved.graph)
             programs: dict[str, VertexPrograms] = {}
             for vertex in config.resolved.graph.chain(config.vertex):
                 # The output of a program is logged under its own vertex, not under the head of the chain.
@@ -197,27 +200,26 @@ class Link:
 
 @asynccontextmanager
 async def open_link(
-    technology: Technology, access: Access, pipeline: str, require: DurabilityLevel, name: str
+    technology: Technology, access: Access, graph: Graph, require: DurabilityLevel, name: str
 ) -> AsyncIterator[Link]:
-    """Connect to the broker. `name`: the name of the connection, for the broker's operator. `require`: the weakest
-    durability that is accepted."""
+    """Connect to the broker. `graph`: that of the pipeline. `name`: the name of the connection, for the broker's
+    operator. `require`: the weakest durability that is accepted."""
     async with (
         technology.connect(access, name=name) as link,
-        link.open(pipeline, require=require) as buffer,
+        link.open(graph.pipeline.name, require=require) as buffer,
         open_watches(buffer.stores) as watches,
-        open_trimmers(buffer.broker) as trimmers,
+        open_trimmers(placed(buffer, graph).broker) as trimmers,
     ):
-        yield Link(link, pipeline, require, watches, trimmers)
+        yield Link(link, graph.pipeline.name, require, watches, trimmers)
 
 
 @asynccontextmanager
 async def open_outside(config: VertexConfig) -> AsyncIterator[Outside]:
     """The environment of a replica that shares nothing with other replicas."""
-    name = config.resolved.pipeline.name
+    graph = config.resolved.graph
+    name = f"{graph.pipeline.name}/{config.vertex}"
     async with (
-        open_link(
-            technology_of(config.resolved.pipeline), config.broker, name, config.durability, f"{name}/{config.vertex}"
-        ) as link,
+        open_link(technology_of(graph.pipeline), config.broker, graph, config.durability, name) as link,
         link.environment(config) as outside,
     ):
         yield outside

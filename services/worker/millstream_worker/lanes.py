@@ -275,7 +275,7 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
         check_not_older(lane, before, update.entry)
     members = members_of(shared.whole, lane.vertex)
     if before is not None:
-        check_places(lane, before.mark, members, [vertex.name for vertex in shared.whole.vertices])
+        check_places(lane, before.mark, members, {edge.name for edge in shared.graph.edges})
     taken_over = await ledger.take_over(lane, shared.owner)
     log_opened(lane, taken_over.mark)
     shared.backpressure.written(lane, taken_over.mark.written)

@@ -274,13 +274,14 @@ async def open_worker(
                 clock=clock,
             )
         )
-        technology = technology_of(config.resolved.pipeline)
+        graph = config.resolved.graph
         links: dict[Access, Link] = {}
         replicas: dict[ReplicaId, _Replica] = {}
-        name = config.resolved.pipeline.name
         for replica, access in config.access.items():
             if access not in links:
-                opening = open_link(technology, access, name, config.durability, f"{name}/{replica}")
+                opening = open_link(
+                    technology_of(graph.pipeline), access, graph, config.durability, f"{graph.pipeline.name}/{replica}"
+                )
                 links[access] = await stack.enter_async_context(opening)
             replicas[replica] = _Replica(readiness[replica], links[access].environment)
         yield Worker(config, clock, telemetry, replicas, say)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from millstream import codes
+from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
 from millstream.clock import SystemClock
 from millstream.dead_letter import Envelope
@@ -157,7 +158,7 @@ async def _put_back(directory: DataDirectory, graph: Graph, returned: Sequence[R
         open_stored(directory, graph) as server,
         technology_of(graph.pipeline).open(server.access, graph.pipeline.name, name="replay") as buffer,
     ):
-        return await Replay(graph, buffer.broker, buffer.stores, SystemClock()).put_back(returned)
+        return await Replay(graph, placed(buffer, graph).broker, buffer.stores, SystemClock()).put_back(returned)
 
 
 def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:

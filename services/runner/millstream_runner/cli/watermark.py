@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millstream import codes
+from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, SystemClock
 from millstream.dead_letter import time_text
@@ -54,7 +55,7 @@ async def _run(
             stored.access, graph.pipeline.name, name="watermark", require=DurabilityLevel.MEMORY
         ) as buffer,
     ):
-        watermarks = Watermarks(graph, buffer.broker, buffer.stores, directory.windows)
+        watermarks = Watermarks(graph, placed(buffer, graph).broker, buffer.stores, directory.windows)
         lanes = await watermarks.lanes()
         lines = list(_lines(lanes))
         facts: dict[str, Any] = {"lanes": [_as_json(one) for one in lanes]}

@@ -14,10 +14,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from millstream import codes
+from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.durable import step
@@ -33,12 +35,15 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, read_json, write_json
 from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.separating import separate
 from millstream_runner.local.shape import Changes, changes, shape_of, successor
 from millstream_runner.local.view import PipelineView, open_view
 
 OWNER = "change"
 _LEAVING = "leaving"
 """A member of the shape while a change is not complete: the vertices whose data is to be removed."""
+_DIVIDED = "divided"
+"""A member of the shape while a change is not complete: vertices that leave their chains have marks of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +58,13 @@ class Change:
     async def make(self, access: Access, level: DurabilityLevel) -> None:
         """Apply the change. Raises `UserError`, with what waits, if the pipeline cannot change yet; then nothing was
         changed."""
-        former = self._former()
+        former, graph = self._former(), self.loaded.graph
         name = former.pipeline.name
         async with (
             open_view(former, access, level) as view,
-            technology_of(former.pipeline).open(access, name, name="change", require=level) as buffer,
+            technology_of(former.pipeline).open(access, name, name="change", require=level) as opened,
         ):
+            buffer = placed(opened, graph)
             waiting = [*await _waiting(self.changes, former, view), *await _open(self.changes, former, view)]
             if waiting:
                 raise UserError(
@@ -67,7 +73,7 @@ class Change:
                     "they are processed (Ctrl-C drains it), then change it; or start over with --fresh, or with "
                     "another --data-dir",
                 )
-            await PipelineView(self.loaded.graph, buffer.broker, buffer.stores).separate_edges()
+            await PipelineView(graph, buffer.broker, buffer.stores).separate_edges()
             former_spec = audit.spec_digest(self.directory.read_pipeline())
             audit.note(
                 self.directory,
@@ -79,14 +85,21 @@ class Change:
             for vertex in self.changes.grown:
                 ledger = await buffer.broker.existing_ledger(vertex)
                 if ledger is not None:
-                    await self._keep_closed(ledger, await view.marks(vertex), lanes_of(self.loaded.graph, vertex))
+                    await self._keep_closed(ledger, await view.marks(vertex), lanes_of(graph, vertex))
             leaving = sorted({*self.before.get(_LEAVING, ()), *self.changes.gone})
-            after = successor(self.before, shape_of(self.loaded.graph))
-            write_json(self.directory.shape, {**after, _LEAVING: leaving})
-            self.directory.write_pipeline(resolved.dump(self.loaded.pipeline, self.loaded.base_dir))
+            after = successor(self.before, shape_of(graph))
+            unfinished = {**after, _LEAVING: leaving}
+            divided = bool(self.before.get(_DIVIDED))
+            write_json(self.directory.shape, {**unfinished, _DIVIDED: divided})
+            self.directory.write_pipeline(resolved.dump(self.loaded.pipeline, self.loaded.base_dir, graph.ledgers))
             KnownLedgers(self.directory.ledgers).forget(leaving)
+            note = partial(write_json, self.directory.shape, {**unfinished, _DIVIDED: True})
+            await separate(graph, buffer.broker, buffer.stores, OWNER, note, divided=divided)
+            used = {graph.ledger_of(vertex) for vertex in graph.stages.order}
             for vertex in leaving:
-                await view.remove(vertex)
+                await buffer.stores.delete(vertex)
+                for ledger_name in {vertex, former.ledger_of(vertex)} - used:
+                    await buffer.broker.delete(ledger_name)
                 self._remove_windows(vertex)
         write_json(self.directory.shape, after)
 

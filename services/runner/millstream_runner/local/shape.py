@@ -18,7 +18,7 @@ from millstream.plurals import counted
 from millstream.spec.buffers import DEFAULT
 from millstream.spec.graph import Graph, with_edges
 from millstream.spec.loading import Loaded
-from millstream.spec.models import Edge, GroupBy, Pipeline
+from millstream.spec.models import Edge, GroupBy
 from millstream.spec.values import as_duration
 
 
@@ -32,6 +32,7 @@ def shape_of(graph: Graph) -> dict[str, Any]:
                 "of": next((placed.end.kind for placed in vertex.ends), ""),
                 "partitions": vertex.partitions,
                 **({"windows": _windows(vertex.group_by)} if vertex.group_by is not None else {}),
+                **({"ledger": graph.ledgers[vertex.name]} if vertex.name in graph.ledgers else {}),
             }
             for vertex in graph.vertices
         },
@@ -41,37 +42,36 @@ def shape_of(graph: Graph) -> dict[str, Any]:
 
 
 def as_stored(loaded: Loaded, before: Mapping[str, Any]) -> tuple[Loaded, Sequence[str]]:
-    """The pipeline whose edges are chained, or have buffers, as in the stored data, unless the file says which.
-    `before`: the stored shape.
+    """The pipeline with each vertex in the ledger in which it is stored, and with the buffers of the stored data unless
+    the file says otherwise. `before`: the stored shape.
 
     Returns also the edges that keep a buffer but would be chained with new data. Raises `DamageError` if `before` is
     not a shape.
     """
-    if loaded.pipeline.spec.chain is not None:
-        return loaded, ()
+    pipeline = loaded.pipeline
     with _readable():
-        edges = tuple(_as_stored(loaded.pipeline, before))
-    pipeline = with_edges(loaded.pipeline, edges)
-    graph = Graph.of(pipeline)
+        if pipeline.spec.chain is None:
+            pipeline = with_edges(pipeline, [_as_stored(edge, before) for edge in pipeline.spec.edges])
+        graph = Graph.of(pipeline)
+        stored = {vertex: _stored_with(before, vertex) for vertex in graph.stages.order if vertex in before["vertices"]}
+        graph = Graph.of(pipeline, {vertex: ledger for vertex, ledger in stored.items() if ledger != vertex})
     kept = [edge.name for edge in loaded.graph.edges if edge.chain and not graph.edge(edge.name).chain]
     return replace(loaded, pipeline=pipeline, graph=graph), kept
 
 
-def _as_stored(pipeline: Pipeline, before: Mapping[str, Any]) -> Iterator[Edge]:
-    everywhere = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"chain": True})})
-    possible = {edge.name for edge in Graph.of(everywhere).edges if edge.chain}
-    followed = {old["to"] for old in before["edges"].values() if "chained" in old}
-    for edge in pipeline.spec.edges:
-        old = before["edges"].get(edge.name)
-        has_buffer = edge.to in before["vertices"] and edge.to not in followed
-        if edge.chain is not None:
-            yield edge
-        elif (old is not None and "chained" not in old) or has_buffer:
-            yield edge.model_copy(update={"chain": False})
-        elif old is not None and edge.name in possible:
-            yield edge.model_copy(update={"chain": True})
-        else:
-            yield edge
+def _as_stored(edge: Edge, before: Mapping[str, Any]) -> Edge:
+    old = before["edges"].get(edge.name)
+    was_chained = old is not None and "chained" in old
+    # What is stored of the vertex is in another ledger than that of the vertex before it.
+    keeps_buffer = edge.chain is None and edge.to in before["vertices"] and not was_chained
+    return edge.model_copy(update={"chain": False}) if keeps_buffer else edge
+
+
+def _stored_with(before: Mapping[str, Any], vertex: str) -> str:
+    """The vertex in whose ledger a vertex of a stored shape is."""
+    head = _head(before, vertex)
+    ledger: str = before["vertices"][head].get("ledger", head)
+    return ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,8 @@ class Changes:
     """Reduces of the old pipeline that may have no open windows, each with the reason."""
     gone: Sequence[str]
     """Vertices whose data is to be removed."""
+    separated: Sequence[str] = ()
+    """Edges that were chained and have buffers now, one sentence each."""
 
     @property
     def grown(self) -> Sequence[str]:
@@ -99,7 +101,7 @@ class Changes:
     @property
     def texts(self) -> Sequence[str]:
         """The differences, one sentence each."""
-        return list(dict.fromkeys([*self.refused, *self.emptied.values(), *self.closed.values()]))
+        return list(dict.fromkeys([*self.refused, *self.emptied.values(), *self.closed.values(), *self.separated]))
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, forget: Collection[str] = ()) -> Changes:
@@ -130,6 +132,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
     emptied: dict[str, str] = {}
     closed: dict[str, str] = {}
     gone: list[str] = []
+    separated: list[str] = []
     if before["pipeline"] != now["pipeline"]:
         refused.append(f"the pipeline was called {before['pipeline']} and is now called {now['pipeline']}")
     held, wanted = before.get("ledger", DEFAULT), now.get("ledger", DEFAULT)
@@ -154,6 +157,8 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
         new = now["edges"].get(name)
         if new is None:
             emptied.setdefault(name, f"edge {name} ({old['from']} to {old['to']}) was removed")
+        elif "chained" in old and "chained" not in new and not _delivers(before, old["from"]):
+            separated.append(f"edge {name} was chained and has a buffer now")
         elif new != old and (old["from"], old["to"]) == (new["from"], new["to"]):
             whose = old["to"] if "chained" in old or "chained" in new else old["from"]
             refused.append(
@@ -172,7 +177,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
             for name in before.get("gone", {}).get(kind, ())
             if name in now[kind]
         ]
-    return Changes(refused, emptied, closed, gone)
+    return Changes(refused, emptied, closed, gone, separated)
 
 
 def successor(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,8 +238,23 @@ def _place(graph: Graph, edge: Edge) -> dict[str, Any]:
     """Where the records of an edge are stored, as far as its ends do not determine it."""
     if edge.chain:
         return {"chained": True}
-    head = graph.head(edge.from_)
-    return {"ledger": head} if head != edge.from_ else {}
+    ledger = graph.ledger_of(edge.from_)
+    return {"ledger": ledger} if ledger != edge.from_ else {}
+
+
+def _head(before: Mapping[str, Any], vertex: str) -> str:
+    """The first vertex of the chain in which a vertex of a stored shape is."""
+    heads = {old["to"]: old["from"] for old in before["edges"].values() if "chained" in old}
+    while vertex in heads:
+        vertex = heads[vertex]
+    return vertex
+
+
+def _delivers(before: Mapping[str, Any], vertex: str) -> bool:
+    """Whether the chain with that vertex ends in a sink, which counts its deliveries and not the frames of a buffer."""
+    head = _head(before, vertex)
+    chained = [old["to"] for old in before["edges"].values() if "chained" in old and _head(before, old["to"]) == head]
+    return any(before["vertices"][name]["kind"] == "sink" for name in chained)
 
 
 def _place_text(edge: Mapping[str, Any]) -> str:

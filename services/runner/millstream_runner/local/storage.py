@@ -21,9 +21,9 @@ BROKER_SHARE = 0.75
 
 
 def reserved_bytes(graph: Graph) -> dict[str, int]:
-    """What the ledger of each vertex reserves; a chain has one ledger, that of its first vertex."""
+    """What each ledger reserves, by its name; a chain has one ledger, that of its first vertex."""
     graph = graph.stages
-    return {vertex.name: ledger_limits(graph, vertex.name).bytes_max for vertex in graph.vertices}
+    return {graph.ledger_of(vertex): ledger_limits(graph, vertex).bytes_max for vertex in graph.order}
 
 
 def reservation_text(graph: Graph) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from millstream import codes
 from millstream.account import consumed
+from millstream.buffers.placed import placed
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import DamageError, RetryLaterError
@@ -142,11 +143,6 @@ class PipelineView:
         marks = await self.marks(self._graph.edge(buffer.edge).to)
         return _read(marks).get(buffer, Position(0)).sequence
 
-    async def remove(self, vertex: str) -> None:
-        """Remove what a vertex has stored in the broker, if anything."""
-        await self._stores.delete(vertex)
-        await self._broker.delete(vertex)
-
     async def ledger_of(self, buffer: BufferId) -> Ledger:
         """The ledger that contains a buffer. Raises `RetryLaterError` until it exists."""
         upstream = self._graph.edge(buffer.edge).from_
@@ -189,4 +185,4 @@ async def open_view(
     """A view of a pipeline in a running broker."""
     technology = technology_of(graph.pipeline)
     async with technology.open(access, graph.pipeline.name, name="view", require=require) as buffer:
-        yield PipelineView(graph, buffer.broker, buffer.stores)
+        yield PipelineView(graph, placed(buffer, graph).broker, buffer.stores)

@@ -258,7 +258,8 @@ class Inputs:
                 await self._rely_on_it_no_more(ledger, buffer, item.stored.witness)
             if await self._stored.repairs.holds_mark(ledger.vertex, item.stored.sequence):
                 writer = item.stored.witness.lane if item.stored.witness is not None else ""
-                lanes = lanes_of(self._stored.graph, ledger.vertex)
+                graph = self._stored.graph
+                lanes = (lane for vertex in graph.stored_with(ledger.vertex) for lane in lanes_of(graph, vertex))
                 for lane in (lane for lane in lanes if lane.key == writer):
                     await ledger.take_over(lane, _OWNER)
             await self._stored.repairs.remove(ledger.vertex, buffer, item.stored.sequence)

@@ -50,7 +50,8 @@ class Marks:
             )
 
     async def lost_messages(self) -> AsyncIterator[Finding]:
-        for vertex in self._stored.graph.order:
+        graph = self._stored.graph
+        for vertex in dict.fromkeys(map(graph.ledger_of, graph.order)):
             lost = await self._stored.repairs.lost(vertex)
             if lost is None:
                 continue

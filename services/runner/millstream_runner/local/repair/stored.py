@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from millstream.buffers.placed import placed
 from millstream.buffers.technology import InterStepBuffer
 from millstream.ledger.protocol import Ledger, StoredMark
 from millstream.naming import Naming
@@ -21,6 +22,7 @@ class Stored:
 
     def __init__(self, graph: Graph, buffer: InterStepBuffer) -> None:
         self.graph = graph.stages
+        buffer = placed(buffer, graph)
         self.repairs = buffer.repairs
         self.naming = Naming(values=graph.pipeline.spec.logging.values)
         self.unknown: set[LaneId] = set()

@@ -1,0 +1,83 @@
+"""The ledgers of a pipeline by vertex, where some vertices are stored in the ledger of another one.
+
+A vertex that followed in a chain is stored with the first vertex of that chain, and stays there when it has lanes of
+its own (`millstream.spec.graph.Graph.ledgers`). Lanes, buffers and edges have their own names in a ledger, so several
+vertices may write to one.
+
+Above it: whatever opens a pipeline's buffers. Below it: the technologies.
+"""
+
+from __future__ import annotations
+
+from millstream.buffers.technology import InterStepBuffer, LostMessages, Repairs, TornCommit
+from millstream.ledger.protocol import Broker, Ledger, LedgerLimits
+from millstream.record import BufferId, LaneId
+from millstream.spec.graph import Graph
+from millstream.watermark.store import OtStores
+
+
+def placed(buffer: InterStepBuffer, graph: Graph) -> InterStepBuffer:
+    """The same buffers; a ledger or a repair is that of `graph.ledger_of(vertex)`."""
+    return _Placed(buffer, graph) if graph.ledgers else buffer
+
+
+class _Placed:
+    def __init__(self, buffer: InterStepBuffer, graph: Graph) -> None:
+        self._buffer = buffer
+        self._broker = _PlacedBroker(buffer.broker, graph)
+        self._repairs = _PlacedRepairs(buffer.repairs, graph)
+
+    @property
+    def broker(self) -> Broker:
+        return self._broker
+
+    @property
+    def stores(self) -> OtStores:
+        return self._buffer.stores
+
+    @property
+    def repairs(self) -> Repairs:
+        return self._repairs
+
+    def trouble(self) -> str | None:
+        return self._buffer.trouble()
+
+
+class _PlacedBroker:
+    def __init__(self, broker: Broker, graph: Graph) -> None:
+        self._broker = broker
+        self._graph = graph
+
+    async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
+        return await self._broker.ledger(self._graph.ledger_of(vertex), limits)
+
+    async def existing_ledger(self, vertex: str) -> Ledger | None:
+        return await self._broker.existing_ledger(self._graph.ledger_of(vertex))
+
+    async def delete(self, vertex: str | None = None) -> None:
+        """`vertex`: the name of a ledger, which may have the data of several vertices."""
+        await self._broker.delete(vertex)
+
+
+class _PlacedRepairs:
+    def __init__(self, repairs: Repairs, graph: Graph) -> None:
+        self._repairs = repairs
+        self._graph = graph
+
+    async def last_sequence(self, vertex: str) -> int:
+        return await self._repairs.last_sequence(self._graph.ledger_of(vertex))
+
+    async def lost(self, vertex: str) -> LostMessages | None:
+        return await self._repairs.lost(self._graph.ledger_of(vertex))
+
+    async def torn(self, lane: LaneId) -> TornCommit | None:
+        return await self._repairs.torn(lane._replace(vertex=self._graph.ledger_of(lane.vertex)))
+
+    async def cut(self, vertex: str, torn: TornCommit) -> None:
+        await self._repairs.cut(self._graph.ledger_of(vertex), torn)
+
+    async def holds_mark(self, vertex: str, sequence: int) -> bool:
+        return await self._repairs.holds_mark(self._graph.ledger_of(vertex), sequence)
+
+    async def remove(self, vertex: str, buffer: BufferId, sequence: int) -> None:
+        await self._repairs.remove(self._graph.ledger_of(vertex), buffer, sequence)

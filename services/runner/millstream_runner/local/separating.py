@@ -1,0 +1,150 @@
+"""Gives vertices that followed in a chain lanes of their own, between two runs.
+
+    marks of the chain ─► marks of the new lanes: accounts, totals, watermarks ─► noted ─► out of the marks of the chain
+
+All of it stays in the ledger of the chain: the new lanes write to the same buffers, so their readers notice nothing,
+and records may wait there. No record waits inside a chain.
+
+Above it: a change of the pipeline, which repeats the steps if a run dies between them. Below it: the ledgers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+from uuid import uuid4
+
+from millstream.account import Account
+from millstream.durable import step
+from millstream.ledger.protocol import Broker, Commit, Ledger, StoredMark
+from millstream.record import LaneId
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import lanes_of
+from millstream.watermark.store import OtStores, forget
+from millstream.wire.ledger.v1 import mark_pb2
+
+
+class _Chain(NamedTuple):
+    """The lanes of a vertex in whose marks others follow that now have lanes of their own."""
+
+    ledger: Ledger
+    marks: Mapping[LaneId, StoredMark]
+    own: frozenset[str]
+    """The vertices that still run in these lanes."""
+
+
+async def separate(
+    graph: Graph, broker: Broker, stores: OtStores, owner: str, note: Callable[[], None], *, divided: bool
+) -> None:
+    """Move what marks of chains say about vertices that have lanes of their own in `graph` to those lanes.
+
+    `divided`: whether an earlier call came as far as to call `note`, which has to be durable on return.
+    """
+    chains = [chain async for chain in _chains(graph, broker)]
+    if not divided:
+        for chain in chains:
+            for lane, mark in _divided(graph, chain):
+                with step("chain.divide", lane.vertex):
+                    await _replace(chain.ledger, lane, mark, owner)
+        note()
+    for chain in chains:
+        for lane, stored in chain.marks.items():
+            # What was published says more than the rest of the mark does. The lane publishes it again.
+            await forget(await stores.store(lane.vertex), lane)
+            with step("chain.shorten", lane.vertex):
+                await _replace(chain.ledger, lane, _shortened(graph, stored.mark, chain.own), owner)
+
+
+async def _chains(graph: Graph, broker: Broker) -> AsyncIterator[_Chain]:
+    stages = graph.stages
+    for vertex in stages.order:
+        ledger = await broker.existing_ledger(vertex)
+        if ledger is None:
+            continue
+        own = frozenset(graph.chain(vertex))
+        marks = {}
+        for lane in lanes_of(stages, vertex):
+            stored = await ledger.mark(lane)
+            if stored is not None and any(_has_left(graph, one, own) for one in stored.mark.members):
+                marks[lane] = stored
+        if marks:
+            yield _Chain(ledger, marks, own)
+
+
+def _has_left(graph: Graph, member: mark_pb2.Member, own: frozenset[str]) -> bool:
+    """Whether a vertex that followed in a chain has lanes of its own, or follows one that has."""
+    if member.vertex in own or member.vertex not in graph.edges_in:
+        return False
+    return any(edge.name == member.edge for edge in graph.edges_in[member.vertex])
+
+
+def _divided(graph: Graph, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mark]]:
+    """The marks of the new lanes."""
+    made: dict[LaneId, mark_pb2.Mark] = {}
+    for lane, stored in chain.marks.items():
+        gone = {one.vertex: one for one in stored.mark.members if _has_left(graph, one, chain.own)}
+        for vertex, member in gone.items():
+            if graph.head(vertex) != vertex:
+                continue
+            new = LaneId(vertex, member.edge, lane.partition)
+            mark = made.get(new)
+            if mark is None:
+                mark = made[new] = mark_pb2.Mark(watermark_us=stored.mark.watermark_us, ended=stored.mark.ended)
+            mark.watermark_us = min(mark.watermark_us, stored.mark.watermark_us)
+            mark.ended = mark.ended and stored.mark.ended
+            _add(mark, graph, vertex, gone, stored.mark.written)
+    yield from made.items()
+
+
+def _add(
+    mark: mark_pb2.Mark,
+    graph: Graph,
+    vertex: str,
+    gone: Mapping[str, mark_pb2.Member],
+    written: Sequence[mark_pb2.Written],
+) -> None:
+    """Add what one lane of the chain has done in a vertex and in those that follow it."""
+    account = Account.from_message(mark.account)
+    account.add(Account.from_message(gone[vertex].account))
+    mark.account.CopyFrom(account.to_message())
+    following = {one.vertex: one for one in mark.members}
+    for name in graph.chain(vertex)[1:]:
+        if name not in gone:
+            continue
+        if name not in following:
+            following[name] = mark.members.add(vertex=name, edge=gone[name].edge)
+        account = Account.from_message(following[name].account)
+        account.add(Account.from_message(gone[name].account))
+        following[name].account.CopyFrom(account.to_message())
+    edges = {edge.name for name in graph.chain(vertex) for edge in graph.edges_out[name]}
+    totals = {(one.edge, one.partition): one for one in mark.written}
+    for one in written:
+        if one.edge not in edges:
+            continue
+        total = totals.get((one.edge, one.partition))
+        if total is None:
+            total = totals[one.edge, one.partition] = mark.written.add(edge=one.edge, partition=one.partition)
+        # `frames` numbers what a lane has written, and this lane has written nothing.
+        total.records += one.records
+        total.bytes += one.bytes
+
+
+def _shortened(graph: Graph, mark: mark_pb2.Mark, own: frozenset[str]) -> mark_pb2.Mark:
+    """The mark without what now belongs to other lanes."""
+    gone = {one.vertex for one in mark.members if _has_left(graph, one, own)}
+    edges = {edge.name for vertex in gone for edge in graph.edges_out[vertex]}
+    members = [one for one in mark.members if one.vertex not in gone]
+    written = [one for one in mark.written if one.edge not in edges]
+    shorter = mark_pb2.Mark()
+    shorter.CopyFrom(mark)
+    del shorter.members[:], shorter.written[:]
+    shorter.members.extend(members)
+    shorter.written.extend(written)
+    return shorter
+
+
+async def _replace(ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, owner: str) -> None:
+    """Commit a mark for a lane that nothing else owns now."""
+    stored = await ledger.take_over(lane, owner)
+    mark.epoch, mark.owner, mark.commit_id = stored.mark.epoch, stored.mark.owner, uuid4().bytes
+    await ledger.commit(Commit(lane, (), mark, stored.sequence, replaces=stored.mark.commit_id))
