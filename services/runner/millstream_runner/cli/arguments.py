@@ -678,12 +678,8 @@ def _add_bench(commands: Commands) -> None:
     latency.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: 10)")
     for bench in (throughput, latency):
         bench.add_argument("--chain", type=int, default=1, metavar="N", help="maps in a chain (default: 1, no chain)")
-        bench.add_argument(
-            "--from-source", action="store_true", help="the source is part of the chain, as by default in a pipeline"
-        )
-        bench.add_argument(
-            "--unbuffered", action="store_true", help="source, maps and sink are one chain without a buffer"
-        )
+        bench.add_argument("--from-source", action="store_true", help="the source is part of the chain")
+        bench.add_argument("--unbuffered", action="store_true", help="source, maps and sink are one chain")
         bench.add_argument(
             "--compression", choices=("none", "lz4", "zstd", "gzip"), default="none", help="(default: none)"
         )

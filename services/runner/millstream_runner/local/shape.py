@@ -254,7 +254,8 @@ def _delivers(before: Mapping[str, Any], vertex: str) -> bool:
     """Whether the chain with that vertex ends in a sink, which counts its deliveries and not the frames of a buffer."""
     head = _head(before, vertex)
     chained = [old["to"] for old in before["edges"].values() if "chained" in old and _head(before, old["to"]) == head]
-    return any(before["vertices"][name]["kind"] == "sink" for name in chained)
+    # A vertex that follows in a chain is a map, without an end, or a sink.
+    return any(before["vertices"][name]["of"] for name in chained)
 
 
 def _place_text(edge: Mapping[str, Any]) -> str:
