@@ -169,8 +169,10 @@ def _handed_on(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
 
 
 def account_of(vertex: str, lane: LaneId, mark: mark_pb2.Mark) -> Account:
-    """The account of one vertex in a lane: the lane's own vertex, or a later one in its chain."""
-    if vertex == lane.vertex:
-        return Account.from_message(mark.account)
-    message = next((one.account for one in mark.members if one.vertex == vertex), mark_pb2.Account())
-    return Account.from_message(message)
+    """The account of one vertex in a lane: the lane's own vertex, with what lanes of removed edges have done, or a
+    later one in its chain."""
+    account = Account.from_message(mark.account) if vertex == lane.vertex else Account()
+    for one in mark.members:
+        if one.vertex == vertex:
+            account.add(Account.from_message(one.account))
+    return account

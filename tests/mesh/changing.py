@@ -15,11 +15,13 @@ from millstream.clock import SystemClock
 from millstream.die_with_parent import dying_with_parent
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.nats.access import BrokerAccess
+from millstream.spec import resolved
 from millstream.spec.loading import load
 from millstream_runner.local.changing import plan_change
 from millstream_runner.local.claiming import claim
-from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.directory import DataDirectory, read_json
 from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.shape import as_stored
 from millstream_runner.local.view import open_view
 from tests.support.children import started
 from tests.support.pipelines import PipelineRun
@@ -31,6 +33,8 @@ ANSWER_S = 60.0
 async def change(directory: DataDirectory, path: Path, access: BrokerAccess) -> None:
     """What a run does before it starts vertices, where it is not the first. Raises `UserError` when something waits."""
     loaded = load(path)
+    if (stored := read_json(directory.shape)) is not None:
+        loaded, _ = as_stored(loaded, stored)
     found = plan_change(directory, loaded, ())
     if found is None:
         claim(directory, loaded)
@@ -50,6 +54,9 @@ class Changing:
         """The pipeline of this file, which the directory is changed to."""
         await change(self.directory, path, self.server.access)
         run = PipelineRun(path, self.server, SystemClock(), self.directory.windows, self._spark)
+        # What the processes of vertices read, with what the directory decides.
+        run.resolved = resolved.load(self.directory.read_pipeline())
+        run.graph = run.resolved.graph
         KnownLedgers(self.directory.ledgers).check(await self._ledgers_of(run))
         return run
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ import pytest
 from millstream import codes
 from millstream.errors import UserError
 from millstream.nats.connection import open_connection
+from millstream.spec import resolved
 from millstream_runner.local.directory import read_json
+from millstream_runner.local.view import open_view
 from tests.mesh.changing import Changing, open_changer, open_changing
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.reducing import assert_balanced, running, until
@@ -101,6 +104,64 @@ async def test_killed_anywhere_in_a_change_the_old_pipeline_or_the_new_one_goes_
             await story.run(version + 1)
             await story.check_kept(version + 1)
             version += 1
+    # Up to where the new shape has its name.
+    assert old_went_on == 3
+
+
+class Evolution(Story):
+    """A pipeline of which versions 3n have a chain of two maps, 3n + 1 the same maps apart, and 3n + 2 only the second.
+    The next ones have maps of other names."""
+
+    def path(self, version: int) -> Path:
+        number, stage = divmod(version, 3)
+        first, second = f"first{number}", f"second{number}"
+        maps = f"- name: {second}\n  udf: {{builtin: {{name: cat}}}}\n  partitions: {1 if stage == 0 else 2}\n"
+        edges = [f"{{from: in, to: {second}}}", f"{{from: {second}, to: out}}"]
+        if stage < 2:
+            maps += f"- name: {first}\n  udf: {{builtin: {{name: cat}}}}\n"
+            edges[0] = f"{{from: in, to: {first}, chain: false}}"
+            edges.append(f"{{from: {first}, to: {second}}}")
+        return self.files.write(SOURCE + maps + self.files.file_sink("out"), edges)
+
+    async def run(self, version: int) -> None:
+        await super().run(version)
+        resolved_now = resolved.load(self.changing.directory.read_pipeline())
+        async with open_view(resolved_now.graph, self.changing.server.access) as view:
+            found = await view.summary()
+        assert found.balanced, found.differences
+        assert {one.vertex: one.account.inputs for one in found.vertices}["out"] == self.given
+
+    def has_chain(self, number: int) -> bool:
+        edges = (read_json(self.changing.directory.shape) or {})["edges"]
+        return "chained" in edges[f"first{number}-second{number}"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("I1", "I2", "I6", "I8")
+async def test_killed_anywhere_while_a_chain_is_separated_or_a_vertex_in_the_middle_is_removed(tmp_path: Path) -> None:
+    old_went_on = 0
+    async with open_changing(tmp_path) as changing, open_changer() as changer:
+        story = Evolution(PipelineFiles(tmp_path), changing)
+        await story.run(0)
+        apart = await changer.change(changing, story.path(1))
+        await story.run(1)
+        removed = await changer.change(changing, story.path(2))
+        await story.run(2)
+        assert apart["ended"] == removed["ended"] == 0
+        points = [points_of(one["reached"].items()) for one in (apart, removed)]
+        assert {point.partition(":")[0] for point in points[0]} >= {"chain.divide", "chain.shorten"}
+        assert {point.partition(":")[0] for point in points[1]} >= {"lane.take_in", "watermark.delete"}
+        for number, (one, other) in enumerate(zip_longest(*points), start=1):
+            await story.run(3 * number)
+            if one is not None:
+                assert (await changer.change(changing, story.path(3 * number + 1), one))["ended"] == -signal.SIGKILL
+                if story.has_chain(number):
+                    await story.run(3 * number)
+                    old_went_on += 1
+            await story.run(3 * number + 1)
+            if other is not None:
+                assert (await changer.change(changing, story.path(3 * number + 2), other))["ended"] == -signal.SIGKILL
+            await story.run(3 * number + 2)
     # Up to where the new shape has its name.
     assert old_went_on == 3
 

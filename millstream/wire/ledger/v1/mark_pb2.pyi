@@ -100,7 +100,9 @@ class Mark(_message.Message):
 
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
-        """For a chain: the vertices after the first, in order. `account` is that of the first."""
+        """For a chain: the vertices after the first, in order. `account` is that of the first. Also what other lanes have done
+        that are gone since: of a vertex that is no longer in the chain, or of this vertex, for an edge that was removed.
+        """
 
     @_builtins.property
     def ahead(self) -> Global___Ahead:
@@ -230,7 +232,7 @@ Global___Ahead: _TypeAlias = Ahead  # noqa: Y015
 
 @_typing.final
 class Member(_message.Message):
-    """A vertex that runs in the lanes of another vertex."""
+    """A vertex that runs in the lanes of another vertex, or what became of the input of a lane that is gone."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -239,7 +241,7 @@ class Member(_message.Message):
     ACCOUNT_FIELD_NUMBER: _builtins.int
     vertex: _builtins.str
     edge: _builtins.str
-    """Its incoming edge, which has no buffer; `written` has the totals."""
+    """Its incoming edge; if that has no buffer, `written` has the totals."""
     @_builtins.property
     def account(self) -> Global___Account: ...
     def __init__(

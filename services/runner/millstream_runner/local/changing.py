@@ -35,13 +35,15 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, read_json, write_json
 from millstream_runner.local.ledgers import KnownLedgers
-from millstream_runner.local.separating import separate
+from millstream_runner.local.moving import separate, take_in
 from millstream_runner.local.shape import Changes, changes, shape_of, successor
 from millstream_runner.local.view import PipelineView, open_view
 
 OWNER = "change"
 _LEAVING = "leaving"
 """A member of the shape while a change is not complete: the vertices whose data is to be removed."""
+_REMOVED = "removed"
+"""A member of the shape while a change is not complete: the vertex that read each edge which is removed."""
 _DIVIDED = "divided"
 """A member of the shape while a change is not complete: vertices that leave their chains have marks of their own."""
 
@@ -88,13 +90,15 @@ class Change:
                     await self._keep_closed(ledger, await view.marks(vertex), lanes_of(graph, vertex))
             leaving = sorted({*self.before.get(_LEAVING, ()), *self.changes.gone})
             after = successor(self.before, shape_of(graph))
-            unfinished = {**after, _LEAVING: leaving}
+            removed = {**self.before.get(_REMOVED, {}), **self.changes.removed}
+            unfinished = {**after, _LEAVING: leaving, _REMOVED: removed}
             divided = bool(self.before.get(_DIVIDED))
             write_json(self.directory.shape, {**unfinished, _DIVIDED: divided})
             self.directory.write_pipeline(resolved.dump(self.loaded.pipeline, self.loaded.base_dir, graph.ledgers))
             KnownLedgers(self.directory.ledgers).forget(leaving)
             note = partial(write_json, self.directory.shape, {**unfinished, _DIVIDED: True})
             await separate(graph, buffer.broker, buffer.stores, OWNER, note, divided=divided)
+            await take_in(graph, buffer.broker, removed, OWNER)
             used = {graph.ledger_of(vertex) for vertex in graph.stages.order}
             for vertex in leaving:
                 await buffer.stores.delete(vertex)

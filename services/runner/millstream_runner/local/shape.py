@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream import codes
@@ -88,6 +88,8 @@ class Changes:
     """Vertices whose data is to be removed."""
     separated: Sequence[str] = ()
     """Edges that were chained and have buffers now, one sentence each."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """The vertex that read each edge which is removed, if that vertex stays."""
 
     @property
     def grown(self) -> Sequence[str]:
@@ -177,7 +179,12 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
             for name in before.get("gone", {}).get(kind, ())
             if name in now[kind]
         ]
-    return Changes(refused, emptied, closed, gone, separated)
+    removed = {
+        name: old["to"]
+        for name, old in before["edges"].items()
+        if name not in now["edges"] and old["to"] in now["vertices"] and "chained" not in old
+    }
+    return Changes(refused, emptied, closed, gone, separated, removed)
 
 
 def successor(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,20 +1,22 @@
-"""Gives vertices that followed in a chain lanes of their own, between two runs.
+"""Moves what the marks of lanes say to other lanes of a changed pipeline, between two runs.
 
-    marks of the chain ─► marks of the new lanes: accounts, totals, watermarks ─► noted ─► out of the marks of the chain
+    a chain is separated:  its marks ─► marks of new lanes: accounts, totals, watermarks ─► noted ─► out of its marks
+    an edge is removed:    marks of its reader's lanes ─► accounts and totals ─► marks of the lanes that remain
 
-All of it stays in the ledger of the chain: the new lanes write to the same buffers, so their readers notice nothing,
-and records may wait there. No record waits inside a chain.
+All of it stays in one ledger. The new lanes of a chain write to the same buffers, so their readers notice nothing, and
+records may wait there. No record waits inside a chain.
 
 Above it: a change of the pipeline, which repeats the steps if a run dies between them. Below it: the ledgers.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 from uuid import uuid4
 
 from millstream.account import Account
+from millstream.clock import START_OF_TIME_US
 from millstream.durable import step
 from millstream.ledger.protocol import Broker, Commit, Ledger, StoredMark
 from millstream.record import LaneId
@@ -53,6 +55,29 @@ async def separate(
             await forget(await stores.store(lane.vertex), lane)
             with step("chain.shorten", lane.vertex):
                 await _replace(chain.ledger, lane, _shortened(graph, stored.mark, chain.own), owner)
+
+
+async def take_in(graph: Graph, broker: Broker, removed: Mapping[str, str], owner: str) -> None:
+    """Add what the lanes of removed edges have done to the lanes of the edges that their vertices read now, which write
+    to the same buffers. `removed`: the vertex that read each edge. What was added before is not added again."""
+    stages = graph.stages
+    for edge, vertex in removed.items():
+        ledger = await broker.existing_ledger(vertex) if vertex in stages.edges_in else None
+        if ledger is None or stages.vertex(vertex).definition.lane_input is not None:
+            continue
+        into = stages.edges_in[vertex][0].name
+        for partition in range(stages.vertex(vertex).partitions):
+            former = await ledger.mark(LaneId(vertex, edge, partition))
+            lane = LaneId(vertex, into, partition)
+            now = await ledger.mark(lane)
+            if former is None or (now is not None and any(one.edge == edge for one in now.mark.members)):
+                continue
+            mark = now.mark if now is not None else mark_pb2.Mark(watermark_us=START_OF_TIME_US)
+            mark.members.add(vertex=vertex, edge=edge, account=former.mark.account)
+            _add_members(mark, former.mark.members)
+            _add_written(mark, former.mark.written)
+            with step("lane.take_in", vertex):
+                await _replace(ledger, lane, mark, owner)
 
 
 async def _chains(graph: Graph, broker: Broker) -> AsyncIterator[_Chain]:
@@ -101,30 +126,35 @@ def _add(
     graph: Graph,
     vertex: str,
     gone: Mapping[str, mark_pb2.Member],
-    written: Sequence[mark_pb2.Written],
+    written: Iterable[mark_pb2.Written],
 ) -> None:
     """Add what one lane of the chain has done in a vertex and in those that follow it."""
     account = Account.from_message(mark.account)
     account.add(Account.from_message(gone[vertex].account))
     mark.account.CopyFrom(account.to_message())
-    following = {one.vertex: one for one in mark.members}
-    for name in graph.chain(vertex)[1:]:
-        if name not in gone:
-            continue
-        if name not in following:
-            following[name] = mark.members.add(vertex=name, edge=gone[name].edge)
-        account = Account.from_message(following[name].account)
-        account.add(Account.from_message(gone[name].account))
-        following[name].account.CopyFrom(account.to_message())
+    _add_members(mark, [gone[name] for name in graph.chain(vertex)[1:] if name in gone])
     edges = {edge.name for name in graph.chain(vertex) for edge in graph.edges_out[name]}
+    _add_written(mark, [one for one in written if one.edge in edges])
+
+
+def _add_members(mark: mark_pb2.Mark, members: Iterable[mark_pb2.Member]) -> None:
+    there = {(one.vertex, one.edge): one for one in mark.members}
+    for one in members:
+        same = there.get((one.vertex, one.edge))
+        if same is None:
+            same = there[one.vertex, one.edge] = mark.members.add(vertex=one.vertex, edge=one.edge)
+        account = Account.from_message(same.account)
+        account.add(Account.from_message(one.account))
+        same.account.CopyFrom(account.to_message())
+
+
+def _add_written(mark: mark_pb2.Mark, written: Iterable[mark_pb2.Written]) -> None:
     totals = {(one.edge, one.partition): one for one in mark.written}
     for one in written:
-        if one.edge not in edges:
-            continue
         total = totals.get((one.edge, one.partition))
         if total is None:
             total = totals[one.edge, one.partition] = mark.written.add(edge=one.edge, partition=one.partition)
-        # `frames` numbers what a lane has written, and this lane has written nothing.
+        # `frames` numbers what this lane has written.
         total.records += one.records
         total.bytes += one.bytes
 
