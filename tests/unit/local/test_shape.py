@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
+from millstream import codes
 from millstream.spec.graph import Graph
+from millstream.spec.loading import Loaded, load_text
 from millstream.spec.models import Pipeline
-from millstream_runner.local.shape import changes, shape_of, successor
+from millstream_runner.local.shape import as_stored, changes, shape_of, successor
+from tests.support.errors import raises
 from tests.unit.local.pipelines import small
 
 
@@ -148,3 +151,100 @@ def test_of_two_changes_the_one_that_never_fits_is_named() -> None:
 
     (said,) = changes(keyed("1h", 1), keyed("2h", 3)).refused
     assert said.startswith("vertex map had fixed 1h windows and now has fixed 2h windows: rename it")
+
+
+def loaded(*edges: str, more: str = "", spec: str = "") -> Loaded:
+    """A source, maps `a` and `b`, and a sink, with these edges; `more`: further vertices."""
+    text = f"""apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {{name: p}}
+spec:
+  {spec or "limits: {}"}
+  vertices:
+    - {{name: in, source: {{generator: {{}}}}}}
+    - {{name: a, udf: {{python: "f.py:f"}}}}
+    - {{name: b, udf: {{builtin: {{name: cat}}}}}}
+    - {{name: out, sink: {{log: {{}}}}}}
+{more}
+  edges:
+"""
+    return load_text(text + "".join(f"    - {{{edge}}}\n" for edge in edges), "p.yaml")
+
+
+ROW = ("from: in, to: a", "from: a, to: b", "from: b, to: out")
+
+
+def test_a_pipeline_that_does_not_say_keeps_the_buffers_that_it_has() -> None:
+    before = shape_of(loaded(*ROW, spec="chain: false").graph)
+    now, kept = as_stored(loaded(*ROW), before)
+    assert (now.graph.chains, kept) == ((), ["in-a", "a-b"])
+    assert not changes(before, shape_of(now.graph)).any
+    # What the file says is what the user wants, and is refused.
+    for wanted in (loaded(*ROW, spec="chain: true"), loaded("from: in, to: a, chain: true", *ROW[1:])):
+        now, kept = as_stored(wanted, before)
+        assert "edge in-a has its buffer in the ledger of in in the stored data, but now is chained" in "".join(
+            changes(before, shape_of(now.graph)).refused
+        )
+
+
+def test_a_new_vertex_in_front_of_a_stored_one_leaves_that_in_its_ledger() -> None:
+    new = "    - {name: new, udf: {builtin: {name: cat}}}"
+    before = shape_of(loaded(*ROW).graph)
+    now, _ = as_stored(loaded("from: in, to: new", "from: new, to: a", *ROW[1:], more=new), before)
+    assert now.graph.chains == (("in", "new"), ("a", "b"))
+    assert now.graph.ledgers == {"a": "in"}
+    found = changes(before, shape_of(now.graph))
+    assert (found.refused, found.removed) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("edges", "more", "chains", "ledgers"),
+    [
+        (
+            (*ROW, "from: a, to: dead, kind: deadLetter"),
+            "    - {name: dead, sink: {log: {}}}",
+            (("a", "b"),),
+            {"a": "in"},
+        ),
+        ((*ROW, "from: a, to: side"), "    - {name: side, sink: {log: {}}}", (("in", "a"),), {"b": "in"}),
+        (("from: in, to: a", "from: a, to: b, chain: false", ROW[2]), "", (("in", "a"),), {"b": "in"}),
+    ],
+)
+def test_a_chain_is_separated_where_an_edge_needs_a_buffer(
+    edges: tuple[str, ...], more: str, chains: tuple[tuple[str, ...], ...], ledgers: dict[str, str]
+) -> None:
+    before = shape_of(loaded(*ROW).graph)
+    now, kept = as_stored(loaded(*edges, more=more), before)
+    assert (now.graph.chains, dict(now.graph.ledgers), kept) == (chains, ledgers, [])
+    found = changes(before, shape_of(now.graph))
+    assert found.any
+    assert (found.refused, found.emptied, found.gone) == ([], {}, [])
+    after = successor(before, shape_of(now.graph))
+    # The next run finds it as it is, and what was separated is not chained again.
+    again, kept = as_stored(loaded(*edges, more=more), after)
+    assert not changes(after, shape_of(again.graph)).any
+    back, kept = as_stored(loaded(*ROW), after)
+    assert (back.graph.chains, dict(back.graph.ledgers)) == (chains, ledgers)
+    assert len(kept) == 1
+
+
+def test_a_sink_does_not_leave_its_chain() -> None:
+    before = shape_of(loaded(*ROW[:2], "from: b, to: out, chain: true").graph)
+    now, _ = as_stored(loaded(*ROW), before)
+    assert len(changes(before, shape_of(now.graph)).refused) == 1
+    now, _ = as_stored(loaded(ROW[0], "from: a, to: b, chain: false", "from: b, to: out, chain: true"), before)
+    assert any(
+        said.startswith("edge a-b is chained in the stored data")
+        for said in changes(before, shape_of(now.graph)).refused
+    )
+
+
+def test_a_removed_edge_of_a_vertex_that_stays_is_named() -> None:
+    before = shape_of(loaded(*ROW, spec="chain: false").graph)
+    now, _ = as_stored(loaded("from: in, to: b", "from: b, to: out", "from: in, to: a", "from: a, to: out"), before)
+    assert changes(before, shape_of(now.graph)).removed == {"a-b": "b"}
+
+
+def test_a_stored_shape_that_cannot_be_read_is_damage() -> None:
+    with raises(codes.SHAPE_UNREADABLE):
+        as_stored(loaded(*ROW), {"pipeline": "p"})

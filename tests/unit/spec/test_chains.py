@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,52 @@ def test_a_pipeline_with_chains_chains_its_maps_and_no_sink(tmp_path: Path) -> N
     edges[0]["chain"] = False
     edges[2]["chain"] = True
     assert Graph.of(pipeline(TWO, edges, chain=True)).chains == (("a", "b", "out"),)
-    assert Graph.of(pipeline(TWO, edges)).chains == (("b", "out"),)
+    assert Graph.of(pipeline(TWO, edges, chain=False)).chains == (("b", "out"),)
+
+
+LIMITED: dict[str, Any] = {**MAP, "limits": {"bufferMaxLength": 5000}}
+PUSHED: dict[str, Any] = {"source": {"http": {"port": 0}}}
+BY_DEFAULT: dict[str, tuple[dict[str, Any], list[dict[str, Any]], tuple[tuple[str, ...], ...]]] = {
+    "maps behind a source": (TWO, [], (("in", "a", "b"),)),
+    "senders wait for an answer": ({**TWO, "in": PUSHED}, [], (("a", "b"),)),
+    "several partitions": ({name: {**step, "partitions": 2} for name, step in TWO.items()}, [], ()),
+    "bounds that were chosen": ({**TWO, "b": LIMITED}, [], (("in", "a"),)),
+    "other limits": ({**TWO, "b": {**MAP, "limits": {"readBatchSize": 7}}}, [], (("in", "a", "b"),)),
+    "dead letters to put back": ({**TWO, "dead": OUT}, [arrow("b!dead")], (("in", "a"),)),
+    "a second edge": ({**TWO, "other": OUT}, [arrow("a>other")], (("in", "a"),)),
+}
+
+
+@pytest.mark.parametrize(("vertices", "more", "chains"), BY_DEFAULT.values(), ids=BY_DEFAULT)
+def test_by_default_an_edge_to_a_map_has_a_buffer_where_that_does_something(
+    vertices: dict[str, Any], more: list[dict[str, Any]], chains: tuple[tuple[str, ...], ...]
+) -> None:
+    edges = [arrow("in>a"), arrow("a>b"), arrow("b>out"), *more]
+    assert Graph.of(pipeline(vertices, edges)).chains == chains
+    assert Graph.of(pipeline(vertices, edges, chain=False)).chains == ()
+
+
+def test_what_processes_read_says_which_edges_are_chained(tmp_path: Path) -> None:
+    edges = [arrow("in>a"), arrow("a>b"), arrow("b>out")]
+    text = resolved.dump(pipeline(TWO, edges), tmp_path, {"b": "in"})
+    written = json.loads(text)
+    assert [edge["chain"] for edge in written["pipeline"]["spec"]["edges"]] == [True, True, False]
+    assert resolved.load(text).graph.ledgers == {"b": "in"}
+    # An earlier version chained no edge that did not say so, and wrote nothing about the others.
+    for edge in written["pipeline"]["spec"]["edges"]:
+        del edge["chain"]
+    assert resolved.load(json.dumps(written)).graph.chains == ()
+
+
+def test_vertices_that_left_a_chain_are_in_its_ledger() -> None:
+    edges = [arrow("in>a", chain=False), arrow("a>b", chain=False), arrow("b>out")]
+    graph = Graph.of(pipeline(TWO, edges), {"b": "in"})
+    assert [graph.ledger_of(name) for name in graph.order] == ["in", "a", "in", "out"]
+    assert graph.stored_with("b") == graph.stored_with("in") == ("in", "b")
+    chained = Graph.of(
+        pipeline(TWO, [arrow("in>a", chain=False), arrow("a>b", chain=True), arrow("b>out")]), {"a": "in"}
+    )
+    assert chained.ledger_of("b") == "in"
 
 
 @settings(deadline=None)
@@ -167,6 +213,6 @@ def test_a_chain_is_one_vertex_where_it_runs() -> None:
 
 
 def test_without_chains_what_runs_is_the_graph() -> None:
-    graph = Graph.of(pipeline(TWO, [arrow("in>a"), arrow("a>b"), arrow("b>out")]))
+    graph = Graph.of(pipeline(TWO, [arrow("in>a"), arrow("a>b"), arrow("b>out")], chain=False))
     assert graph.stages is graph
     assert graph.chain("a") == ("a",)

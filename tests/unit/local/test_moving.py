@@ -1,0 +1,145 @@
+"""What moves from mark to mark between two runs, in ledgers and OT stores in memory."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from millstream.account import account_of
+from millstream.buffers.placed import placed
+from millstream.ledger.memory import open_memory_broker
+from millstream.ledger.protocol import Commit, LedgerLimits
+from millstream.record import LaneId
+from millstream.spec.graph import Graph
+from millstream.watermark.memory import OtMemory, open_memory_ot_stores
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.local.moving import separate, take_in
+from tests.unit.spec.test_graph import IN, MAP, OUT, arrow, pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from millstream.buffers.technology import InterStepBuffer
+    from millstream.ledger.protocol import Broker, Ledger
+    from millstream.watermark.store import OtStores
+
+LANES = LaneId("a", "x-a", 0), LaneId("a", "y-a", 0)
+NEW = LaneId("b", "a-b", 0)
+
+JOIN: dict[str, Any] = {"x": IN, "y": IN, "a": MAP, "b": MAP, "c": MAP, "out": OUT}
+
+
+def joined(*, apart: bool) -> Graph:
+    """Two sources, and a chain of maps behind their join, which ends or does not end at `b`."""
+    edges = [arrow("x>a"), arrow("y>a"), arrow("a>b", chain=not apart), arrow("b>c", chain=True), arrow("c>out")]
+    return Graph.of(pipeline(JOIN, edges), {"b": "a"} if apart else {})
+
+
+def mark(records: int) -> mark_pb2.Mark:
+    """A mark of a lane of the chain that has had so many records."""
+    account = mark_pb2.Account(inputs=records, input_bytes=10 * records, processed=records, outputs=records)
+    members = [mark_pb2.Member(vertex=one, edge=edge, account=account) for one, edge in (("b", "a-b"), ("c", "b-c"))]
+    written = [mark_pb2.Written(edge=edge, records=records, bytes=10 * records) for edge in ("a-b", "b-c")]
+    written.append(mark_pb2.Written(edge="c-out", frames=3, records=records, bytes=10 * records))
+    return mark_pb2.Mark(account=account, members=members, written=written, watermark_us=records)
+
+
+async def store(ledger: Ledger, lane: LaneId, what: mark_pb2.Mark) -> None:
+    stored = await ledger.take_over(lane, "test")
+    what.epoch, what.commit_id = stored.mark.epoch, b"test"
+    await ledger.commit(Commit(lane, (), what, stored.sequence, replaces=stored.mark.commit_id))
+
+
+async def of(ledger: Ledger, lane: LaneId) -> mark_pb2.Mark:
+    stored = await ledger.mark(lane)
+    assert stored is not None
+    return stored.mark
+
+
+def totals(what: mark_pb2.Mark) -> dict[str, tuple[int, int, int]]:
+    return {one.edge: (one.frames, one.records, one.bytes) for one in what.written}
+
+
+@dataclass
+class Kept:
+    """What a technology opens, as far as it is needed here."""
+
+    broker: Broker
+    stores: OtStores
+    repairs: Any = None
+
+    def trouble(self) -> None:
+        return None
+
+
+@asynccontextmanager
+async def opened(graph: Graph) -> AsyncIterator[InterStepBuffer]:
+    async with open_memory_broker("p") as broker, open_memory_ot_stores(OtMemory(), "p") as stores:
+        yield placed(Kept(broker, stores), graph)
+
+
+async def filled(kept: InterStepBuffer) -> Ledger:
+    """The ledger of the chain, whose lanes have had 5 and 7 records."""
+    ledger = await kept.broker.ledger("a", LedgerLimits(frames_per_buffer_max=10))
+    for lane, records in zip(LANES, (5, 7), strict=True):
+        await store(ledger, lane, mark(records))
+    return ledger
+
+
+async def test_lanes_of_a_join_leave_to_the_next_vertex_what_all_of_them_did_for_it() -> None:
+    graph, noted = joined(apart=True), list[bool]()
+    async with opened(graph) as kept:
+        ledger = await filled(kept)
+        await separate(graph, kept.broker, kept.stores, "change", lambda: noted.append(True), divided=False)
+        new = await of(ledger, NEW)
+        assert noted == [True]
+        assert (new.account.inputs, [(one.vertex, one.account.inputs) for one in new.members]) == (12, [("c", 12)])
+        # Its frames are numbered from 1, and its watermark is that of both.
+        assert totals(new) == {"b-c": (0, 12, 120), "c-out": (0, 12, 120)}
+        assert (new.watermark_us, new.sequence, list(new.read)) == (5, 0, [])
+        for lane, records in zip(LANES, (5, 7), strict=True):
+            left = await of(ledger, lane)
+            assert (left.account.inputs, list(left.members)) == (records, [])
+            assert totals(left) == {"a-b": (0, records, 10 * records)}
+        # It is done.
+        await separate(graph, kept.broker, kept.stores, "change", lambda: noted.append(False), divided=False)
+        assert await of(ledger, NEW) == new
+
+
+async def test_what_was_noted_is_not_divided_again() -> None:
+    graph = joined(apart=True)
+    async with opened(graph) as kept:
+        ledger = await filled(kept)
+        second = await of(ledger, LANES[1])
+        await separate(graph, kept.broker, kept.stores, "change", lambda: None, divided=False)
+        # A process that was killed after it had shortened only one of two marks.
+        await store(ledger, LANES[1], second)
+        new = await of(ledger, NEW)
+        await separate(graph, kept.broker, kept.stores, "change", lambda: None, divided=True)
+        assert await of(ledger, NEW) == new
+        assert not (await of(ledger, LANES[1])).members
+
+
+async def test_a_chain_that_stays_as_it_is_keeps_its_marks() -> None:
+    graph = joined(apart=False)
+    async with opened(graph) as kept:
+        ledger = await filled(kept)
+        before = [await of(ledger, lane) for lane in LANES]
+        await separate(graph, kept.broker, kept.stores, "change", lambda: None, divided=False)
+        assert [await of(ledger, lane) for lane in LANES] == before
+        assert await ledger.mark(NEW) is None
+
+
+async def test_lanes_of_a_removed_edge_leave_their_account_once() -> None:
+    graph = joined(apart=False)
+    async with opened(graph) as kept:
+        ledger = await filled(kept)
+        await store(ledger, LaneId("a", "z-a", 0), mark(11))
+        for _ in range(2):
+            await take_in(graph, kept.broker, {"z-a": "a", "z-gone": "gone"}, "change")
+            now = await of(ledger, LANES[0])
+            assert now.account.inputs == 5
+            assert [account_of(vertex, LANES[0], now).inputs for vertex in ("a", "b", "c")] == [16, 16, 16]
+            assert totals(now) == {"a-b": (0, 16, 160), "b-c": (0, 16, 160), "c-out": (3, 16, 160)}
+            assert (await of(ledger, LANES[1])).account.inputs == 7
