@@ -40,7 +40,7 @@ def pipeline(records: int, size: int, readers: int) -> str:
         f"  - {{name: in, source: {{generator: {{rpu: 10000000, records: {records}, msgSize: {size}}}}}}}",
         "  - {name: map, udf: {builtin: {name: cat}}}",
         *(f"  - {{name: {name}, sink: {{blackhole: {{}}}}}}" for name in names),
-        *("  edges:", "  - {from: in, to: map}"),
+        *("  edges:", "  - {from: in, to: map, chain: false}"),
         *(f"  - {{from: map, to: {name}}}" for name in names),
     ]
     return "\n".join(lines) + "\n"

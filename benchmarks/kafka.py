@@ -164,7 +164,7 @@ def run_quix(given: Round, target: str) -> None:
     run(given, [str(given.quix), "app.py", given.server.brokers, given.topic, target, str(given.records), target])
 
 
-def run_pipeline(given: Round, target: str, chain: str = "", whole: str = "") -> None:
+def run_pipeline(given: Round, target: str, chain: str = ", chain: false", whole: str = "") -> None:
     directory = given.directory / target
     directory.mkdir()
     text = PIPELINE.format(

@@ -2,6 +2,7 @@
 
     python benchmarks/low_rates.py                         # 1,000 records/s through three vertices; 14 idle ones
     python benchmarks/low_rates.py --only rate --rate 100 --seconds 60
+    python benchmarks/low_rates.py --only rate --buffers   # with a buffer between the source and the map, too
     python benchmarks/low_rates.py --only rate --rate 100000 --chain 4   # four maps in a chain instead of one map
     python benchmarks/compare.py --base REV --times 3 -- benchmarks/low_rates.py --only rate
 
@@ -44,14 +45,16 @@ _SAMPLES = 500
 """Frames of which the latency of records is computed."""
 
 
-def three_vertices(rate: int, chain: int) -> str:
-    """Generator, a Python function that gives back what it gets, or several of them in a chain, and blackhole."""
+def three_vertices(rate: int, chain: int, *, buffers: bool) -> str:
+    """Generator, a Python function that gives back what it gets, or several of them in a chain, and blackhole.
+    `buffers`: the source is not part of the chain."""
     maps = [f"map{number}" for number in range(chain)]
     return _HEAD + "".join((
         f"    - {{name: in, source: {{generator: {{rpu: {rate}, msgSize: 100}}}}}}\n",
         *(f'    - {{name: {name}, udf: {{python: "identity.py:process"}}}}\n' for name in maps),
         "    - {name: out, sink: {blackhole: {}}}\n",
-        f"  edges:\n    - {{from: in, to: {maps[0]}}}\n    - {{from: {maps[-1]}, to: out}}\n",
+        f"  edges:\n    - {{from: in, to: {maps[0]}, chain: {json.dumps(not buffers)}}}\n",
+        f"    - {{from: {maps[-1]}, to: out}}\n",
         *(f"    - {{from: {one}, to: {other}, chain: true}}\n" for one, other in pairwise(maps)),
     ))  # fmt: skip
 
@@ -170,13 +173,14 @@ def main() -> None:
     parser.add_argument("--only", choices=["rate", "idle"])
     parser.add_argument("--rate", type=int, default=1000, help="records a second (default: 1000)")
     parser.add_argument("--chain", type=int, default=1, help="maps, joined in a chain (default: 1)")
+    parser.add_argument("--buffers", action="store_true", help="a buffer between the source and the first map")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long each is looked at (default: 30)")
     parser.add_argument("--workers", type=int, help="default: what `millstream run` takes by itself")
     options = parser.parse_args()
     print(f"load before: {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors", flush=True)
     found = {}
     if options.only != "idle":
-        text = three_vertices(options.rate, options.chain)
+        text = three_vertices(options.rate, options.chain, buffers=options.buffers)
         found["rate"] = asyncio.run(measure(text, options.seconds, options.workers, "out-0", options.rate))
         print("\n".join(lines(f"{options.rate} records/s", found["rate"])), flush=True)
     if options.only != "rate":

@@ -128,7 +128,11 @@ spec:
   vertices:
     - {name: in, source: {file: {paths: [orders.txt]}}}
 """
-WAYS = {"a buffer": TWO.format(chain=""), "a chain": TWO.format(chain=", chain: true"), "one function": ONE}
+WAYS = {
+    "a buffer": TWO.format(chain=", chain: false"),
+    "a chain": TWO.format(chain=", chain: true"),
+    "one function": ONE,
+}
 
 
 def seconds(directory: Path, kind: str, way: str, records: int) -> float:

@@ -47,7 +47,7 @@ def pipeline(vertices: int) -> str:
     lines.append("    - {name: in, source: {generator: {rpu: 100, msgSize: 40}}}")
     lines += [f"    - {{name: {name}, udf: {{builtin: {{name: cat}}}}}}" for name in names[1:-1]]
     lines += ["    - {name: out, sink: {log: {}}}", "  edges:"]
-    lines += [f"    - {{from: {start}, to: {end}}}" for start, end in pairwise(names)]
+    lines += [f"    - {{from: {start}, to: {end}, chain: false}}" for start, end in pairwise(names)]
     return "\n".join([*lines, ""])
 
 
