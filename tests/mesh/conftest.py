@@ -133,13 +133,15 @@ class PipelineFiles:
         (directory / "functions.py").write_text(FUNCTIONS, encoding="utf-8")
 
     def write(self, vertices: str, edges: Sequence[str], *, more: str = "") -> Path:
-        """The pipeline file. `vertices` is YAML of the list; `edges` are `from -> to`, or YAML of an edge; `more` is
-        YAML of further members of the spec."""
+        """The pipeline file. `vertices` is YAML of the list; `edges` are `from -> to`, `from => to` for one with a
+        buffer where it would be chained by default, or YAML of an edge; `more` is YAML of further members of the
+        spec."""
         lines = ["apiVersion: millstream.io/v1alpha1", "kind: Pipeline", "metadata: {name: p}", "spec:"]
         lines += ["  vertices:", *(f"    {line}" for line in vertices.strip("\n").splitlines()), "  edges:"]
         for edge in edges:
-            start, arrow, end = edge.partition(" -> ")
-            lines.append(f"    - {{from: {start}, to: {end}}}" if arrow else f"    - {edge}")
+            start, _, end = edge.replace("=>", "->").partition(" -> ")
+            more_of_edge = ", chain: false" if " => " in edge else ""
+            lines.append(f"    - {{from: {start}, to: {end}{more_of_edge}}}" if end else f"    - {edge}")
         lines += [f"  {line}" for line in more.splitlines()]
         path = self.directory / "pipeline.yaml"
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")

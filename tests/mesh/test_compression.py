@@ -28,7 +28,7 @@ async def test_records_that_wait_are_read_however_they_were_compressed(
     for number, kind in enumerate(kinds, 1):
         files.write(
             files.fed_source() + files.function("held") + files.file_sink("out"),
-            ["in -> map", "map -> out"],
+            ["in => map", "map -> out"],
             more=f"interStepBuffer: {{{ledger}: {{}}, compression: {{type: {kind}}}}}",
         )
         files.feed(range((number - 1) * RECORDS, number * RECORDS))

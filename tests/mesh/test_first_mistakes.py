@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream_vertex.slicing import FIRST_SLICE_RECORDS
 from tests.mesh.running import command, start
 
 PAGE = (Path(__file__).parents[2] / "docs/first-mistakes.md").read_text(encoding="utf-8")
@@ -107,8 +108,10 @@ async def test_a_port_that_is_in_use(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_is_killed_and_one_whose_file_is_changed(tmp_path: Path) -> None:
-    # All but the first orders wait for a file: what is changed while it runs is changed while it runs.
-    waiting = "    while order['id'] > 10 and not os.path.exists('go'):\n        time.sleep(0.01)\n    return"
+    # All but the first orders wait for a file: what is changed while it runs is changed while it runs. A function
+    # is given these first, and they are committed.
+    held_up = f"order['id'] > {FIRST_SLICE_RECORDS} and not os.path.exists('go')"
+    waiting = f"    while {held_up}:\n        time.sleep(0.01)\n    return"
     held = "import os\nimport time\n" + FUNCTION.replace("    return", waiting, 1)
     path = given(tmp_path, function=held)
     orders = 3000

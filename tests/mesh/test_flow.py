@@ -125,7 +125,7 @@ async def test_a_sink_that_stands_still_stops_the_source_within_the_buffers_boun
             files.generator(RECORDS, msgSize=RECORD_BYTES)
             + files.function("identity")
             + f"- name: out\n  sink: {{http: {http}}}\n",
-            ["in -> map", "map -> out"],
+            ["in => map", "map -> out"],
             more=f"limits: {{bufferMaxLength: {BUFFER_RECORDS}}}",
         )
         async with open_pipeline(path, tmp_path / "broker") as run:

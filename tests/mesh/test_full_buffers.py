@@ -45,7 +45,7 @@ async def test_what_is_in_flight_is_committed_at_a_stop_though_its_buffer_is_ful
         + files.function("identity")
         + files.function("slow", vertex="slow")
         + files.file_sink("out"),
-        ["in -> map", "map -> slow", "slow -> out"],
+        ["in => map", "map => slow", "slow -> out"],
         more="limits: {bufferMaxLength: 100, readBatchSize: 20}",
     )
     async with open_pipeline(path, tmp_path / "broker") as run:
@@ -63,7 +63,7 @@ async def test_what_is_in_flight_is_committed_at_a_stop_though_its_buffer_is_ful
 async def test_a_buffer_keeps_to_its_length_and_time_moves_in_it(files: PipelineFiles, tmp_path: Path) -> None:
     path = files.write(
         files.generator(None) + files.function("slow") + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
         more="limits: {bufferMaxLength: 3000}",
     )
     async with open_pipeline(path, tmp_path / "broker") as run:

@@ -164,18 +164,25 @@ async def test_lines_of_any_text_go_to_a_text_file_and_what_is_no_json_to_its_de
     assert [file.read_bytes() for file in (tmp_path / "raw").glob("*.txt")] == [b'{"number": 1}\nnot json\n\n']
 
 
-async def test_a_failing_function_stops_the_lane_with_its_own_traceback(files: PipelineFiles, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("into", "record"),
+    [("in => map", r"\d+/1 \(sequence \d+, index 1, "), ("in -> map", r"1 \(read before source position {.*")],
+    ids=["buffer", "chain"],
+)
+async def test_a_failing_function_stops_the_lane_with_its_own_traceback(
+    files: PipelineFiles, tmp_path: Path, into: str, record: str
+) -> None:
     policy = ", retryStrategy: {backoff: {interval: 1ms, steps: 1}, onFailure: stop}"
     path = files.write(
-        files.generator(100) + files.function("picky", more=policy) + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        files.generator(100) + files.function("picky", more=policy) + files.file_sink("out"), [into, "map -> out"]
     )
     async with open_pipeline(path, tmp_path / "broker") as run:
         with pytest.RaisesGroup(
             pytest.RaisesExc(
                 UdfError,
-                match=r"(?s)p/map/in-map\.0: .*on record map/in-map/0/\d+/1 \(sequence \d+, index 1, "
-                r".*number 1 is bad.*functions\.py.*onFailure",
+                match=r"(?s)p/map/in-map\.0: .*on record map/in-map/0/"
+                + record
+                + r".*number 1 is bad.*functions\.py.*onFailure",
             ),
             flatten_subgroups=True,
         ):
@@ -217,7 +224,7 @@ async def test_the_transformer_sets_keys_and_times_before_the_watermark_is_taken
 async def test_late_records_are_counted_and_still_processed(files: PipelineFiles, tmp_path: Path) -> None:
     in_time, late = [Event(n, 100 + n) for n in range(50)], [Event(50 + n, n) for n in range(7)]
     vertices = source(more=", follow: true") + files.function("identity") + files.file_sink("out")
-    path = files.write(vertices, ["in -> map", "map -> out"], more="watermark: {maxDelay: 1s}")
+    path = files.write(vertices, ["in => map", "map -> out"], more="watermark: {maxDelay: 1s}")
     async with open_pipeline(path, tmp_path / "broker") as run, running(run) as task:
         write_events(tmp_path / "in.jsonl", in_time)
         # What the map has published it has heard, and holds for whatever it reads from then on.
@@ -295,7 +302,7 @@ async def test_a_slow_function_stops_between_slices_and_loses_nothing(files: Pip
 
     def write(function: str) -> Path:
         vertices = files.generator(records) + files.function(function) + files.file_sink("out")
-        return files.write(vertices, ["in -> map", "map -> out"])
+        return files.write(vertices, ["in => map", "map -> out"])
 
     async with open_pipeline(write("slow"), tmp_path / "broker") as run:
         running = asyncio.ensure_future(run.run())

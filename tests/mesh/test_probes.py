@@ -57,7 +57,7 @@ async def test_ready_means_that_lanes_are_open_and_broker_and_program_are_there(
     (tmp_path / "waits.py").write_text(WAITS_FOR_A_FILE)
     path = files.write(
         files.generator(1) + "- name: map\n  udf: {python: 'waits.py:process'}\n" + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
     )
     port = free_ports()
     async with open_pipeline(path, tmp_path / "run") as run, asyncio.TaskGroup() as group:

@@ -34,7 +34,7 @@ async def gone_on_without(directory: Path) -> Ended:
 async def test_a_ledger_that_was_set_back_is_named_and_can_be_gone_on_without(
     files: PipelineFiles, tmp_path: Path
 ) -> None:
-    files.write(files.generator(None, rpu=600) + CAT + files.file_sink("out"), ["in -> map", "map -> out"])
+    files.write(files.generator(None, rpu=600) + CAT + files.file_sink("out"), ["in => map", "map -> out"])
     async with start(tmp_path, "run", "pipeline.yaml") as running:
         await running.until(lambda: running.records("out") > 0)
         running.interrupt()
@@ -44,7 +44,7 @@ async def test_a_ledger_that_was_set_back_is_named_and_can_be_gone_on_without(
     assert (await command(tmp_path, "repair", "pipeline.yaml")).exit_code == 0
     # More than it can have made.
     records = len(files.numbers("out")) + 6000
-    files.write(files.generator(records) + CAT + files.file_sink("out"), ["in -> map", "map -> out"])
+    files.write(files.generator(records) + CAT + files.file_sink("out"), ["in => map", "map -> out"])
     assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == 0
     assert files.numbers("out") == list(range(records))
     shutil.rmtree(ledger)

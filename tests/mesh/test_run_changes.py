@@ -77,8 +77,9 @@ async def test_a_drained_pipeline_changes_and_each_record_comes_once(
 
 
 @pytest.mark.guarantee("I1", "I2")
+@pytest.mark.parametrize(("into", "ledger"), [("in => map", "map"), ("in -> map", "in")], ids=["buffer", "chain"])
 async def test_edges_that_share_a_copy_part_where_nothing_waits(
-    files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, into: str, ledger: str
 ) -> None:
     tagging = (
         "import json\nfrom millstream_udf import Message\n\n\ndef tag(value: bytes) -> Message:\n"
@@ -86,7 +87,7 @@ async def test_edges_that_share_a_copy_part_where_nothing_waits(
     )
     (tmp_path / "tagging.py").write_text(tagging, encoding="utf-8")
     vertices = SOURCE + "- name: map\n  udf: {python: 'tagging.py:tag'}\n" + "".join(map(files.file_sink, "abc"))
-    edges = ["in -> map", "map -> a", "map -> b", "map -> c"]
+    edges = [into, "map -> a", "map -> b", "map -> c"]
     odd = "{from: map, to: b, conditions: {tags: {values: [odd]}}}"
     files.write(vertices, edges)
     give(tmp_path, 0, 100)
@@ -94,16 +95,13 @@ async def test_edges_that_share_a_copy_part_where_nothing_waits(
     files.write(vertices, [*edges[:2], odd, edges[3]])
     give(tmp_path, 100, 100)
     # The first runs of it are killed in the middle of the change.
-    for point in ("ledger.take_over:after@b", "ledger.leave:before@map", "ledger.leave:after@map"):
+    for point in ("ledger.take_over:after@b", f"ledger.leave:before@{ledger}", f"ledger.leave:after@{ledger}"):
         with monkeypatch.context() as environment:
             environment.setenv(CRASH_AT, point)
             assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == -signal.SIGKILL, point
     await drained(tmp_path, a=200, b=150, c=200)
     # What has parted stays apart, and c gets a second partition, which is another change.
-    files.write(
-        vertices.replace("- name: c\n", "- name: c\n  partitions: 2\n"),
-        ["in -> map", "map -> a", "map -> b", "map -> c"],
-    )
+    files.write(vertices.replace("- name: c\n", "- name: c\n  partitions: 2\n"), edges)
     give(tmp_path, 200, 100)
     await drained(tmp_path, a=300, b=250, c=300)
     assert sorted(files.numbers("a")) == sorted(files.numbers("c")) == list(range(300))

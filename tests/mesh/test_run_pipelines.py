@@ -26,7 +26,7 @@ RECORDS = 60_000
 
 def numbered(files: PipelineFiles, records: int, *, function: str = "identity") -> Path:
     return files.write(
-        files.generator(records) + files.function(function) + files.file_sink("out"), ["in -> map", "map -> out"]
+        files.generator(records) + files.function(function) + files.file_sink("out"), ["in => map", "map -> out"]
     )
 
 
@@ -34,7 +34,7 @@ def endless(files: PipelineFiles, function: str = "identity") -> None:
     """The same with a source that a test finds at work, however slow the machine is."""
     files.write(
         files.generator(None, rpu=8000) + files.function(function) + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
         # The source cannot be far ahead of the sink: a drain takes a moment.
         more="limits: {bufferMaxLength: 4000}",
     )

@@ -19,7 +19,7 @@ spec:
     - {name: in, source: {generator: {rpu: 0, records: 3000}}}
     - {name: same, udf: {python: "same.py:process"}}
     - {name: out, sink: {file: {path: out}}}
-  edges: [{from: in, to: same}, {from: same, to: out}]
+  edges: [{from: in, to: same, chain: false}, {from: same, to: out}]
 """
 
 

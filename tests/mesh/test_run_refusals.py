@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
 
 
-def small(files: PipelineFiles, function: str = "identity", records: int = 100) -> Path:
-    return files.write(
-        files.generator(records) + files.function(function) + files.file_sink("out"), ["in -> map", "map -> out"]
-    )
+def small(files: PipelineFiles, into: str = "in -> map") -> Path:
+    return files.write(files.generator(100) + files.function("identity") + files.file_sink("out"), [into, "map -> out"])
 
 
 async def ran(*arguments: str) -> bool:
@@ -71,11 +69,11 @@ async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: Pi
     assert failed.exit_code == 3
     assert "no such column: x" in failed.err
     assert failed.err.count("the function failed on record ") == 1, failed.err
-    assert "map-0 ended with exit code 3" not in failed.err
-    assert "error[MS-3001]: map-0: " in failed.err, "it was shown when it happened"
+    assert "in-0 ended with exit code 3" not in failed.err
+    assert "error[MS-3001]: in-0: p/map/in-map.0: " in failed.err, "it was shown when it happened"
     assert failed.err.endswith("`millstream explain MS-3001` says what that means for the data, and what to do\n")
     shown = json.loads((await command(tmp_path, "status", "-o", "json")).out)["failure"]
-    assert (shown["process"], shown["code"], shown["exit_code"]) == ("map-0", "MS-3001", 3)
+    assert (shown["process"], shown["code"], shown["exit_code"]) == ("in-0", "MS-3001", 3)
     (audit,) = tmp_path.glob(".millstream/*/audit.jsonl")
     end = [entry for entry in map(json.loads, audit.read_text().splitlines()) if entry["action"] == "end"]
     assert [entry["code"] for entry in end] == ["MS-3001"]
@@ -92,7 +90,7 @@ async def test_a_command_that_ends_at_once_is_the_users_to_fix(files: PipelineFi
     path.write_text(path.read_text().replace("{python: 'functions.py:identity'}", "{command: ['false']}"))
     ended = await command(tmp_path, "run", "pipeline.yaml")
     assert ended.exit_code == 3
-    assert "map-0 ended with exit code 3" not in ended.err
+    assert "in-0 ended with exit code 3" not in ended.err
 
 
 async def test_a_changed_pipeline_is_refused_unless_it_starts_over(files: PipelineFiles, tmp_path: Path) -> None:
@@ -144,7 +142,7 @@ async def test_a_run_whose_lock_file_was_removed_is_left_alone(files: PipelineFi
     )
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
-        pids = await run.all_pids("broker", "in-0", "map-0", "out-0")
+        pids = await run.all_pids("broker", "in-0", "out-0")
         (run.data / "lock").unlink()
         refused = await command(tmp_path, "run", "pipeline.yaml")
         assert refused.exit_code == 4
@@ -160,7 +158,7 @@ async def test_ports_that_are_taken_are_named_before_anything_is_started(files: 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        small(files)
+        small(files, "in => map")
         # The second process's.
         options = ("--workers", "2", "--metrics-port-base", str(port - 1))
         ended = await command(tmp_path, "run", "pipeline.yaml", *options)

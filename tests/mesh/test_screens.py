@@ -24,7 +24,7 @@ def endless(files: PipelineFiles, function: str = "identity") -> Path:
     """A pipeline that does not end, and drains in a moment."""
     return files.write(
         files.generator(None, rpu=200, duration="100ms") + files.function(function) + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
         more="limits: {bufferMaxLength: 500}",
     )
 

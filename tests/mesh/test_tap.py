@@ -49,7 +49,7 @@ async def test_a_tap_has_no_effect_even_if_it_is_stopped_or_killed(
 ) -> None:
     files.write(
         files.generator(None, rpu=20, duration="200ms") + files.function("identity") + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
     )
     async with start(tmp_path, "run", "pipeline.yaml", "--ledger", ledger) as run:
         await run.until(lambda: run.records("out") > 0)

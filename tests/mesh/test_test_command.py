@@ -98,7 +98,8 @@ async def test_a_function_that_fails_is_shown_by_its_case(project: Path) -> None
     (project / "tests" / "orders.case.yaml").write_text(CASE.partition("  bad:")[0])
     ended = await command(project, "test", "tests/orders.case.yaml")
     assert ended.exit_code == 1
-    assert "price-0 failed" in ended.err
+    assert "in-0 failed" in ended.err
+    assert "/price/in-price.0: the function failed on record" in ended.err
     assert "NameError: name 'undefined' is not defined" in ended.err
 
 

@@ -20,7 +20,7 @@ TRIMS = 4
 async def test_a_trim_does_not_ask_for_marks_that_came_with_the_frames(files: PipelineFiles, tmp_path: Path) -> None:
     # The broker would answer with the whole message that has the mark: a commit of up to several MiB.
     path = files.write(
-        files.generator(None) + files.function("identity") + files.file_sink("out"), ["in -> map", "map -> out"]
+        files.generator(None) + files.function("identity") + files.file_sink("out"), ["in => map", "map -> out"]
     )
     purged: list[str] = []
     asked: list[str] = []

@@ -25,7 +25,7 @@ REDUCE = """\
 
 
 def resolve(files: PipelineFiles, middle: str) -> Path:
-    path = files.write(files.generator(10) + middle + files.file_sink("out"), ["in -> map", "map -> out"])
+    path = files.write(files.generator(10) + middle + files.file_sink("out"), ["in => map", "map -> out"])
     loaded = load(path)
     file = path.with_name("pipeline.json")
     file.write_text(resolved.dump(loaded.pipeline, loaded.base_dir))

@@ -78,7 +78,7 @@ async def test_what_cannot_be_imported_is_waited_for(files: PipelineFiles) -> No
         function.write_text("import json\nimport missing_helper\n")
         await run.until(lambda: "missing_helper" in run.err())
         assert "The pipeline waits" in run.err()
-        before = await run.all_pids("broker", "in-0", "map-0", "out-0")
+        before = await run.all_pids("broker", "in-0", "out-0")
         # The module that is missing comes; the function is still not there.
         (files.directory / "missing_helper.py").write_text("")
         await run.until(lambda: "versions.py has no versioned" in run.err())

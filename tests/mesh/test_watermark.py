@@ -150,7 +150,7 @@ async def test_the_command_says_what_it_costs_and_may_be_killed(
         files.generator(1_000_000, rpu=200, start="9000-01-01T00:00:00Z")
         + "- name: map\n  udf: {builtin: {name: cat}}\n"
         + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
     )
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)

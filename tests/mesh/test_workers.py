@@ -152,7 +152,7 @@ async def test_a_replica_that_is_not_ready_is_named(files: PipelineFiles, tmp_pa
     (tmp_path / "waits.py").write_text(WAITS_FOR_A_FILE)
     path = files.write(
         files.generator(10**9, rpu=100) + "- name: map\n  udf: {python: 'waits.py:process'}\n" + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
     )
     port = free_ports()
     async with (
@@ -326,7 +326,7 @@ async def test_a_run_names_the_vertex_of_a_shared_worker_that_fails(files: Pipel
         files.generator(100)
         + "- name: bad\n  udf: {python: 'bad.py:process', retryStrategy: {onFailure: stop, backoff: {steps: 1}}}\n"
         + files.file_sink("out"),
-        ["in -> bad", "bad -> out"],
+        ["in => bad", "bad -> out"],
     )
     ended = await command(tmp_path, "run", "pipeline.yaml", "--workers", "1")
     assert ended.exit_code == 3

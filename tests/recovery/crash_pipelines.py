@@ -172,7 +172,7 @@ PACKS = CrashPipeline(
     + f"- name: delivered\n  sink: {{http: {{url: '{TARGET}', batch: {{maxRecords: 1000}}}}}}\n"
     + file_sink("counts", 2),
     [
-        *("in -> many", "many -> next", "many -> sum", "many -> columns", "many -> delivered"),
+        *("in => many", "many -> next", "many -> sum", "many -> columns", "many -> delivered"),
         *("next -> out", "sum -> counts"),
     ],
     _check_packs,
@@ -199,7 +199,7 @@ REFERENCES = CrashPipeline(
     + "- name: next\n  partitions: 2\n  udf: {builtin: {name: cat}}\n"
     + file_sink("out", 2000)
     + f"- name: delivered\n  sink: {{http: {{url: '{TARGET}', batch: {{maxRecords: 1000}}}}}}\n",
-    ["in -> spread", "spread -> next", "spread -> delivered", "next -> out"],
+    ["in => spread", "spread -> next", "spread -> delivered", "next -> out"],
     _check_references,
     apart="spread",
 )
@@ -250,7 +250,7 @@ def windows(
         + file_sink("out", len(KEYS))
         + file_sink("late", 2)
         + file_sink("columns", 24, "parquet"),
-        ["in -> map", "map -> sum", "map -> columns", "sum -> out", "{from: sum, to: late, kind: late}"],
+        ["in => map", "map -> sum", "map -> columns", "sum -> out", "{from: sum, to: late, kind: late}"],
         check,
         open_records=sum(event.s // slide * slide + length > closed_at_last_s for event in in_time),
         prepare=lambda directory: write_events(directory / "in.jsonl", _FIRST),

@@ -32,7 +32,7 @@ spec:
   - {{name: map, partitions: {lanes}, udf: {{python: "functions.py:branded"}}}}
   - {{name: out, partitions: {lanes}, sink: {{{sink}, guarantee: exactlyOnce}}}}
   edges:
-  - {{from: in, to: map}}
+  - {{from: in, to: map, chain: false}}
   - {{from: map, to: out}}
 """
 # Of records that are processed twice, at most one result may count.

@@ -134,7 +134,7 @@ async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path
     files = PipelineFiles(tmp_path)
     files.write(
         files.generator(None, rpu=RATE) + files.function("identity") + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
     )
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
         await run.until(lambda: run.records("out") > 0)
@@ -162,7 +162,7 @@ async def test_a_run_that_was_stopped_as_a_whole_takes_its_own_sleep_for_nobodys
     files = PipelineFiles(tmp_path)
     files.write(
         files.generator(None, rpu=RATE) + files.function("identity") + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
     )
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)

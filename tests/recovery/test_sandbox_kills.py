@@ -50,7 +50,7 @@ async def test_kills_of_a_sandbox_and_of_what_is_around_it_lose_and_repeat_nothi
     held = ", workingDir: code, sandbox: strict, limits: {memory: 2Gi, files: 256}"
     files.write(
         files.fed_source() + files.function("slow", more=held) + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
         more="limits: {bufferMaxLength: 4000}",
     )
     killed: list[int] = []

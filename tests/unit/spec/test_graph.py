@@ -61,7 +61,7 @@ def test_a_long_chain_needs_no_deep_stack() -> None:
 def test_the_lanes_of_a_graph_are_shared_out_once(written: dict[str, Any]) -> None:
     for vertex in written["spec"]["vertices"]:
         vertex["replicas"] = 1 + vertex.get("partitions", 1) // 2 if vertex.get("partitions", 1) > 1 else 1
-    graph = Graph.of(Pipeline.model_validate(written))
+    graph = Graph.of(Pipeline.model_validate(written)).stages
     for vertex in graph.vertices:
         every = lanes.lanes_of(graph, vertex.name)
         inputs = 1 if vertex.kind in ("source", "reduce") else len(graph.edges_in[vertex.name])

@@ -16,6 +16,7 @@ apiVersion: millstream.io/v1alpha1
 kind: Pipeline
 metadata: {{name: p}}
 spec:
+  chain: false
   vertices:
     - {{name: in, source: {{generator: {{}}}}, {source}}}
     - {{name: first, udf: {{builtin: {{name: cat}}}}, {first}}}

@@ -51,7 +51,7 @@ def test_edges_share_where_partitions_and_conditions_are_the_same() -> None:
     vertices = [SOURCE, map_("map"), sink("a", 2), sink("b", 2), sink("c"), sink("d"), sink("e"), sink("f")]
     turned = {"conditions": {"tags": {"values": ["small", "even"]}}}
     every = {"conditions": {"tags": {"operator": "and", "values": ["even", "small"]}}}
-    edges = [edge("in", "map"), edge("map", "a"), edge("map", "b"), edge("map", "c")]
+    edges = [edge("in", "map", chain=False), edge("map", "a"), edge("map", "b"), edge("map", "c")]
     edges += [edge("map", "d", **EVEN), edge("map", "e", **turned), edge("map", "f", **every)]
     groups = same_frames(graph_of(vertices, edges), "map")
     assert list(groups.values()) == [("map-a", "map-b"), ("map-d", "map-e")]
