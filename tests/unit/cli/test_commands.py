@@ -295,6 +295,27 @@ def test_that_nothing_is_lost_is_said_only_where_it_is_known(
     assert ("nothing is lost" in result_text(result)) == said
 
 
+def test_a_vertex_that_follows_in_a_chain_is_in_the_log_of_its_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = PIPELINE.replace("  edges:\n", "    - {name: map, udf: {builtin: {name: cat}}}\n  edges:\n")
+    path = tmp_path / "p.yaml"
+    path.write_text(text.replace("{from: in, to: out}", "{from: in, to: map}\n    - {from: map, to: out}"))
+    data = tmp_path / ".millstream" / "p"
+    (data / "logs").mkdir(parents=True)
+    (data / "runtime.json").write_text("{}")
+    for process in ("in-0", "out-0"):
+        (data / "logs" / f"{process}.jsonl").write_text(json.dumps({"time": "2026-01-01", "message": f"of {process}"}))
+    assert main(["logs", "map"]) == 2, "nothing says what the pipeline was"
+    assert "there is no log of 'map'" in capsys.readouterr().err
+    (data / "pipeline.json").write_text(resolved.dump(load(path).pipeline, tmp_path))
+    assert main(["logs", "map"]) == 0
+    shown = capsys.readouterr().out
+    assert "of in-0" in shown
+    assert "of out-0" not in shown
+
+
 def test_every_command_that_looks_at_a_run_takes_the_file_or_the_name_of_its_pipeline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

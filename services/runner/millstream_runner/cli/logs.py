@@ -8,7 +8,7 @@ import heapq
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from millstream.errors import UserError
 from millstream.lines import LineSplitter
 from millstream.nearest import did_you_mean
 from millstream_runner.cli.place import directory_of, is_pipeline_file
+from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.logfiles import WORKER_PREFIX, format_entry, level_of, older, parse_line
 
 _FOLLOW_INTERVAL_S = 0.2
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.vertex is None and arguments.of is not None and not is_pipeline_file(arguments.of):
         arguments.of, arguments.vertex = None, str(arguments.of)
     directory = directory_of(arguments)
-    names = _processes(directory.logs, arguments.vertex)
+    vertex = _logged_as(directory, arguments.vertex) if arguments.vertex is not None else None
+    names = _processes(directory.logs, vertex)
     if arguments.tail is not None and arguments.tail < 0:
         raise UserError(codes.OPTION_VALUE, f"--tail {arguments.tail}: must be a number of lines")
     since = _since(arguments.since) if arguments.since is not None else ""
@@ -57,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     for entry in wanted if arguments.tail is None else deque(wanted, maxlen=arguments.tail):
         print(show(entry))
     if arguments.follow:
-        known = partial(_processes, directory.logs, arguments.vertex)
+        known = partial(_processes, directory.logs, vertex)
         asyncio.run(_follow(known, directory.logs, is_wanted, show))
     return 0
 
@@ -78,12 +80,30 @@ def _since(text: str) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
+def _logged_as(directory: DataDirectory, vertex: str) -> str:
+    """The vertex that names the logs: the first of the chain, for a vertex that follows in one."""
+    if _of_vertex(_known(directory.logs), vertex) or not directory.pipeline.exists():
+        return vertex
+    # Loading a pipeline takes a while, and most calls do not need it.
+    from millstream.spec import resolved
+
+    return resolved.load(directory.read_pipeline()).graph.head(vertex)
+
+
+def _known(logs: Path) -> list[str]:
+    return sorted(path.stem for path in logs.glob("*.jsonl"))
+
+
+def _of_vertex(known: Sequence[str], vertex: str) -> list[str]:
+    return [name for name in known if name == vertex or name.rpartition("-")[0] == vertex]
+
+
 def _processes(logs: Path, vertex: str | None) -> list[str]:
     """The names of all logs, or of those that concern one vertex."""
-    known = sorted(path.stem for path in logs.glob("*.jsonl"))
+    known = _known(logs)
     if vertex is None:
         return known
-    chosen = [name for name in known if name == vertex or name.rpartition("-")[0] == vertex]
+    chosen = _of_vertex(known, vertex)
     if not chosen:
         raise UserError(
             codes.NOT_IN_PIPELINE,
