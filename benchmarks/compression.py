@@ -64,7 +64,7 @@ spec:
     - {{name: same, udf: {{python: "same.py:process"}}}}
     - {{name: out, sink: {{blackhole: {{}}}}}}
   edges:
-    - {{from: in, to: same}}
+    - {{from: in, to: same, chain: false}}
     - {{from: same, to: out}}
 """
 

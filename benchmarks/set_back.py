@@ -43,7 +43,7 @@ spec:
     - {name: map, udf: {builtin: {name: cat}}}
     - {name: out, sink: {blackhole: {}}}
   edges:
-    - {from: in, to: map}
+    - {from: in, to: map, chain: false}
     - {from: map, to: out}
 """
 LIMIT_S = 60.0
