@@ -80,7 +80,7 @@ with open(sys.argv[1], "rb") as source, open(sys.argv[2], "wb") as target:
     for line in source:
         target.write(process(line) + b"\\n")
 """
-_BUFFER, _CHAINED = ", chain: false", ", chain: true"
+_CHAINED, _BUFFERED = ", chain: true", ", chain: false"
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -378,9 +378,7 @@ def run_on_kafka(given: Given, python: Path) -> None:
 
 def _run_pipeline(given: Given, python: Path, source: str, sink: str, chains: int, partitions: int) -> None:
     text = PIPELINE.replace("SOURCE", source).replace("SINK", sink)
-    text = text.replace("CHAIN", _CHAINED if chains > 0 else _BUFFER).replace(
-        "LAST", _CHAINED if chains > 1 else _BUFFER
-    )
+    text = text.replace("CHAIN", _CHAINED if chains > 0 else _BUFFERED).replace("LAST", _CHAINED if chains > 1 else "")
     text = text.replace("PARTITIONS", f"partitions: {partitions}\n      ")
     (given.directory / "pipeline.yaml").write_text(text)
     call(given, python, "-m", "millstream_runner", "run", "pipeline.yaml", "--quiet")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from millstream.codes.code import Code
 
 _INPUT_WAITS = (
-    "Nothing that the function had not answered is acknowledged: it waits in the buffer before the vertex and is "
-    "given to the function at the next start. Answers that were given count once."
+    "Nothing that the function had not answered is acknowledged: it waits in the buffer before the vertex or its "
+    "chain, or in the source, and is given to the function at the next start. Answers that were given count once."
 )
 
 FUNCTION_FAILED = Code(
@@ -18,8 +18,9 @@ FUNCTION_FAILED = Code(
         "function's traceback."
     ),
     data=(
-        "The record is not acknowledged. It waits in the buffer before the vertex, with everything behind it, and "
-        "is given to the function again at the next start. What was committed before it counts once."
+        "The record is not acknowledged. It waits in the buffer before the vertex or its chain, or in the source, "
+        "with everything behind it, and is given to the function again at the next start. What was committed before "
+        "it counts once."
     ),
     do=(
         "Correct the function and start again; or set `udf.retryStrategy.onFailure` to drop such records or "
@@ -79,8 +80,8 @@ RECORD_MISFIT = Code(
     ),
     data=(
         "The function has not seen the record. If the pipeline stops because of it, it is not acknowledged and "
-        "waits in the buffer before the vertex. If the retry policy says so, it is a dead letter, or counted as "
-        "dropped."
+        "waits in the buffer before the vertex or its chain, or in the source. If the retry policy says so, it is a "
+        "dead letter, or counted as dropped."
     ),
     do=(
         "Correct the program that writes such records; or let the type accept them: a default for a field that may "

@@ -32,7 +32,11 @@ spec:
       sink: {file: {path: out, rolling: {maxAge: 1s}}}
     - name: counts
       sink: {file: {path: counts, rolling: {maxAge: 1s}}}
-  edges: [{from: in, to: shout}, {from: shout, to: out}, {from: shout, to: count}, {from: count, to: counts}]
+  edges:
+    - {from: in, to: shout, chain: false}
+    - {from: shout, to: out}
+    - {from: shout, to: count}
+    - {from: count, to: counts}
 """
 FUNCTION = "def process(value):\n    return value.upper()\n"
 BROKER = ("--broker", "nats://127.0.0.1:4222")

@@ -37,7 +37,7 @@ async def test_every_command_that_looks_in_or_changes_something_is_written_down(
     files = PipelineFiles(open_folder)
     files.write(
         files.generator(None, rpu=8000) + files.function("identity") + files.file_sink("out"),
-        ["in -> map", "map -> out"],
+        ["in => map", "map -> out"],
         more="limits: {bufferMaxLength: 4000}",
     )
     data = open_folder / ".millstream" / "p"

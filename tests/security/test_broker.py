@@ -26,7 +26,7 @@ spec:
     - name: out
       sink: {file: {path: out}}
   edges:
-    - {from: in, to: map}
+    - {from: in, to: map, chain: false}
     - {from: map, to: out}
 """
 SPY = """\

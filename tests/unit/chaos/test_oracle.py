@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.chaos.oracle.account import account_checks
+from millstream_runner.chaos.oracle.account import account_checks, by_vertex
 from millstream_runner.chaos.oracle.checks import Check, Result, verdict
 from millstream_runner.chaos.oracle.expected import Series, mesh_checks, window_sums, windows_checks
 from millstream_runner.chaos.oracle.guarantees import ONCE, sink_checks
@@ -145,6 +145,42 @@ def test_an_account_that_does_not_balance_is_seen(spoil: Callable[[mark_pb2.Mark
     spoil(mark)
     (fault,) = violated(account_checks(PIPELINE, {**marks, ("left", "in-left.0"): mark}, ended=True))
     assert word in fault
+
+
+CHAINED = Pipeline(
+    "p",
+    {"in": {"source": {}}, "map": {"udf": {}}, "out": {"sink": {"file": {}}}},
+    (Edge("in-map", "in", "map", "data", False, 1, False), Edge("map-out", "map", "out", "data", False, 1, False)),
+    "jetstream",
+)
+
+
+def chained_marks(*, passed_on: int = 3, got: int = 3, written: int = 2) -> Marks:
+    """Source and map are one lane."""
+    chain = mark_pb2.Mark(ended=True, account=mark_pb2.Account(inputs=3, processed=3))
+    chain.members.add(vertex="map", edge="in-map", account=mark_pb2.Account(inputs=got, processed=got - 1, filtered=1))
+    chain.written.add(edge="in-map", records=passed_on)
+    chain.written.add(edge="map-out", records=written)
+    sink = mark_pb2.Mark(ended=True, account=mark_pb2.Account(inputs=2, processed=2))
+    return {("in", "source.0"): chain, ("out", "map-out.0"): sink}
+
+
+def test_a_chain_is_held_to_the_account_of_each_of_its_vertices() -> None:
+    checks = account_checks(CHAINED, by_vertex(CHAINED, chained_marks()), ended=True)
+    assert not violated(checks)
+    assert {check.subject for check in checks} == {"in", "map", "out", "in-map", "map-out"}
+
+
+@pytest.mark.parametrize(
+    ("marks", "fault"),
+    [
+        (chained_marks(passed_on=4), "in-map: buffer in-map/0: 4 records written, 3 read"),
+        (chained_marks(got=2), "in-map: buffer in-map/0: 3 records written, 2 read"),
+        (chained_marks(written=3), "map-out: buffer map-out/0: 3 records written, 2 read"),
+    ],
+)
+def test_what_is_lost_inside_or_behind_a_chain_is_seen(marks: Marks, fault: str) -> None:
+    assert violated(account_checks(CHAINED, by_vertex(CHAINED, marks), ended=True)) == [fault]
 
 
 def test_what_waits_after_a_drain_is_no_violation_but_told() -> None:

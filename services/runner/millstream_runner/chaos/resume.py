@@ -105,11 +105,17 @@ class Board:
 
     def records(self, lanes: Iterable[LaneId]) -> int:
         """Records that these lanes have completed."""
-        return sum(_records(self._entries[lane]) for lane in lanes if lane in self._entries)
+        return sum(_own_records(lane, self._entries[lane]) for lane in lanes if lane in self._entries)
 
 
 def _records(entry: OtEntry) -> int:
     return sum(state.records for state in entry.inputs)
+
+
+def _own_records(lane: LaneId, entry: OtEntry) -> int:
+    """Without those that were passed on inside a chain, each of which is a record of the lane's own input."""
+    own = [state.records for state in entry.inputs if state.edge == lane.input]
+    return sum(own) if own else _records(entry)
 
 
 def _results(entry: OtEntry) -> int:

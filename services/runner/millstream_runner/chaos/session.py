@@ -119,6 +119,7 @@ class Session:
         self._before_drain = before_drain
         self._settle = settle
         self._graph = graph
+        self._stages = graph.stages
         self._runner = runner
         self._injector = injector
         self._plan = plan
@@ -151,7 +152,7 @@ class Session:
     async def _first_progress(self) -> None:
         """Wait for the first progress: a pipeline whose records have not reached its sinks yet has nothing to
         resume."""
-        sinks = [lanes_of(self._graph, vertex.name) for vertex in self._graph.sinks]
+        sinks = [lanes_of(self._stages, self._graph.head(vertex.name)) for vertex in self._graph.sinks]
         deadline_s = time.monotonic() + _FIRST_PROGRESS_TIMEOUT_S
         while not self._over and time.monotonic() < deadline_s:
             if all(self._board.records(lanes) for lanes in sinks):
@@ -168,7 +169,7 @@ class Session:
             await self._runner.wait_over(min(strike.wait_s, left_s))
             # A run that has processed everything has nothing left that a fault could harm. Whether there is time left
             # is decided before the pause: timers of the event loop may fire a little early.
-            ended = self._over or self._board.ended(all_lanes(self._graph))
+            ended = self._over or self._board.ended(all_lanes(self._stages))
             if ended or done == self._plan.strikes_max or strike.wait_s >= left_s:
                 break
             if await self._strike(strike):
@@ -270,15 +271,17 @@ class Session:
     def _lanes_of(self, victim: RunProcess | None) -> tuple[LaneId, ...]:
         """The lanes that a process serves; all of them if no process is given."""
         if victim is not None and victim.role in (Role.WORKER, Role.SIDECAR):
-            return tuple(lane for one in victim.replicas for lane in owned_lanes(self._graph, one.vertex, one.number))
+            # The function of a vertex that follows in a chain works for the lanes of its first vertex.
+            served = [(self._graph.head(one.vertex), one.number) for one in victim.replicas]
+            return tuple(lane for vertex, number in served for lane in owned_lanes(self._stages, vertex, number))
         if victim is not None and victim.role in SPARK_ROLES:
-            return tuple(lane for vertex in self._graph.reduces for lane in lanes_of(self._graph, vertex.name))
-        return all_lanes(self._graph)
+            return tuple(lane for vertex in self._graph.reduces for lane in lanes_of(self._stages, vertex.name))
+        return all_lanes(self._stages)
 
     async def _end(self) -> None:
         """End the run: it ends by itself if it has an end and no time is set; otherwise it is asked to drain."""
         if self._settle is not None and not self._over:
-            taken = sum(self._board.records(lanes_of(self._graph, vertex.name)) for vertex in self._graph.sources)
+            taken = sum(self._board.records(lanes_of(self._stages, vertex.name)) for vertex in self._graph.sources)
             self._settle(taken)
             await self._runner.restart()
             await self._runner.wait_over(END_TIMEOUT_S)
@@ -292,7 +295,7 @@ class Session:
             await self._runner.wait_over(END_TIMEOUT_S)
         self._outcome.exit_code = self._runner.exit_code
         # It may have ended before it was asked to.
-        self._outcome.drained = self._outcome.drained and not self._board.ended(all_lanes(self._graph))
+        self._outcome.drained = self._outcome.drained and not self._board.ended(all_lanes(self._stages))
 
     @property
     def _over(self) -> bool:

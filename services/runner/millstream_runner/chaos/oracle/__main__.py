@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.chaos.oracle.account import account_checks, inputs
+from millstream_runner.chaos.oracle.account import account_checks, by_vertex, inputs
 from millstream_runner.chaos.oracle.checks import Check, checked, verdict
 from millstream_runner.chaos.oracle.expected import Series, mesh_checks, windows_checks
 from millstream_runner.chaos.oracle.guarantees import sink_checks
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         pipeline = read_pipeline(options.data_dir / "pipeline.json")
-        marks = asyncio.run(read_marks(options.data_dir / "broker" / "store", pipeline))
+        marks = by_vertex(pipeline, asyncio.run(read_marks(options.data_dir / "broker" / "store", pipeline)))
         report = verdict(_checks(options, pipeline, marks))
     except (OSError, ValueError, KeyError, TimeoutError) as error:
         sys.stderr.write(f"it cannot be judged: {error!r}\n")

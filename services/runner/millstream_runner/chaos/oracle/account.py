@@ -2,6 +2,9 @@
 
 every lane:    inputs = processed + filtered + dead-lettered + dropped + diverted + open
 every buffer:  written by all lanes that write to it = read by the lane that reads it
+
+Vertices that run as one lane have one mark, with an account for each of them. An edge between two of them is held to
+the same as a buffer: what the one has passed on, the other has got.
 """
 
 from __future__ import annotations
@@ -19,6 +22,20 @@ def account_checks(pipeline: Pipeline, marks: Marks, *, ended: bool) -> list[Che
     """`ended`: the pipeline ran to its end, so no record may wait or be in an open window."""
     checks = [_lanes(pipeline, marks, vertex, ended=ended) for vertex in pipeline.vertices]
     return checks + [_edge(pipeline, marks, edge.name, ended=ended) for edge in pipeline.edges]
+
+
+def by_vertex(pipeline: Pipeline, marks: Marks) -> dict[tuple[str, str], mark_pb2.Mark]:
+    """The marks, with one of its own for each vertex that runs in the lane of another vertex: what the common mark says
+    about it."""
+    sources = {edge.name: edge.source for edge in pipeline.edges}
+    found = dict(marks)
+    for (_, lane), mark in marks.items():
+        partition = lane.rpartition(".")[2]
+        for member in mark.members:
+            own = mark_pb2.Mark(ended=mark.ended, account=member.account)
+            own.written.extend(one for one in mark.written if sources.get(one.edge) == member.vertex)
+            found[member.vertex, f"{member.edge}.{partition}"] = own
+    return found
 
 
 def processed(marks: Marks, vertex: str) -> int:
