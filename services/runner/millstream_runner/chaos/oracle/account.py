@@ -4,7 +4,7 @@ every lane:    inputs = processed + filtered + dead-lettered + dropped + diverte
 every buffer:  written by all lanes that write to it = read by the lane that reads it
 
 Vertices that run as one lane have one mark, with an account for each of them. An edge between two of them is held to
-the same as a buffer: what the one has passed on, the other has got.
+the same as a buffer: what the one has passed on, the other has received.
 """
 
 from __future__ import annotations
