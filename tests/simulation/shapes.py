@@ -76,7 +76,9 @@ def _edge(begin: str, end: str, kind: str = "", tags: tuple[str, ...] = (), *, c
 
 
 def _pipeline(name: str, vertices: list[Spec], edges: list[Spec], max_delay_s: float, **more: Any) -> Spec:
-    spec = {"watermark": {"maxDelay": f"{max_delay_s:g}s"}, "vertices": vertices, "edges": edges, **more}
+    # Chains have shapes of their own.
+    watermark = {"maxDelay": f"{max_delay_s:g}s"}
+    spec = {"chain": False, "watermark": watermark, "vertices": vertices, "edges": edges, **more}
     return {"apiVersion": "millstream.io/v1alpha1", "kind": "Pipeline", "metadata": {"name": name}, "spec": spec}
 
 
