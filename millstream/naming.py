@@ -56,8 +56,10 @@ class Naming:
         ids = frame.ids()
         record_id = ids[index] if ids is not None else origin.position(index) if origin.id_prefix else ""
         parts = []
-        if origin.source_position:
+        if origin.source_position and not origin.id_prefix:
             parts.append(f"read before source position {origin.source_position}")
+        elif origin.source_position and not origin.names:
+            parts.append(f"number {origin.first_index + index + 1:,} from the source")
         elif origin.id_prefix and not origin.names:
             sequence = origin.id_prefix.rstrip("/").rpartition("/")[2]
             parts.append(f"sequence {sequence}, index {origin.first_index + index}")

@@ -166,7 +166,7 @@ async def test_lines_of_any_text_go_to_a_text_file_and_what_is_no_json_to_its_de
 
 @pytest.mark.parametrize(
     ("into", "record"),
-    [("in => map", r"\d+/1 \(sequence \d+, index 1, "), ("in -> map", r"1 \(read before source position {.*")],
+    [("in => map", r"\d+/1 \(sequence \d+, index 1, "), ("in -> map", r"1 \(number 2 from the source, ")],
     ids=["buffer", "chain"],
 )
 async def test_a_failing_function_stops_the_lane_with_its_own_traceback(

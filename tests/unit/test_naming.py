@@ -69,6 +69,9 @@ def test_a_record_is_named_by_all_that_helps_to_find_it() -> None:
     assert Naming().of(own, 0, origin).startswith("record web-7 (sequence 345, index 12, event time")
     read = Origin(source_position='{"file":"a"}')
     assert Naming().of(frame, 0, read).startswith('record (read before source position {"file":"a"}, event time')
+    # In a chain behind a source its position tells little, and the number says which one it is.
+    passed_on = Origin("price/read-price/0/", 12, '{"file":"a"}')
+    assert Naming().of(frame, 0, passed_on).startswith("record price/read-price/0/12 (number 13 from the source, event")
     assert Naming().of(frame, 0, NO_ORIGIN).startswith("record (event time")
 
 

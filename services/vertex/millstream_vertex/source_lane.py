@@ -115,12 +115,13 @@ class SourceVertexLane:
         bound: future.FutureBound | None = None,
         run: str = "",
         grows: bool = False,
+        call_records_max: int | None = None,
     ) -> None:
         """`router`: the source's router, for its dead letters; `outlet`: the destination of its output. `seen` is
         needed for a source that may repeat records; `on_invalid` decides about input that cannot be read; `naming`
         decides how messages name a record. `bound`: the bound of event times; the transformer applies it itself. `run`:
         id of the lane's ledger, for the dead letters of vertices that follow in a chain. `grows`: reads may be larger
-        than requested."""
+        than requested. `call_records_max`: the most records in one read if functions follow in a chain."""
         self.core = core
         self._source = source
         self._transformer = transformer
@@ -151,7 +152,8 @@ class SourceVertexLane:
         """Whether other vertices follow in the chain; they name records by number."""
         # Functions that follow in a chain get only as much at once as they can finish in time, as from a buffer.
         functions = len(nothing.passed) - (nothing.delivered is not None)
-        self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=self._records_max) if functions else None
+        calls_max = min(self._records_max, call_records_max or self._records_max)
+        self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=calls_max) if functions else None
         self._first_passed = asyncio.Event()
         self._calls = transformer is not None or functions > 0
         """Whether records pass a function before they are committed."""

@@ -193,6 +193,13 @@ class LaneOpening(StepOpening):
         """The vertices that run in the lane; the lane's own vertex is first."""
         return self.shared.whole.chain(self.lane.vertex)
 
+    @property
+    def call_records_max(self) -> int | None:
+        """The most records that a function of the chain gets in one call, if that is limited."""
+        # The default of 500 is Numaflow's. Calls are that small only for vertices that set the limit explicitly.
+        limits = [self.shared.whole.limits_of(vertex) for vertex in self.chain]
+        return min((one.read_batch_size for one in limits if "read_batch_size" in one.model_fields_set), default=None)
+
     async def outlet(self) -> Outlet:
         """The destination of the outputs of the lane's vertex: its buffers, or the vertices that follow in its chain.
 

@@ -54,8 +54,11 @@ class GivenSource:
         self._given = 0
         self.all_read = asyncio.Event()
         self.acknowledged: list[bytes] = []
+        self.asked: list[int] = []
+        """For how many records at most."""
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        self.asked.append(records_max)
         if self._given == len(self._frames):
             self.all_read.set()
             return SourceBatch(None, b"%d" % self._given, ended=True)
@@ -88,6 +91,7 @@ async def lane_of(
     transformer: Mapper | None = None,
     following: Mapper | None = None,
     watermark: SourceWatermark | None = None,
+    call_records_max: int | None = None,
 ) -> SourceVertexLane:
     """`following`: of a vertex that follows in a chain."""
     router = Router([Route(BUFFER.edge, 1, None)], dead_letters)
@@ -104,7 +108,8 @@ async def lane_of(
         step = MapStep(lane, following, router, outlet, telemetry=telemetry, counters=counters, clock=clock, number=1)
         outlet = ToNext(step)
     watermark = watermark or SourceWatermark()
-    return SourceVertexLane(core, source, transformer, router, outlet, watermark, seen, OnFailure.STOP, bound=bound)
+    given = (core, source, transformer, router, outlet, watermark, seen, OnFailure.STOP)
+    return SourceVertexLane(*given, bound=bound, call_records_max=call_records_max)
 
 
 class Heard(logging.Handler):
@@ -528,6 +533,14 @@ async def test_only_a_read_that_calls_a_function_has_a_task(rig: Rig, calls: boo
         await lane.run()
     assert names.count("SourceVertexLane._process") == (2 if calls else 0)
     assert (await rig.account(UPSTREAM)).processed == 2
+
+
+async def test_functions_that_follow_get_no_more_at_once_than_their_limit(rig: Rig) -> None:
+    async with open_stream(udf.map(lambda value: value)) as stream:
+        source = GivenSource([records_of(b"a"), records_of(b"b"), records_of(b"c")])
+        lane = await lane_of(rig, source, following=mapper_of(stream), call_records_max=5)
+        await lane.run()
+    assert set(source.asked) == {5}
 
 
 class HeldUpSource(SilentSource):

@@ -37,12 +37,9 @@ class Map(UdfKind):
         outlet = await opening.outlet()
         base = await opening.buffer_lane(in_parts=True)
         step = await self.open_step(settings, opening, outlet, 0)
-        # The default of 500 is Numaflow's. Calls are that small only for vertices that set the limit explicitly.
-        limits = [opening.shared.whole.limits_of(vertex) for vertex in opening.chain]
-        batches = [one.read_batch_size for one in limits if "read_batch_size" in one.model_fields_set]
         run = (await opening.upstream()).ledger_id
         piece = opening.core.committer.router.piece
-        return MapLane(base, step, piece, slice_records_max=min(batches, default=None), run=run)
+        return MapLane(base, step, piece, slice_records_max=opening.call_records_max, run=run)
 
     async def open_step(self, settings: Udf, opening: StepOpening, outlet: Outlet, number: int) -> MapStep:
         from millstream_vertex.map_step import MapStep

@@ -108,6 +108,7 @@ class SourceVertex(RunnableKind[Source]):
             naming=shared.naming,
             run=(await shared.ledger(lane.vertex)).ledger_id,
             grows=any(settings.formats()),
+            call_records_max=opening.call_records_max,
             bound=future_bound(shared.whole, lane.vertex, shared.clock, opening.where),
         )
 
