@@ -60,7 +60,7 @@ spec:
     - {name: a, udf: {builtin: {name: cat}}}
     - {name: out, sink: {blackhole: {}}}
   edges:
-    - {from: in, to: a}
+    - {from: in, to: a, chain: false}
     - {from: a, to: out}
 """
 A, B = BufferId("in-a", 0), BufferId("in-b", 0)
