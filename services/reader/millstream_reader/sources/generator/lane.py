@@ -32,7 +32,7 @@ from millstream_udf.fields import field
 
 KIND = "generator"
 
-_TICK_S = 0.008
+_TICK_S = 0.009
 """How often a generator with a rate checks for due records: a read costs the same for any number of records."""
 _BUSY_TICK_S = 0.01
 _BUSY_PER_S = 10_000
