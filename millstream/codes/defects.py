@@ -76,7 +76,10 @@ PROCESS_CRASHES = Code(
         "A worker or the Spark driver ended several times by itself or by a crash, without progress in between, "
         "and reported nothing with a code of its own. The message has its last lines."
     ),
-    data=("What it had not committed waits in the buffers. Committed marks, buffers and results are unchanged."),
+    data=(
+        "What it had not committed waits in the buffers or in the source. Committed marks, buffers and results "
+        "are unchanged."
+    ),
     do=("Look at `millstream logs`, and at the system's log for a crash of a library. " + _REPORT),
 )
 
@@ -87,7 +90,10 @@ PROCESS_HANGS = Code(
         "A process did not respond for too long, and was killed and replaced, several times without progress in "
         "between."
     ),
-    data=("What it had not committed waits in the buffers. Committed marks, buffers and results are unchanged."),
+    data=(
+        "What it had not committed waits in the buffers or in the source. Committed marks, buffers and results "
+        "are unchanged."
+    ),
     do=(
         (
             "Check whether the machine is overloaded, or a disk or file system does not respond. If neither, "
