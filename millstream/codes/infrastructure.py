@@ -141,8 +141,8 @@ PROCESS_KILLED = Code(
         "it is the system, because the machine is out of memory."
     ),
     data=(
-        "What the process had not committed waits in the buffers or in the source. Committed marks, buffers and results "
-        "are unchanged."
+        "What the process had not committed waits in the buffers or in the source. Committed marks, buffers and "
+        "results are unchanged."
     ),
     do=(
         "Look for `Out of memory` in the system's log (`dmesg`). Give the machine or container more memory, "
