@@ -88,12 +88,12 @@ async def filled(kept: InterStepBuffer) -> Ledger:
 
 
 async def test_lanes_of_a_join_leave_to_the_next_vertex_what_all_of_them_did_for_it() -> None:
-    graph, noted = joined(apart=True), list[bool]()
+    graph, noted = joined(apart=True), list[set[str]]()
     async with opened(graph) as kept:
         ledger = await filled(kept)
-        await separate(graph, kept.broker, kept.stores, "change", lambda: noted.append(True), divided=False)
+        await separate(graph, kept.broker, kept.stores, "change", lambda done: noted.append(set(done)), divided=())
         new = await of(ledger, NEW)
-        assert noted == [True]
+        assert noted == [{"b"}]
         assert (new.account.inputs, [(one.vertex, one.account.inputs) for one in new.members]) == (12, [("c", 12)])
         # Its frames are numbered from 1, and its watermark is that of both.
         assert totals(new) == {"b-c": (0, 12, 120), "c-out": (0, 12, 120)}
@@ -103,7 +103,7 @@ async def test_lanes_of_a_join_leave_to_the_next_vertex_what_all_of_them_did_for
             assert (left.account.inputs, list(left.members)) == (records, [])
             assert totals(left) == {"a-b": (0, records, 10 * records)}
         # It is done.
-        await separate(graph, kept.broker, kept.stores, "change", lambda: noted.append(False), divided=False)
+        await separate(graph, kept.broker, kept.stores, "change", lambda done: noted.append(set(done)), divided=())
         assert await of(ledger, NEW) == new
 
 
@@ -112,11 +112,11 @@ async def test_what_was_noted_is_not_divided_again() -> None:
     async with opened(graph) as kept:
         ledger = await filled(kept)
         second = await of(ledger, LANES[1])
-        await separate(graph, kept.broker, kept.stores, "change", lambda: None, divided=False)
+        await separate(graph, kept.broker, kept.stores, "change", lambda done: None, divided=())
         # A process that was killed after it had shortened only one of two marks.
         await store(ledger, LANES[1], second)
         new = await of(ledger, NEW)
-        await separate(graph, kept.broker, kept.stores, "change", lambda: None, divided=True)
+        await separate(graph, kept.broker, kept.stores, "change", lambda done: None, divided=["b"])
         assert await of(ledger, NEW) == new
         assert not (await of(ledger, LANES[1])).members
 
@@ -126,7 +126,7 @@ async def test_a_chain_that_stays_as_it_is_keeps_its_marks() -> None:
     async with opened(graph) as kept:
         ledger = await filled(kept)
         before = [await of(ledger, lane) for lane in LANES]
-        await separate(graph, kept.broker, kept.stores, "change", lambda: None, divided=False)
+        await separate(graph, kept.broker, kept.stores, "change", lambda done: None, divided=())
         assert [await of(ledger, lane) for lane in LANES] == before
         assert await ledger.mark(NEW) is None
 
@@ -143,3 +143,20 @@ async def test_lanes_of_a_removed_edge_leave_their_account_once() -> None:
             assert [account_of(vertex, LANES[0], now).inputs for vertex in ("a", "b", "c")] == [16, 16, 16]
             assert totals(now) == {"a-b": (0, 16, 160), "b-c": (0, 16, 160), "c-out": (3, 16, 160)}
             assert (await of(ledger, LANES[1])).account.inputs == 7
+
+
+async def test_another_vertex_may_leave_where_an_earlier_change_was_interrupted() -> None:
+    all_apart = [arrow("x>a"), arrow("y>a"), arrow("a>b"), arrow("b>c"), arrow("c>out")]
+    graph = joined(apart=True)
+    further = Graph.of(pipeline(JOIN, all_apart, chain=False), {"b": "a", "c": "a"})
+    async with opened(further) as kept:
+        ledger = await filled(kept)
+        second = await of(ledger, LANES[1])
+        await separate(graph, kept.broker, kept.stores, "change", lambda done: None, divided=())
+        # Killed after it had shortened only one of two marks; the next file separates `c`, too.
+        await store(ledger, LANES[1], second)
+        await separate(further, kept.broker, kept.stores, "change", lambda done: None, divided=["b"])
+        b, c = await of(ledger, NEW), await of(ledger, LaneId("c", "b-c", 0))
+        assert (b.account.inputs, list(b.members), totals(b)) == (12, [], {"b-c": (0, 12, 120)})
+        assert (c.account.inputs, totals(c)) == (12, {"c-out": (0, 12, 120)})
+        assert not (await of(ledger, LANES[1])).members

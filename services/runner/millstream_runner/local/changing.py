@@ -14,7 +14,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -45,7 +44,8 @@ _LEAVING = "leaving"
 _REMOVED = "removed"
 """A member of the shape while a change is not complete: the vertex that read each edge which is removed."""
 _DIVIDED = "divided"
-"""A member of the shape while a change is not complete: vertices that leave their chains have marks of their own."""
+"""A member of the shape while a change is not complete: the vertices that leave their chains and have marks of their
+own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,14 @@ class Change:
             after = successor(self.before, shape_of(graph))
             removed = {**self.before.get(_REMOVED, {}), **self.changes.removed}
             unfinished = {**after, _LEAVING: leaving, _REMOVED: removed}
-            divided = bool(self.before.get(_DIVIDED))
-            write_json(self.directory.shape, {**unfinished, _DIVIDED: divided})
+            divided = self.before.get(_DIVIDED, ())
+
+            def note(vertices: Collection[str]) -> None:
+                write_json(self.directory.shape, {**unfinished, _DIVIDED: sorted(vertices)})
+
+            note(divided)
             self.directory.write_pipeline(resolved.dump(self.loaded.pipeline, self.loaded.base_dir, graph.ledgers))
             KnownLedgers(self.directory.ledgers).forget(leaving)
-            note = partial(write_json, self.directory.shape, {**unfinished, _DIVIDED: True})
             await separate(graph, buffer.broker, buffer.stores, OWNER, note, divided=divided)
             await take_in(graph, buffer.broker, removed, OWNER)
             used = {graph.ledger_of(vertex) for vertex in graph.stages.order}

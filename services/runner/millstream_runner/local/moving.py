@@ -11,7 +11,7 @@ Above it: a change of the pipeline, which repeats the steps if a run dies betwee
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -36,19 +36,29 @@ class _Chain(NamedTuple):
 
 
 async def separate(
-    graph: Graph, broker: Broker, stores: OtStores, owner: str, note: Callable[[], None], *, divided: bool
+    graph: Graph,
+    broker: Broker,
+    stores: OtStores,
+    owner: str,
+    note: Callable[[Collection[str]], None],
+    *,
+    divided: Collection[str],
 ) -> None:
     """Move what marks of chains say about vertices that have lanes of their own in `graph` to those lanes.
 
-    `divided`: whether an earlier call came as far as to call `note`, which has to be durable on return.
+    `note` gets the vertices whose lanes have their marks, and has to be durable on return; after that, the marks of the
+    chain are shortened. `divided`: those of which an earlier call noted it before it was interrupted.
     """
     chains = [chain async for chain in _chains(graph, broker)]
-    if not divided:
-        for chain in chains:
-            for lane, mark in _divided(graph, chain):
-                with step("chain.divide", lane.vertex):
-                    await _replace(chain.ledger, lane, mark, owner)
-        note()
+    done = set(divided)
+    for chain in chains:
+        for lane, mark in _divided(graph, chain):
+            if lane.vertex in divided:
+                continue
+            with step("chain.divide", lane.vertex):
+                await _replace(chain.ledger, lane, mark, owner)
+            done.add(lane.vertex)
+    note(done)
     for chain in chains:
         for lane, stored in chain.marks.items():
             # What was published says more than the rest of the mark does. The lane publishes it again.
