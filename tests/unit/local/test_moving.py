@@ -143,6 +143,14 @@ async def test_lanes_of_a_removed_edge_leave_their_account_once() -> None:
             assert [account_of(vertex, LANES[0], now).inputs for vertex in ("a", "b", "c")] == [16, 16, 16]
             assert totals(now) == {"a-b": (0, 16, 160), "b-c": (0, 16, 160), "c-out": (3, 16, 160)}
             assert (await of(ledger, LANES[1])).account.inputs == 7
+        # The next file, after an interruption, has only the other edge: what was taken in before comes with its lane.
+        only = [arrow("y>a", chain=False), arrow("a>b", chain=True), arrow("b>c", chain=True), arrow("c>out")]
+        vertices = {name: step for name, step in JOIN.items() if name != "x"}
+        for _ in range(2):
+            await take_in(Graph.of(pipeline(vertices, only)), kept.broker, {"z-a": "a", "x-a": "a"}, "change")
+            now = await of(ledger, LANES[1])
+            assert [account_of(vertex, LANES[1], now).inputs for vertex in ("a", "b", "c")] == [23, 23, 23]
+            assert totals(now)["c-out"] == (3, 23, 230)
 
 
 async def test_another_vertex_may_leave_where_an_earlier_change_was_interrupted() -> None:

@@ -76,12 +76,16 @@ async def take_in(graph: Graph, broker: Broker, removed: Mapping[str, str], owne
         if ledger is None or stages.vertex(vertex).definition.lane_input is not None:
             continue
         into = stages.edges_in[vertex][0].name
+        # An earlier change that was interrupted may have chosen another lane, whose edge may have been removed since.
+        others = [one.name for one in stages.edges_in[vertex]]
+        others += [one for one, reader in removed.items() if reader == vertex and one != edge]
         for partition in range(stages.vertex(vertex).partitions):
             former = await ledger.mark(LaneId(vertex, edge, partition))
-            lane = LaneId(vertex, into, partition)
-            now = await ledger.mark(lane)
-            if former is None or (now is not None and any(one.edge == edge for one in now.mark.members)):
+            marks = {one: await ledger.mark(LaneId(vertex, one, partition)) for one in others}
+            members = [one for stored in marks.values() if stored is not None for one in stored.mark.members]
+            if former is None or any(one.edge == edge for one in members):
                 continue
+            lane, now = LaneId(vertex, into, partition), marks[into]
             mark = now.mark if now is not None else mark_pb2.Mark(watermark_us=START_OF_TIME_US)
             mark.members.add(vertex=vertex, edge=edge, account=former.mark.account)
             _add_members(mark, former.mark.members)
