@@ -17,6 +17,7 @@ if _hidden:
     sys.modules[_LIBRARY] = None  # type: ignore[assignment]
 try:
     from nats import errors as nats_errors
+    from nats.aio.client import PING_PROTO as PING
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
@@ -26,4 +27,4 @@ finally:
     if _hidden:
         del sys.modules[_LIBRARY]
 
-__all__ = ["Client", "Msg", "Subscription", "TcpTransport", "nats_errors", "parser"]
+__all__ = ["PING", "Client", "Msg", "Subscription", "TcpTransport", "nats_errors", "parser"]

@@ -239,17 +239,9 @@ class BrokerConnection:
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until the server has processed everything that was sent. Raises what the client raises, and
-        `NotPermittedError`.
-
-        The client writes a ping before what it has buffered, so a ping that is sent while the buffer is not empty says
-        nothing about its contents.
-        """
-        seconds = max(1, round(timeout_s))
+        `NotPermittedError`."""
         async with asyncio.timeout(timeout_s):
-            await self._client.flush(seconds)
-            while self._client.pending_data_size:
-                await self._client.flush(seconds)
-            await self._client.flush(seconds)
+            await self._client.flush(max(1, round(timeout_s)))
         await self.connected()
 
     async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float = API_TIMEOUT_S) -> Msg:

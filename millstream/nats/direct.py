@@ -5,17 +5,18 @@
 
 Above it: the connection. Below it: `nats-py`, which keeps the connection, the subscriptions and everything rare. The
 fast path must look the same to it: its buffer stays ahead of what is sent later, and its callback gets the errors of
-listeners.
+listeners. A flush is stricter than the library's, whose ping overtakes what is buffered.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
-from millstream.nats.client import Client, Msg, Subscription, TcpTransport
+from millstream.nats.client import PING, Client, Msg, Subscription, TcpTransport
 from millstream.nats.incoming import PieceParser
 
 _T = TypeVar("_T")
@@ -114,6 +115,15 @@ class DirectClient(Client):
         """Drop what is buffered. A lost connection may have lost it as well, and the library subscribes again."""
         self._pending.clear()
         self._pending_data_size = 0
+
+    async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
+        """As the library does it, but behind what is buffered: the answer means that the server has got that too."""
+        if not self._pending:
+            await super()._send_ping(future)
+            return
+        self._pongs.append(asyncio.get_running_loop().create_future() if future is None else future)
+        await self._send_command(PING)
+        await self._flush_pending()
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._listeners.pop(sid, None)
