@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from millstream import codes
-from millstream.errors import DamageError
+from millstream.errors import DamageError, UdfError
 from millstream.record import Record
 from millstream_udf import columns
 from millstream_udf.columns import KEY_SEPARATOR as KEY_SEPARATOR
@@ -48,12 +48,16 @@ class Frame:
     headers_column: bytes = b""
     ids_column: bytes = b""
     traceparent: str = ""
+    arrow_column: bytes = b""
+    """In place of `values_column`, between two functions of a chain that take Arrow: see
+    `millstream_udf.arrow_values`."""
 
     @property
     def size(self) -> int:
         """Bytes of all columns."""
         return (
             len(self.values_column)
+            + len(self.arrow_column)
             + len(self.event_times_column)
             + len(self.keys_column)
             + len(self.headers_column)
@@ -80,6 +84,7 @@ class Frame:
             *field(4, self.keys_column),
             *field(5, self.headers_column),
             *field(6, self.ids_column),
+            *field(7, self.arrow_column),
         ]
 
     @classmethod
@@ -122,6 +127,13 @@ class Frame:
         columns.check_headers(self.headers_column, self.records)
         if self.ids_column:
             columns.check_bytes(self.ids_column, self.records, text=True)
+
+    def with_values(self) -> Frame:
+        """The same records, with values in place of Arrow columns. Raises `UdfError` if the function that made them
+        has broken the protocol."""
+        if not self.arrow_column:
+            return self
+        return replace(self, values_column=values_of_arrow(self.arrow_column, self.records), arrow_column=b"")
 
     def values(self) -> list[bytes]:
         return columns.unpack_bytes(self.values_column)
@@ -231,6 +243,20 @@ class Frame:
     def traced(self, traceparent: str) -> Frame:
         """The same records with another trace context."""
         return replace(self, traceparent=traceparent)
+
+
+def values_of_arrow(arrow_column: bytes, records: int) -> bytes:
+    """The values that Arrow columns stand for, as a column. Raises `UdfError` if the function that made them has broken
+    the protocol."""
+    # Only a few processes ever need it.
+    from millstream_udf import arrow_values
+
+    try:
+        return columns.pack_bytes(arrow_values.as_json(arrow_column, records))
+    except ValueError as error:
+        raise UdfError(
+            codes.FUNCTION_PROTOCOL, f"a function of the chain breaks its protocol: its answer does not fit: {error}"
+        ) from error
 
 
 def build_frame(

@@ -53,6 +53,8 @@ class MapAnswer:
     records: int = 0
     """Number of outputs."""
     values: bytes = b""
+    arrow: bytes = b""
+    """In place of the values, if the outputs go to a function that takes Arrow: see `millstream_udf.arrow_values`."""
     parents: bytes = b""
     """For each output, the index of its input, in ascending order. Empty: there is one output for each input, in
     order."""
@@ -107,3 +109,5 @@ class Description:
     """Records of one stream that the function processes concurrently; 0: unknown."""
     keeps_positions: bool = False
     """Whether it is a sink whose target stores the positions of lanes."""
+    takes_arrow: bool = False
+    """Whether it takes frames with Arrow columns in place of values."""

@@ -44,6 +44,7 @@ def check_map_answer(
     *,
     outputs_max: int = ANSWER_RECORDS_MAX,
     times_allowed: bool = False,
+    arrow_allowed: bool = False,
 ) -> None:
     """Checks that every column has one entry per output, and that all indexes of inputs are inside the call. Only a
     source transform may set event times, because it runs before the watermark is computed."""
@@ -53,7 +54,12 @@ def check_map_answer(
     if count > outputs_max:
         raise ValueError(f"it has {count:,} outputs; at most {outputs_max:,} are allowed per call (`outputsMax`)")
     failed = check_outcomes(answer.outcomes, inputs, MAP_RESULTS)
-    in_column("values", columns.check_bytes, answer.values, count)
+    if not answer.arrow:
+        in_column("values", columns.check_bytes, answer.values, count)
+    elif not arrow_allowed:
+        raise ValueError("it has Arrow columns in place of values, which were not asked for")
+    elif answer.values or not count:
+        raise ValueError("it has Arrow columns besides values, or without outputs")
     if answer.parents:
         _check_parents(answer.parents, count, inputs, failed)
     elif count and count != inputs:

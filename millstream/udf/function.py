@@ -50,11 +50,16 @@ class Function:
         self.description = await self._connection.describe(timeout_s)
 
     def open_map(
-        self, kind: FunctionKind, name: StreamName, *, outputs_max: int = ANSWER_RECORDS_MAX
+        self,
+        kind: FunctionKind,
+        name: StreamName,
+        *,
+        outputs_max: int = ANSWER_RECORDS_MAX,
+        may_return_arrow: bool = False,
     ) -> AbstractAsyncContextManager[MapStream]:
         """A map or source transform stream."""
         self.check_kind(kind, name)
-        return self._connection.open_map(kind, name, outputs_max=outputs_max)
+        return self._connection.open_map(kind, name, outputs_max=outputs_max, may_return_arrow=may_return_arrow)
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
         """A sink stream."""

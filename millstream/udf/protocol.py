@@ -160,9 +160,15 @@ class UdfClient(Protocol):
     def description(self) -> Description: ...
 
     def open_map(
-        self, kind: FunctionKind, name: StreamName, *, outputs_max: int = ANSWER_RECORDS_MAX
+        self,
+        kind: FunctionKind,
+        name: StreamName,
+        *,
+        outputs_max: int = ANSWER_RECORDS_MAX,
+        may_return_arrow: bool = False,
     ) -> AbstractAsyncContextManager[MapStream]:
-        """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most `outputs_max` outputs."""
+        """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most `outputs_max` outputs. `may_return_arrow`: answers
+        may have Arrow columns in place of values."""
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]: ...
 
@@ -192,9 +198,9 @@ class Connection:
         """
 
     def open_map(
-        self, kind: FunctionKind, name: StreamName, *, outputs_max: int
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
     ) -> AbstractAsyncContextManager[MapStream]:
-        """See `UdfClient`."""
+        """See `UdfClient`. `may_return_arrow` has no effect in a protocol without Arrow."""
         raise _absent(kind, name)
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:

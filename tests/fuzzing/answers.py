@@ -7,16 +7,18 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from millstream import codes
+from millstream.errors import UdfError
 from millstream.frame import Frame
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf import checks
 from millstream.udf.answers import MapAnswer
 from millstream.udf.native import client, messages, reduce_checks, reduce_parts
-from millstream_udf import columns
+from millstream_udf import arrow_values, columns
 from millstream_udf.groups import Group
 from millstream_udf.values import Window
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -57,20 +59,26 @@ _POLICY = RetryPolicy(Backoff(0.0, steps=1), OnFailure.DEAD_LETTER, asked_max=0)
 
 def map_answer(data: bytes) -> None:
     try:
-        _, fit = client.map_answer(data, outputs_max=100, times_allowed=True)
+        _, fit = client.map_answer(data, outputs_max=100, times_allowed=True, arrow_allowed=True)
         answer = fit(INPUTS.records)
     except (ValueError, DecodeError):
         return
     mapper = Mapper(
         _OneAnswer(answer), _POLICY, where="p/map/in-map.0", has_dead_letter=True, needs_tags=True, rng=random.Random(1)
     )
-    mapped = _at_once(mapper.map(INPUTS, watermark_us=0))
+    try:
+        mapped = _at_once(mapper.map(INPUTS, watermark_us=0))
+        output = mapped.frame and mapped.frame.with_values()
+    except UdfError as error:
+        if error.code != codes.FUNCTION_PROTOCOL:
+            raise
+        return
     account = mapped.account
     assert account.difference == 0
-    if mapped.frame is not None:
-        mapped.frame.check()
-        use(mapped.frame)
-        Router([Route("e", 2, lambda tags: b"t" in tags)]).route(mapped.frame, mapped.tags)
+    if output is not None:
+        output.check()
+        use(output)
+        Router([Route("e", 2, lambda tags: b"t" in tags)]).route(output, mapped.tags)
 
 
 def _map_seeds() -> Sequence[bytes]:
@@ -87,7 +95,9 @@ def _map_seeds() -> Sequence[bytes]:
         outcomes=[_OUTCOME(index=1, result=_OUTCOME.RESULT_ERROR, reason="r\nmore", detail="d")],
     )
     failed = udf_pb2.SealedMapAnswer(call_id=3, error="all of it")
-    return [udf_pb2.SealedMapResponse(answer=one).SerializeToString() for one in (whole, rich, failed)]
+    rows = pa.RecordBatch.from_pydict({"a": [1, None, 3], "b": ["x", "y", None]})
+    typed = udf_pb2.SealedMapAnswer(call_id=4, records=3, arrow=arrow_values.packed(rows))
+    return [udf_pb2.SealedMapResponse(answer=one).SerializeToString() for one in (whole, rich, failed, typed)]
 
 
 def parts(data: bytes) -> None:

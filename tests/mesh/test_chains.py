@@ -168,3 +168,56 @@ async def test_a_chain_behind_a_join_counts_and_names_the_records_of_each_of_its
     assert len(ids) == len(set(ids)) == 400
     status = json.loads((tmp_path / ".millstream/p/status.json").read_text())
     assert {one["vertex"]: one["records"] for one in status["vertices"]} == counts
+
+
+ARROW = '''
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import millstream_udf as udf
+
+
+def own(batch, **columns):
+    return pa.RecordBatch.from_pydict({**columns, "parent": batch["parent"]})
+
+
+@udf.map(arrow=True, schema=pa.schema({"number": pa.int64()}))
+def named(batch):
+    """Leaves every tenth record out."""
+    batch = batch.filter(pc.not_equal(pc.subtract(batch["number"], pc.multiply(pc.divide(batch["number"], 10), 10)), 0))
+    return own(batch, number=batch["number"], name=pc.cast(batch["number"], pa.string()))
+
+
+@udf.map(arrow=True, schema=pa.schema({"number": pa.int64(), "name": pa.string()}))
+def halved(batch):
+    if pc.any(pc.equal(batch["number"], 333)).as_py():
+        raise ValueError("not this one")
+    return own(batch, name=batch["name"], half=pc.divide(pc.cast(batch["number"], pa.float64()), 2))
+'''
+
+
+async def test_arrow_functions_give_in_a_chain_what_they_give_with_buffers(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    """In a chain, the second one gets the columns of the first one, which need not be written as JSON."""
+    (tmp_path / "functions.py").write_text(ARROW)
+    retries = "    retryStrategy: {backoff: {interval: 1ms, steps: 1}}\n"
+    vertices = (
+        files.generator(RECORDS)
+        + "- name: named\n  udf: {python: 'functions.py:named'}\n"
+        + f"- name: halved\n  udf:\n    python: 'functions.py:halved'\n{retries}"
+        + files.file_sink("out")
+        + files.file_sink("dead")
+    )
+    found = []
+    for chained in (False, True):
+        chain = json.dumps(chained)
+        edges = [f"{{from: in, to: named, chain: {chain}}}", f"{{from: named, to: halved, chain: {chain}}}"]
+        files.write(vertices, [*edges, "halved -> out", "{from: halved, to: dead, kind: deadLetter}"])
+        ended = await command(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json", "--fresh", "--move-outputs")
+        rows = sorted((row["name"], row["half"]) for row in files.rows("out"))
+        found.append((account(ended), rows, [(one.value, one.reason, one.vertex) for one in files.envelopes("dead")]))
+    assert found[0] == found[1]
+    _, rows, dead = found[1]
+    assert rows == sorted((str(number), number / 2) for number in range(RECORDS) if number % 10 and number != 333)
+    assert [(value, vertex) for value, _, vertex in dead] == [(b'{"number":333,"name":"333"}', "halved")]

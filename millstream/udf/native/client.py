@@ -70,15 +70,19 @@ class NativeConnection(Connection):
             raise NoAnswerError(f"{error.code().name}: {error.details()}") from error
 
     @asynccontextmanager
-    async def open_map(self, kind: FunctionKind, name: StreamName, *, outputs_max: int) -> AsyncIterator[MapStream]:
+    async def open_map(
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
+    ) -> AsyncIterator[MapStream]:
         times_allowed = kind is FunctionKind.SOURCE_TRANSFORM
         beside = calls_socket_of(self._target)
-        hello = hello_of(kind, name, calls_socket=bool(beside))
+        hello = hello_of(kind, name, calls_socket=bool(beside), may_return_arrow=may_return_arrow)
         dialect = Dialect(
             open=partial(open_calls_wire, self._channel, f"{SERVICE}/Map", name.where, beside),
             hello=udf_pb2.SealedMapRequest(hello=hello).SerializeToString(),
             welcome=partial(_map_welcome, where=name.where),
-            answer=partial(map_answer, outputs_max=outputs_max, times_allowed=times_allowed),
+            answer=partial(
+                map_answer, outputs_max=outputs_max, times_allowed=times_allowed, arrow_allowed=may_return_arrow
+            ),
             failed=lambda error: MapAnswer(error=error),
         )
         async with open_call_stream(name, dialect) as stream:
@@ -194,7 +198,9 @@ def decoded(kind: type[_Message], data: bytes) -> _Message:
         raise ValueError(str(error)) from error
 
 
-def map_answer(data: bytes, *, outputs_max: int, times_allowed: bool = False) -> tuple[int, Callable[[int], MapAnswer]]:
+def map_answer(
+    data: bytes, *, outputs_max: int, times_allowed: bool = False, arrow_allowed: bool = False
+) -> tuple[int, Callable[[int], MapAnswer]]:
     """See `Dialect.answer`."""
     check_parts(data, _ANSWER)
     rest, large = without_large(data, MAP_COLUMNS, _ANSWER)
@@ -202,7 +208,14 @@ def map_answer(data: bytes, *, outputs_max: int, times_allowed: bool = False) ->
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
     answer = message.answer
-    fit = partial(map_answer_of, answer, large=large, outputs_max=outputs_max, times_allowed=times_allowed)
+    fit = partial(
+        map_answer_of,
+        answer,
+        large=large,
+        outputs_max=outputs_max,
+        times_allowed=times_allowed,
+        arrow_allowed=arrow_allowed,
+    )
     return answer.call_id, fit
 
 

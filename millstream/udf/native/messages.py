@@ -25,7 +25,7 @@ from millstream_udf.fields import Large
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
-MAP_COLUMNS = {3: "values", 4: "parents", 5: "keys", 6: "tags", 7: "headers", 8: "event_times_us"}
+MAP_COLUMNS = {3: "values", 4: "parents", 5: "keys", 6: "tags", 7: "headers", 8: "event_times_us", 11: "arrow"}
 """The columns of an answer by the number of their field."""
 KINDS = {
     FunctionKind.MAP: udf_pb2.KIND_MAP,
@@ -44,7 +44,12 @@ _RESULTS = {
 
 
 def hello_of(
-    kind: FunctionKind, name: StreamName, *, calls_socket: bool = False, keeps_positions: bool = False
+    kind: FunctionKind,
+    name: StreamName,
+    *,
+    calls_socket: bool = False,
+    keeps_positions: bool = False,
+    may_return_arrow: bool = False,
 ) -> udf_pb2.Hello:
     """The first message of a stream."""
     return udf_pb2.Hello(
@@ -56,6 +61,7 @@ def hello_of(
         replica=name.replica,
         calls_socket=calls_socket,
         keeps_positions=keeps_positions,
+        may_return_arrow=may_return_arrow,
     )
 
 
@@ -76,7 +82,12 @@ def description_of(data: bytes) -> Description:
         )
     kinds = frozenset(kind for kind, number in KINDS.items() if number in described.kinds)
     return Description(
-        kinds, described.language, described.sdk_version, described.concurrency, described.keeps_positions
+        kinds,
+        described.language,
+        described.sdk_version,
+        described.concurrency,
+        described.keeps_positions,
+        described.takes_arrow,
     )
 
 
@@ -99,6 +110,7 @@ def map_answer_of(
     large: Large | None = None,
     outputs_max: int = ANSWER_RECORDS_MAX,
     times_allowed: bool = False,
+    arrow_allowed: bool = False,
 ) -> MapAnswer:
     """Converts an answer. `large`: the columns that are not in `sealed`. Raises `ValueError` if it does not fit a call
     with that many inputs."""
@@ -107,6 +119,7 @@ def map_answer_of(
     answer = MapAnswer(
         records=sealed.records,
         values=sealed.values,
+        arrow=sealed.arrow,
         parents=sealed.parents,
         keys=sealed.keys,
         tags=sealed.tags,
@@ -117,7 +130,7 @@ def map_answer_of(
     if large:
         columns_apart: dict[str, Any] = {MAP_COLUMNS[number]: bytes(column) for number, column in large.items()}
         answer = replace(answer, **columns_apart)
-    check_map_answer(answer, inputs, outputs_max=outputs_max, times_allowed=times_allowed)
+    check_map_answer(answer, inputs, outputs_max=outputs_max, times_allowed=times_allowed, arrow_allowed=arrow_allowed)
     return answer
 
 

@@ -5,8 +5,6 @@ Above it: the server and the test kit. Below it: `execution`, `inputs`, `outputs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from millstream_udf import arrow
 from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
@@ -16,9 +14,6 @@ from millstream_udf.fields import Data, field, without_large
 from millstream_udf.inputs import Inputs
 from millstream_udf.outputs import map_answer, sink_answer
 from millstream_udf.wire.udf.v1 import udf_pb2
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Largest gRPC message in both directions; the protocol's limit."""
@@ -66,32 +61,34 @@ async def answer_map(
     """Never raises an `Exception`: if a call fails as a whole, the answer has an `error`. `frame`: the frame of the
     call, if it is not in `call`."""
     context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
-    times_allowed = hello.kind == SOURCE_TRANSFORM
     try:
         inputs = Inputs(frame or call.frame, call.id_prefix, call.first_index)
         if lane.definition.takes is Takes.ARROW:
-            if (schema := lane.definition.options.schema) is not None:
-                return await _answer_fields(lane, call.call_id, inputs, schema, context, times_allowed=times_allowed)
-            batch = await lane.whole(arrow.to_batch(inputs), context)
-            return arrow.to_answer(call.call_id, inputs, batch, times_allowed=times_allowed)
+            return await _answer_arrow(lane, hello, call.call_id, inputs, context)
         results = await lane.results(inputs, context)
+        times_allowed = hello.kind == SOURCE_TRANSFORM
         return map_answer(call.call_id, inputs, results, times_allowed=times_allowed, encode=lane.definition.encode)
     except FAILURES as error:
         return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=error_text(error))
 
 
-async def _answer_fields(
-    lane: Lane, call_id: int, inputs: Inputs, schema: pa.Schema, context: Context, *, times_allowed: bool
+async def _answer_arrow(
+    lane: Lane, hello: udf_pb2.Hello, call_id: int, inputs: Inputs, context: Context
 ) -> udf_pb2.SealedMapAnswer:
-    """The answer of a function that takes columns of a schema. It does not get the records that do not fit."""
-    batch, misfits = arrow.to_fields(inputs, schema)
-    if not misfits:
-        return arrow.to_answer(call_id, inputs, await lane.whole(batch, context), times_allowed=times_allowed)
-    rows = [index for index in range(inputs.count) if index not in misfits]
-    answer = udf_pb2.SealedMapAnswer(call_id=call_id, parents=b"")
-    if rows:
-        returned = await lane.whole(batch, context)
-        answer = arrow.to_answer(call_id, inputs, returned, times_allowed=times_allowed, rows=rows)
+    """The answer of an Arrow function. If it takes columns of a schema, it does not get the records that do not fit."""
+    schema = lane.definition.options.schema
+    batch, misfits = (arrow.to_batch(inputs), {}) if schema is None else arrow.to_fields(inputs, schema)
+    rows = [index for index in range(inputs.count) if index not in misfits] if misfits else None
+    answer = udf_pb2.SealedMapAnswer(call_id=call_id)
+    if rows is None or rows:
+        answer = arrow.to_answer(
+            call_id,
+            inputs,
+            await lane.whole(batch, context),
+            times_allowed=hello.kind == SOURCE_TRANSFORM,
+            may_return_arrow=hello.may_return_arrow,
+            rows=rows,
+        )
     outcomes = Outcomes()
     for index, misfit in misfits.items():
         outcomes.add(index, misfit)
@@ -124,6 +121,7 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
         *field(6, answer.tags),
         *field(7, answer.headers),
         *field(8, answer.event_times_us),
+        *field(11, answer.arrow),
     )
     parts = field(_ANSWER, rest.SerializeToString(), *columns)
     size = sum(map(len, parts))

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from millstream_udf import columns
+from millstream_udf import arrow_values, columns
 from millstream_udf.arrow_json import fitting, rows_as_json
 from millstream_udf.failures import BadOutput
 from millstream_udf.fields import content, field, without_large
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BESIDE = {"parent", "keys", "tags", "headers", "event_time"}
+_BESIDE_VALUES = ("event_time", "keys", "headers", "parent")
 _TIME_BYTES = 8
 _NUMBER_BYTES = 4
 
@@ -39,20 +40,23 @@ def to_batch(inputs: Inputs) -> pa.RecordBatch:
     """The frame as a batch. The value column shares the frame's memory."""
     import pyarrow as pa
 
-    return pa.RecordBatch.from_arrays(
-        [
-            value_column(inputs),
-            time_column(inputs),
-            _lists(inputs.keys if inputs.keys_column else None, inputs.count, pa.list_(pa.string())),
-            _lists(
-                [list(headers.items()) for headers in inputs.headers] if inputs.headers_column else None,
-                inputs.count,
-                pa.map_(pa.string(), pa.binary()),
-            ),
-            pa.Array.from_buffers(pa.uint32(), inputs.count, [None, pa.py_buffer(_numbers(inputs.count))]),
-        ],
-        names=["value", "event_time", "keys", "headers", "parent"],
-    )
+    return pa.RecordBatch.from_arrays([value_column(inputs), *_beside(inputs)], names=["value", *_BESIDE_VALUES])
+
+
+def _beside(inputs: Inputs) -> list[Any]:
+    """The columns `_BESIDE_VALUES`."""
+    import pyarrow as pa
+
+    return [
+        time_column(inputs),
+        _lists(inputs.keys if inputs.keys_column else None, inputs.count, pa.list_(pa.string())),
+        _lists(
+            [list(headers.items()) for headers in inputs.headers] if inputs.headers_column else None,
+            inputs.count,
+            pa.map_(pa.string(), pa.binary()),
+        ),
+        pa.Array.from_buffers(pa.uint32(), inputs.count, [None, pa.py_buffer(_numbers(inputs.count))]),
+    ]
 
 
 def _lists(lists: Sequence[Any] | None, count: int, kind: Any) -> Any:
@@ -74,6 +78,8 @@ def value_column(inputs: Inputs) -> pa.Array[Any]:
     """The values, in the frame's memory. Raises `ValueError`."""
     import pyarrow as pa
 
+    if inputs.arrow_column:
+        return pa.array(inputs.values, pa.binary())
     columns.check_bytes(inputs.values_column, inputs.count)
     if not inputs.count:
         return pa.array([], pa.binary())
@@ -103,11 +109,24 @@ def time_column(inputs: Inputs) -> pa.Array[Any]:
 
 def to_fields(inputs: Inputs, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
     """The same as `to_batch`, with the fields of the values that fit, and the misfits of the others by index."""
+    import pyarrow as pa
+
+    if inputs.arrow_column:
+        rows = arrow_values.unpacked(inputs.arrow_column, inputs.count)
+        if (fields := arrow_values.fields_of(rows, schema)) is not None:
+            names = [*schema.names, *_BESIDE_VALUES]
+            return pa.RecordBatch.from_arrays([*fields, *_beside(inputs)], names=names), {}
     return fitting(to_batch(inputs), schema)
 
 
 def to_answer(
-    call_id: int, inputs: Inputs, batch: Any, *, times_allowed: bool, rows: Sequence[int] | None = None
+    call_id: int,
+    inputs: Inputs,
+    batch: Any,
+    *,
+    times_allowed: bool,
+    may_return_arrow: bool = False,
+    rows: Sequence[int] | None = None,
 ) -> udf_pb2.SealedMapAnswer:
     """The answer for the result of an Arrow function. `rows`: the inputs that it got; None for all."""
     import pyarrow as pa
@@ -125,8 +144,13 @@ def to_answer(
         )
     count = batch.num_rows
     parents = _parents(batch, inputs.count, rows)
-    values = _values(batch["value"]) if "value" in own else columns.pack_bytes(rows_as_json(batch.select(own)))
-    answer = udf_pb2.SealedMapAnswer(call_id=call_id, records=count, values=values)
+    answer = udf_pb2.SealedMapAnswer(call_id=call_id, records=count)
+    if "value" in own:
+        answer.values = _values(batch["value"])
+    elif count and may_return_arrow:
+        answer.arrow = arrow_values.packed(batch.select(own))
+    if not answer.values and not answer.arrow:
+        answer.values = columns.pack_bytes(rows_as_json(batch.select(own)))
     if count == 0:
         return answer
     if parents is not None:

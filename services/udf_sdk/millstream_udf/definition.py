@@ -140,6 +140,11 @@ class Definition:
         return self.decode is not None or callable(getattr(self.target, "check", None))
 
     @property
+    def takes_arrow(self) -> bool:
+        """It takes columns, so another Arrow function need not write their values as JSON."""
+        return MAP in self.kinds and self.takes is Takes.ARROW and self.options.schema is not None
+
+    @property
     def concurrency(self) -> int:
         """Number of records (in a reduce, groups) of one stream that are processed concurrently."""
         if self.reduce is not None:

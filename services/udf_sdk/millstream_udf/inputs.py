@@ -40,6 +40,11 @@ class Inputs:
         return content(_Sealed.VALUES_FIELD_NUMBER, self._large, self._sealed.values)
 
     @cached_property
+    def arrow_column(self) -> bytes:
+        """In place of the values: see `arrow_values`."""
+        return content(_Sealed.ARROW_FIELD_NUMBER, self._large, self._sealed.arrow)
+
+    @cached_property
     def event_times_column(self) -> bytes:
         return content(_Sealed.EVENT_TIMES_US_FIELD_NUMBER, self._large, self._sealed.event_times_us)
 
@@ -57,6 +62,10 @@ class Inputs:
 
     @cached_property
     def values(self) -> list[bytes]:
+        if self.arrow_column:
+            from millstream_udf import arrow_values
+
+            return arrow_values.as_json(self.arrow_column, self.count)
         values = columns.unpack_bytes(self.values_column)
         if len(values) != self.count:
             raise ValueError(f"a frame with {self.count} records has {len(values)} values")

@@ -147,6 +147,7 @@ class Server:
             sdk_version=SDK_VERSION,
             concurrency=self._definition.concurrency,
             keeps_positions=self._definition.keeps_positions,
+            takes_arrow=self._definition.takes_arrow,
         ).SerializeToString()
 
     async def _map(self, _: Any, context: _Servicer) -> None:

@@ -116,6 +116,11 @@ class Outlet(Protocol):
         """The concurrency of each function that follows; 0 if it is unknown."""
         ...
 
+    @property
+    def takes_arrow(self) -> bool:
+        """Whether frames may have Arrow columns in place of values."""
+        ...
+
 
 class ToBuffers:
     """Routes outputs to buffers, at the end of a chain or of a vertex without a chain."""
@@ -135,6 +140,10 @@ class ToBuffers:
     @property
     def concurrencies(self) -> Sequence[int]:
         return ()
+
+    @property
+    def takes_arrow(self) -> bool:
+        return False
 
 
 class ToSink:
@@ -170,6 +179,10 @@ class ToSink:
     @property
     def concurrencies(self) -> Sequence[int]:
         return ()
+
+    @property
+    def takes_arrow(self) -> bool:
+        return False
 
 
 class ToNext:
@@ -209,6 +222,10 @@ class ToNext:
     @property
     def concurrencies(self) -> Sequence[int]:
         return self._step.concurrencies
+
+    @property
+    def takes_arrow(self) -> bool:
+        return self._step.takes_arrow
 
 
 @dataclass(slots=True)
@@ -254,6 +271,11 @@ class MapStep:
     def concurrencies(self) -> Sequence[int]:
         """The concurrency of the step's function, and of each that follows; 0 if it is unknown."""
         return (self._mapper.concurrency, *self._outlet.concurrencies)
+
+    @property
+    def takes_arrow(self) -> bool:
+        """Whether the step's function takes frames with Arrow columns in place of values."""
+        return self._mapper.takes_arrow
 
     def behind(self) -> Left:
         """The result for no records in the vertices that follow."""

@@ -21,7 +21,7 @@ from millstream import codes
 from millstream.account import Account
 from millstream.dead_letter import headers_of
 from millstream.errors import UdfError, UserError
-from millstream.frame import Frame, build_frame
+from millstream.frame import Frame, build_frame, values_of_arrow
 from millstream.limits import FAILURES_NAMED_MAX, RECORD_BYTES_MAX
 from millstream.naming import MISFIT, NO_ORIGIN, WITH_VALUES, Naming, Origin, failure_kind, reason_and_detail
 from millstream.plurals import counted
@@ -108,10 +108,13 @@ class Mapper:
         naming: Naming = WITH_VALUES,
         bound: future.FutureBound | None = None,
         concurrency: int = 0,
+        takes_arrow: bool = False,
     ) -> None:
         """`where` names pipeline, vertex and lane in messages; `naming` names the records. `bound`: the bound of event
-        times, after a source. `concurrency`: the records that the function processes concurrently; 0: unknown."""
+        times, after a source. `concurrency`: the records that the function processes concurrently; 0: unknown.
+        `takes_arrow`: whether it takes frames with Arrow columns in place of values."""
         self.concurrency = concurrency
+        self.takes_arrow = takes_arrow
         self._stream = stream
         self._policy = policy
         self._where = where
@@ -173,6 +176,7 @@ class Mapper:
             inherited,
             records=answer.records,
             values_column=answer.values,
+            arrow_column=answer.arrow,
             keys_column=answer.keys or inherited.keys_column,
             headers_column=answer.headers or inherited.headers_column,
             ids_column=b"",
@@ -188,6 +192,7 @@ class Mapper:
         self, frame: Frame, answer: MapAnswer, watermark_us: int, traceparent: str, origin: Origin
     ) -> Mapped:
         """Handle a batch whose inputs are not all done: keep those that are, and retry others until none is left."""
+        frame, answer = frame.with_values(), _with_values(answer)
         attempted = _Attempted(frame, origin, [0] * frame.records)
         waiting: deque[list[int]] = deque()
         pending: list[int] = list(range(frame.records))
@@ -209,11 +214,13 @@ class Mapper:
             pending = waiting.popleft()
             retries += len(pending)
             part = _with_ids(frame.take(pending), origin, pending)
-            answer = await self._stream.call(
-                part,
-                watermark_us=watermark_us,
-                attempt=max(attempted.attempts(index) for index in pending),
-                traceparent=traceparent,
+            answer = _with_values(
+                await self._stream.call(
+                    part,
+                    watermark_us=watermark_us,
+                    attempt=max(attempted.attempts(index) for index in pending),
+                    traceparent=traceparent,
+                )
             )
         mapped = self._assemble(frame, attempted)
         mapped.retries, mapped.errors = retries, errors
@@ -449,6 +456,13 @@ def _with_ids(part: Frame, origin: Origin, indexes: Sequence[int]) -> Frame:
     return replace(part, ids_column=columns.pack_bytes([origin.position(index).encode() for index in indexes]))
 
 
+def _with_values(answer: MapAnswer) -> MapAnswer:
+    """The same answer with values in place of Arrow columns."""
+    if not answer.arrow:
+        return answer
+    return replace(answer, values=values_of_arrow(answer.arrow, answer.records), arrow=b"")
+
+
 def _inherit(frame: Frame, parents: Sequence[int], *, keys: bool, headers: bool, times: bool) -> Frame:
     """A frame with the keys, headers and event times of the parents; its values must not be read."""
     taken = array("q", map(frame.event_times_us().__getitem__, parents)) if times else array("q", [0])
@@ -475,5 +489,6 @@ def _is_too_large(frame: Frame) -> bool:
     """Whether one of the records exceeds the size limit of a record."""
     if frame.size <= RECORD_BYTES_MAX:
         return False
+    frame = frame.with_values()
     rows = zip(frame.values(), frame.keys(), frame.headers(), strict=True)
     return any(_size(*row) > RECORD_BYTES_MAX for row in rows)

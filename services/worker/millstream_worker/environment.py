@@ -71,8 +71,10 @@ class VertexPrograms(Protocol):
     def reduce_address(self, name: StreamName) -> str | None:
         """Address at which Spark's tasks reach the reduce function beside this process; None if the vertex has none."""
 
-    def open_map(self, role: str, kind: FunctionKind, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
-        """Open a stream to the map or source transform of that role."""
+    def open_map(
+        self, role: str, kind: FunctionKind, name: StreamName, *, may_return_arrow: bool = False
+    ) -> AbstractAsyncContextManager[MapStream]:
+        """Open a stream to the map or source transform of that role. `may_return_arrow`: see `UdfClient`."""
 
     def statistics(self) -> Mapping[str, SidecarStatistics]: ...
 

@@ -33,6 +33,7 @@ from millstream.watermark.store import newest
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.ids import SeenIds
 from millstream_reader.tracker import Tracker
+from millstream_udf import arrow_values
 from millstream_vertex.buffer_lane import BufferLane
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore, LaneCounters
@@ -153,11 +154,14 @@ class StepOpening:
                 readiness.reached_outside()
                 return found
 
-    async def mapper(self, role: str, kind: FunctionKind) -> Mapper:
-        """A mapper that calls the program of that role and applies the vertex's retry policy to its answers."""
+    async def mapper(self, role: str, kind: FunctionKind, *, may_return_arrow: bool = False) -> Mapper:
+        """A mapper that calls the program of that role and applies the vertex's retry policy to its answers.
+        `may_return_arrow`: the outputs go to a function that takes Arrow."""
         shared, policy = self.shared, self.retry_policy
         programs = shared.outside.programs_of(self.lane.vertex)
-        stream = await self.stack.enter_async_context(programs.open_map(role, kind, self.name))
+        stream = await self.stack.enter_async_context(
+            programs.open_map(role, kind, self.name, may_return_arrow=may_return_arrow)
+        )
         client = programs.client(role)
         return Mapper(
             stream,
@@ -170,6 +174,8 @@ class StepOpening:
             bound=future_bound(shared.whole, self.lane.vertex, shared.clock, self.where),
             # Built-ins, which have no client, answer at once.
             concurrency=1 if client is None else client.description.concurrency,
+            # A process without pyarrow could not do what needs the values themselves, such as a dead letter.
+            takes_arrow=client is not None and client.description.takes_arrow and arrow_values.available(),
         )
 
 

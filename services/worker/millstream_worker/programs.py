@@ -88,12 +88,15 @@ class Programs:
         function.check_kind(FunctionKind.REDUCE, name)
         return function.address
 
-    def open_map(self, role: str, kind: FunctionKind, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
-        """Open a stream to the map or source transform of that role."""
+    def open_map(
+        self, role: str, kind: FunctionKind, name: StreamName, *, may_return_arrow: bool = False
+    ) -> AbstractAsyncContextManager[MapStream]:
+        """Open a stream to the map or source transform of that role. `may_return_arrow`: see `UdfClient`."""
         client, program = self.client(role), self._programs.get(role)
         if isinstance(program, Udf | Transformer):
             if client is not None:
-                return client.open_map(kind, name, outputs_max=program.outputs_max or ANSWER_RECORDS_MAX)
+                outputs_max = program.outputs_max or ANSWER_RECORDS_MAX
+                return client.open_map(kind, name, outputs_max=outputs_max, may_return_arrow=may_return_arrow)
             if program.builtin is not None:
                 return open_builtin(program.builtin, name)
         raise MillstreamError(codes.IMPOSSIBLE, f"vertex {name.vertex} has no {role}")

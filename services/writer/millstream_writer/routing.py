@@ -221,6 +221,7 @@ def cut(frame: Frame, limits: FrameLimits = _USUAL) -> list[Frame]:
     """`frame` in pieces within the limits; a single record may exceed the limit of bytes."""
     if frame.records <= limits.records and (frame.size <= limits.size or frame.records == 1):
         return [frame]
+    frame = frame.with_values()
     # The overhead of the columns is not counted; it is far below the margin.
     bytes_max = limits.size - limits.size // 64
     pieces: list[Frame] = []

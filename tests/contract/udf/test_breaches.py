@@ -92,6 +92,7 @@ async def serving(
         ({"parents": columns.pack_offsets([0])}, "2 outputs, but 1 parents"),
         ({"parents": b"abc"}, "2 outputs, but 0.75 parents"),
         ({"values": b"\xff\xff"}, "values: not a column"),
+        ({"arrow": b"a"}, "Arrow columns in place of values, which were not asked for"),
         ({"values": bytes_column([0, 9, 2], b"ab")}, "values: offsets fall at place 2"),
         ({"values": bytes_column([0, 2**31, 2], b"ab")}, "values: offsets fall at place 2"),
         ({"values": bytes_column([0, 1, 3], b"ab")}, "values: offsets do not begin at 0 and end at 2"),

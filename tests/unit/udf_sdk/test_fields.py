@@ -38,6 +38,7 @@ def test_an_answer_is_whole() -> None:
         headers=b"h",
         event_times_us=b"e",
         error="wrong",
+        arrow=b"a",
     )
     answer.outcomes.add(index=1, reason="why")
     filled = {descriptor.name for descriptor, _ in answer.ListFields()}

@@ -64,6 +64,8 @@ class InProcessStream:
         self._hello = hello
         self.calls: list[int] = []
         """Records of each call."""
+        self.arrow: list[bool] = []
+        """Whether each call had Arrow columns in place of values."""
 
     @property
     def calls_max(self) -> int:
@@ -80,6 +82,7 @@ class InProcessStream:
         first_index: int = 0,
     ) -> MapAnswer:
         self.calls.append(frame.records)
+        self.arrow.append(bool(frame.arrow_column))
         call = udf_pb2.SealedMapCall(
             call_id=1,
             frame=frame.encode(),
@@ -89,13 +92,27 @@ class InProcessStream:
             first_index=first_index,
         )
         answer = b"".join(encode_map(await answer_map(self._lane, self._hello, call)))
-        return map_answer_of(udf_pb2.SealedMapResponse.FromString(answer).answer, frame.records, times_allowed=True)
+        return map_answer_of(
+            udf_pb2.SealedMapResponse.FromString(answer).answer,
+            frame.records,
+            times_allowed=True,
+            arrow_allowed=self._hello.may_return_arrow,
+        )
 
 
 @asynccontextmanager
-async def open_stream(function: Callable[..., Any]) -> AsyncIterator[InProcessStream]:
+async def open_stream(
+    function: Callable[..., Any], *, may_return_arrow: bool = False
+) -> AsyncIterator[InProcessStream]:
     definition = define(function, function.__name__)
-    hello = udf_pb2.Hello(protocol_version=1, kind=definition.kinds[0], pipeline="p", vertex="map", lane="in-map.0")
+    hello = udf_pb2.Hello(
+        protocol_version=1,
+        kind=definition.kinds[0],
+        pipeline="p",
+        vertex="map",
+        lane="in-map.0",
+        may_return_arrow=may_return_arrow,
+    )
     async with open_function(definition, context_of(hello)) as opened:
         yield InProcessStream(opened.lane(), hello)
 
@@ -109,6 +126,7 @@ def mapper_of(
     naming: Naming = WITH_VALUES,
     bound: FutureBound | None = None,
     concurrency: int = 0,
+    takes_arrow: bool = False,
 ) -> Mapper:
     return Mapper(
         stream,
@@ -120,6 +138,7 @@ def mapper_of(
         naming=naming,
         bound=bound,
         concurrency=concurrency,
+        takes_arrow=takes_arrow,
     )
 
 

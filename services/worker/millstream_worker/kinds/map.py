@@ -46,7 +46,7 @@ class Map(UdfKind):
 
         return MapStep(
             opening.lane,
-            await opening.mapper("udf", FunctionKind.MAP),
+            await opening.mapper("udf", FunctionKind.MAP, may_return_arrow=outlet.takes_arrow),
             opening.router,
             outlet,
             telemetry=opening.telemetry,

@@ -299,7 +299,11 @@ type Frame struct {
 	// Absent: no record has headers.
 	Headers *HeadersColumn `protobuf:"bytes,5,opt,name=headers,proto3" json:"headers,omitempty"`
 	// Only where a source gives ids. Absent: the id is (vertex, partition, sequence, index).
-	Ids           *BytesColumn `protobuf:"bytes,6,opt,name=ids,proto3" json:"ids,omitempty"`
+	Ids *BytesColumn `protobuf:"bytes,6,opt,name=ids,proto3" json:"ids,omitempty"`
+	// In place of `values`, between two functions of a chain that take Arrow, and nowhere else: one record batch as an
+	// Arrow IPC stream. Its rows are the values, which are JSON objects with these columns. It has only columns whose cells
+	// stay the same when they are written as JSON and parsed with their types.
+	Arrow         []byte `protobuf:"bytes,7,opt,name=arrow,proto3" json:"arrow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -376,6 +380,13 @@ func (x *Frame) GetIds() *BytesColumn {
 	return nil
 }
 
+func (x *Frame) GetArrow() []byte {
+	if x != nil {
+		return x.Arrow
+	}
+	return nil
+}
+
 // The same bytes as Frame, columns unread.
 type SealedFrame struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -385,6 +396,7 @@ type SealedFrame struct {
 	Keys          []byte                 `protobuf:"bytes,4,opt,name=keys,proto3" json:"keys,omitempty"`
 	Headers       []byte                 `protobuf:"bytes,5,opt,name=headers,proto3" json:"headers,omitempty"`
 	Ids           []byte                 `protobuf:"bytes,6,opt,name=ids,proto3" json:"ids,omitempty"`
+	Arrow         []byte                 `protobuf:"bytes,7,opt,name=arrow,proto3" json:"arrow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -457,6 +469,13 @@ func (x *SealedFrame) GetHeaders() []byte {
 func (x *SealedFrame) GetIds() []byte {
 	if x != nil {
 		return x.Ids
+	}
+	return nil
+}
+
+func (x *SealedFrame) GetArrow() []byte {
+	if x != nil {
+		return x.Arrow
 	}
 	return nil
 }
@@ -649,21 +668,23 @@ const file_millstream_frame_v1_frame_proto_rawDesc = "" +
 	"\rHeadersColumn\x12\x16\n" +
 	"\x06starts\x18\x01 \x03(\aR\x06starts\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x12\x16\n" +
-	"\x06values\x18\x03 \x03(\fR\x06values\"\xc2\x02\n" +
+	"\x06values\x18\x03 \x03(\fR\x06values\"\xd8\x02\n" +
 	"\x05Frame\x122\n" +
 	"\x04info\x18\x01 \x01(\v2\x1e.millstream.frame.v1.FrameInfoR\x04info\x128\n" +
 	"\x06values\x18\x02 \x01(\v2 .millstream.frame.v1.BytesColumnR\x06values\x12$\n" +
 	"\x0eevent_times_us\x18\x03 \x03(\x10R\feventTimesUs\x123\n" +
 	"\x04keys\x18\x04 \x01(\v2\x1f.millstream.frame.v1.ListColumnR\x04keys\x12<\n" +
 	"\aheaders\x18\x05 \x01(\v2\".millstream.frame.v1.HeadersColumnR\aheaders\x122\n" +
-	"\x03ids\x18\x06 \x01(\v2 .millstream.frame.v1.BytesColumnR\x03ids\"\xbf\x01\n" +
+	"\x03ids\x18\x06 \x01(\v2 .millstream.frame.v1.BytesColumnR\x03ids\x12\x14\n" +
+	"\x05arrow\x18\a \x01(\fR\x05arrow\"\xd5\x01\n" +
 	"\vSealedFrame\x122\n" +
 	"\x04info\x18\x01 \x01(\v2\x1e.millstream.frame.v1.FrameInfoR\x04info\x12\x16\n" +
 	"\x06values\x18\x02 \x01(\fR\x06values\x12$\n" +
 	"\x0eevent_times_us\x18\x03 \x01(\fR\feventTimesUs\x12\x12\n" +
 	"\x04keys\x18\x04 \x01(\fR\x04keys\x12\x18\n" +
 	"\aheaders\x18\x05 \x01(\fR\aheaders\x12\x10\n" +
-	"\x03ids\x18\x06 \x01(\fR\x03ids\"A\n" +
+	"\x03ids\x18\x06 \x01(\fR\x03ids\x12\x14\n" +
+	"\x05arrow\x18\a \x01(\fR\x05arrow\"A\n" +
 	"\x11SealedBytesColumn\x12\x18\n" +
 	"\aoffsets\x18\x01 \x01(\fR\aoffsets\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"h\n" +

@@ -203,8 +203,10 @@ type DescribeResponse struct {
 	Concurrency uint32 `protobuf:"varint,5,opt,name=concurrency,proto3" json:"concurrency,omitempty"`
 	// The sink keeps positions: see SinkOpen.
 	KeepsPositions bool `protobuf:"varint,6,opt,name=keeps_positions,json=keepsPositions,proto3" json:"keeps_positions,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Map: the server takes frames whose values are in `arrow`.
+	TakesArrow    bool `protobuf:"varint,7,opt,name=takes_arrow,json=takesArrow,proto3" json:"takes_arrow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DescribeResponse) Reset() {
@@ -279,6 +281,13 @@ func (x *DescribeResponse) GetKeepsPositions() bool {
 	return false
 }
 
+func (x *DescribeResponse) GetTakesArrow() bool {
+	if x != nil {
+		return x.TakesArrow
+	}
+	return false
+}
+
 // First message of every stream, client to server.
 type Hello struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -294,6 +303,8 @@ type Hello struct {
 	CallsSocket bool `protobuf:"varint,7,opt,name=calls_socket,json=callsSocket,proto3" json:"calls_socket,omitempty"`
 	// Sink: the client sends SinkOpen and SinkFlush. True for every server that keeps positions, and for no other.
 	KeepsPositions bool `protobuf:"varint,8,opt,name=keeps_positions,json=keepsPositions,proto3" json:"keeps_positions,omitempty"`
+	// Map: the outputs go to a function that takes Arrow, so answers may have `arrow` in place of `values`.
+	MayReturnArrow bool `protobuf:"varint,9,opt,name=may_return_arrow,json=mayReturnArrow,proto3" json:"may_return_arrow,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -380,6 +391,13 @@ func (x *Hello) GetCallsSocket() bool {
 func (x *Hello) GetKeepsPositions() bool {
 	if x != nil {
 		return x.KeepsPositions
+	}
+	return false
+}
+
+func (x *Hello) GetMayReturnArrow() bool {
+	if x != nil {
+		return x.MayReturnArrow
 	}
 	return false
 }
@@ -840,7 +858,9 @@ type MapAnswer struct {
 	// Inputs that were not processed normally. Such an input has no outputs.
 	Outcomes []*Outcome `protobuf:"bytes,9,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
 	// The call as a whole failed (for example the frame could not be read): message and stack trace.
-	Error         string `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	// In place of `values`, if Hello.may_return_arrow: see Frame.arrow.
+	Arrow         []byte `protobuf:"bytes,11,opt,name=arrow,proto3" json:"arrow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -943,6 +963,13 @@ func (x *MapAnswer) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *MapAnswer) GetArrow() []byte {
+	if x != nil {
+		return x.Arrow
+	}
+	return nil
 }
 
 // The same bytes as MapRequest, frame unread.
@@ -1215,6 +1242,7 @@ type SealedMapAnswer struct {
 	EventTimesUs  []byte                 `protobuf:"bytes,8,opt,name=event_times_us,json=eventTimesUs,proto3" json:"event_times_us,omitempty"`
 	Outcomes      []*Outcome             `protobuf:"bytes,9,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
 	Error         string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	Arrow         []byte                 `protobuf:"bytes,11,opt,name=arrow,proto3" json:"arrow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1317,6 +1345,13 @@ func (x *SealedMapAnswer) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *SealedMapAnswer) GetArrow() []byte {
+	if x != nil {
+		return x.Arrow
+	}
+	return nil
 }
 
 type SinkRequest struct {
@@ -3420,7 +3455,7 @@ var File_millstream_udf_v1_udf_proto protoreflect.FileDescriptor
 const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\n" +
 	"\x1bmillstream/udf/v1/udf.proto\x12\x11millstream.udf.v1\x1a\x1fmillstream/frame/v1/frame.proto\"\x11\n" +
-	"\x0fDescribeRequest\"\xf4\x01\n" +
+	"\x0fDescribeRequest\"\x95\x02\n" +
 	"\x10DescribeResponse\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12-\n" +
 	"\x05kinds\x18\x02 \x03(\x0e2\x17.millstream.udf.v1.KindR\x05kinds\x12\x1a\n" +
@@ -3428,7 +3463,9 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vsdk_version\x18\x04 \x01(\tR\n" +
 	"sdkVersion\x12 \n" +
 	"\vconcurrency\x18\x05 \x01(\rR\vconcurrency\x12'\n" +
-	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\x8d\x02\n" +
+	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\x12\x1f\n" +
+	"\vtakes_arrow\x18\a \x01(\bR\n" +
+	"takesArrow\"\xb7\x02\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.millstream.udf.v1.KindR\x04kind\x12\x1a\n" +
@@ -3437,7 +3474,8 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x04lane\x18\x05 \x01(\tR\x04lane\x12\x18\n" +
 	"\areplica\x18\x06 \x01(\rR\areplica\x12!\n" +
 	"\fcalls_socket\x18\a \x01(\bR\vcallsSocket\x12'\n" +
-	"\x0fkeeps_positions\x18\b \x01(\bR\x0ekeepsPositions\"\xb3\x01\n" +
+	"\x0fkeeps_positions\x18\b \x01(\bR\x0ekeepsPositions\x12(\n" +
+	"\x10may_return_arrow\x18\t \x01(\bR\x0emayReturnArrow\"\xb3\x01\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1b\n" +
 	"\tcalls_max\x18\x02 \x01(\rR\bcallsMax\x12\x1f\n" +
@@ -3476,7 +3514,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\x06answer\x18\x02 \x01(\v2\x1c.millstream.udf.v1.MapAnswerH\x00R\x06answerB\t\n" +
-	"\amessage\"\xae\x03\n" +
+	"\amessage\"\xc4\x03\n" +
 	"\tMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x128\n" +
@@ -3488,7 +3526,8 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x0eevent_times_us\x18\b \x03(\x10R\feventTimesUs\x126\n" +
 	"\boutcomes\x18\t \x03(\v2\x1a.millstream.udf.v1.OutcomeR\boutcomes\x12\x14\n" +
 	"\x05error\x18\n" +
-	" \x01(\tR\x05error\"\x87\x01\n" +
+	" \x01(\tR\x05error\x12\x14\n" +
+	"\x05arrow\x18\v \x01(\fR\x05arrow\"\x87\x01\n" +
 	"\x10SealedMapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x126\n" +
 	"\x04call\x18\x02 \x01(\v2 .millstream.udf.v1.SealedMapCallH\x00R\x04callB\t\n" +
@@ -3505,7 +3544,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x11SealedMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x12<\n" +
 	"\x06answer\x18\x02 \x01(\v2\".millstream.udf.v1.SealedMapAnswerH\x00R\x06answerB\t\n" +
-	"\amessage\"\xac\x02\n" +
+	"\amessage\"\xc2\x02\n" +
 	"\x0fSealedMapAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x18\n" +
 	"\arecords\x18\x02 \x01(\rR\arecords\x12\x16\n" +
@@ -3517,7 +3556,8 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x0eevent_times_us\x18\b \x01(\fR\feventTimesUs\x126\n" +
 	"\boutcomes\x18\t \x03(\v2\x1a.millstream.udf.v1.OutcomeR\boutcomes\x12\x14\n" +
 	"\x05error\x18\n" +
-	" \x01(\tR\x05error\"\x9b\x02\n" +
+	" \x01(\tR\x05error\x12\x14\n" +
+	"\x05arrow\x18\v \x01(\fR\x05arrow\"\x9b\x02\n" +
 	"\vSinkRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x121\n" +
 	"\x04call\x18\x02 \x01(\v2\x1b.millstream.udf.v1.SinkCallH\x00R\x04call\x121\n" +

@@ -128,7 +128,9 @@ class _LinesConnection(Connection):
             raise NoAnswerError(why) from None
 
     @asynccontextmanager
-    async def open_map(self, kind: FunctionKind, name: StreamName, *, outputs_max: int) -> AsyncIterator[MapStream]:
+    async def open_map(
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int, may_return_arrow: bool = False
+    ) -> AsyncIterator[MapStream]:
         dialect = Dialect(
             open=partial(_open_wire, self._path),
             hello=json.dumps({"hello": name.where}).encode(),

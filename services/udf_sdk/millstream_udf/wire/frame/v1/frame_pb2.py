@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmillstream/frame/v1/frame.proto\x12\x13millstream.frame.v1\"\x7f\n\tFrameInfo\x12\x0f\n\x07records\x18\x01 \x01(\r\x12\x19\n\x11\x65vent_time_min_us\x18\x02 \x01(\x10\x12\x19\n\x11\x65vent_time_max_us\x18\x03 \x01(\x10\x12\x16\n\x0eingest_time_us\x18\x04 \x01(\x10\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\",\n\x0b\x42ytesColumn\x12\x0f\n\x07offsets\x18\x01 \x03(\x07\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"M\n\nListColumn\x12\x0e\n\x06starts\x18\x01 \x03(\x07\x12/\n\x05items\x18\x02 \x01(\x0b\x32 .millstream.frame.v1.BytesColumn\">\n\rHeadersColumn\x12\x0e\n\x06starts\x18\x01 \x03(\x07\x12\r\n\x05names\x18\x02 \x03(\t\x12\x0e\n\x06values\x18\x03 \x03(\x0c\"\x92\x02\n\x05\x46rame\x12,\n\x04info\x18\x01 \x01(\x0b\x32\x1e.millstream.frame.v1.FrameInfo\x12\x30\n\x06values\x18\x02 \x01(\x0b\x32 .millstream.frame.v1.BytesColumn\x12\x16\n\x0e\x65vent_times_us\x18\x03 \x03(\x10\x12-\n\x04keys\x18\x04 \x01(\x0b\x32\x1f.millstream.frame.v1.ListColumn\x12\x33\n\x07headers\x18\x05 \x01(\x0b\x32\".millstream.frame.v1.HeadersColumn\x12-\n\x03ids\x18\x06 \x01(\x0b\x32 .millstream.frame.v1.BytesColumn\"\x8f\x01\n\x0bSealedFrame\x12,\n\x04info\x18\x01 \x01(\x0b\x32\x1e.millstream.frame.v1.FrameInfo\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x16\n\x0e\x65vent_times_us\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x0f\n\x07headers\x18\x05 \x01(\x0c\x12\x0b\n\x03ids\x18\x06 \x01(\x0c\"2\n\x11SealedBytesColumn\x12\x0f\n\x07offsets\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"Y\n\x10SealedListColumn\x12\x0e\n\x06starts\x18\x01 \x01(\x0c\x12\x35\n\x05items\x18\x02 \x01(\x0b\x32&.millstream.frame.v1.SealedBytesColumn\"D\n\x13SealedHeadersColumn\x12\x0e\n\x06starts\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\t\x12\x0e\n\x06values\x18\x03 \x03(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmillstream/frame/v1/frame.proto\x12\x13millstream.frame.v1\"\x7f\n\tFrameInfo\x12\x0f\n\x07records\x18\x01 \x01(\r\x12\x19\n\x11\x65vent_time_min_us\x18\x02 \x01(\x10\x12\x19\n\x11\x65vent_time_max_us\x18\x03 \x01(\x10\x12\x16\n\x0eingest_time_us\x18\x04 \x01(\x10\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\",\n\x0b\x42ytesColumn\x12\x0f\n\x07offsets\x18\x01 \x03(\x07\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"M\n\nListColumn\x12\x0e\n\x06starts\x18\x01 \x03(\x07\x12/\n\x05items\x18\x02 \x01(\x0b\x32 .millstream.frame.v1.BytesColumn\">\n\rHeadersColumn\x12\x0e\n\x06starts\x18\x01 \x03(\x07\x12\r\n\x05names\x18\x02 \x03(\t\x12\x0e\n\x06values\x18\x03 \x03(\x0c\"\xa1\x02\n\x05\x46rame\x12,\n\x04info\x18\x01 \x01(\x0b\x32\x1e.millstream.frame.v1.FrameInfo\x12\x30\n\x06values\x18\x02 \x01(\x0b\x32 .millstream.frame.v1.BytesColumn\x12\x16\n\x0e\x65vent_times_us\x18\x03 \x03(\x10\x12-\n\x04keys\x18\x04 \x01(\x0b\x32\x1f.millstream.frame.v1.ListColumn\x12\x33\n\x07headers\x18\x05 \x01(\x0b\x32\".millstream.frame.v1.HeadersColumn\x12-\n\x03ids\x18\x06 \x01(\x0b\x32 .millstream.frame.v1.BytesColumn\x12\r\n\x05\x61rrow\x18\x07 \x01(\x0c\"\x9e\x01\n\x0bSealedFrame\x12,\n\x04info\x18\x01 \x01(\x0b\x32\x1e.millstream.frame.v1.FrameInfo\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x16\n\x0e\x65vent_times_us\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x0f\n\x07headers\x18\x05 \x01(\x0c\x12\x0b\n\x03ids\x18\x06 \x01(\x0c\x12\r\n\x05\x61rrow\x18\x07 \x01(\x0c\"2\n\x11SealedBytesColumn\x12\x0f\n\x07offsets\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"Y\n\x10SealedListColumn\x12\x0e\n\x06starts\x18\x01 \x01(\x0c\x12\x35\n\x05items\x18\x02 \x01(\x0b\x32&.millstream.frame.v1.SealedBytesColumn\"D\n\x13SealedHeadersColumn\x12\x0e\n\x06starts\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\t\x12\x0e\n\x06values\x18\x03 \x03(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,13 +40,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEADERSCOLUMN']._serialized_start=310
   _globals['_HEADERSCOLUMN']._serialized_end=372
   _globals['_FRAME']._serialized_start=375
-  _globals['_FRAME']._serialized_end=649
-  _globals['_SEALEDFRAME']._serialized_start=652
-  _globals['_SEALEDFRAME']._serialized_end=795
-  _globals['_SEALEDBYTESCOLUMN']._serialized_start=797
-  _globals['_SEALEDBYTESCOLUMN']._serialized_end=847
-  _globals['_SEALEDLISTCOLUMN']._serialized_start=849
-  _globals['_SEALEDLISTCOLUMN']._serialized_end=938
-  _globals['_SEALEDHEADERSCOLUMN']._serialized_start=940
-  _globals['_SEALEDHEADERSCOLUMN']._serialized_end=1008
+  _globals['_FRAME']._serialized_end=664
+  _globals['_SEALEDFRAME']._serialized_start=667
+  _globals['_SEALEDFRAME']._serialized_end=825
+  _globals['_SEALEDBYTESCOLUMN']._serialized_start=827
+  _globals['_SEALEDBYTESCOLUMN']._serialized_end=877
+  _globals['_SEALEDLISTCOLUMN']._serialized_start=879
+  _globals['_SEALEDLISTCOLUMN']._serialized_end=968
+  _globals['_SEALEDHEADERSCOLUMN']._serialized_start=970
+  _globals['_SEALEDHEADERSCOLUMN']._serialized_end=1038
 # @@protoc_insertion_point(module_scope)

@@ -167,6 +167,12 @@ class Frame(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
+    ARROW_FIELD_NUMBER: _builtins.int
+    arrow: _builtins.bytes
+    """In place of `values`, between two functions of a chain that take Arrow, and nowhere else: one record batch as an
+    Arrow IPC stream. Its rows are the values, which are JSON objects with these columns. It has only columns whose cells
+    stay the same when they are written as JSON and parsed with their types.
+    """
     @_builtins.property
     def info(self) -> Global___FrameInfo: ...
     @_builtins.property
@@ -196,10 +202,11 @@ class Frame(_message.Message):
         keys: Global___ListColumn | None = ...,
         headers: Global___HeadersColumn | None = ...,
         ids: Global___BytesColumn | None = ...,
+        arrow: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "ids", b"ids", "info", b"info", "keys", b"keys", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_times_us", b"event_times_us", "headers", b"headers", "ids", b"ids", "info", b"info", "keys", b"keys", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "event_times_us", b"event_times_us", "headers", b"headers", "ids", b"ids", "info", b"info", "keys", b"keys", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -217,11 +224,13 @@ class SealedFrame(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
+    ARROW_FIELD_NUMBER: _builtins.int
     values: _builtins.bytes
     event_times_us: _builtins.bytes
     keys: _builtins.bytes
     headers: _builtins.bytes
     ids: _builtins.bytes
+    arrow: _builtins.bytes
     @_builtins.property
     def info(self) -> Global___FrameInfo: ...
     def __init__(
@@ -233,10 +242,11 @@ class SealedFrame(_message.Message):
         keys: _builtins.bytes = ...,
         headers: _builtins.bytes = ...,
         ids: _builtins.bytes = ...,
+        arrow: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_times_us", b"event_times_us", "headers", b"headers", "ids", b"ids", "info", b"info", "keys", b"keys", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "event_times_us", b"event_times_us", "headers", b"headers", "ids", b"ids", "info", b"info", "keys", b"keys", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

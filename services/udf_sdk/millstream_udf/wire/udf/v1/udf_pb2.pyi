@@ -78,6 +78,7 @@ class DescribeResponse(_message.Message):
     SDK_VERSION_FIELD_NUMBER: _builtins.int
     CONCURRENCY_FIELD_NUMBER: _builtins.int
     KEEPS_POSITIONS_FIELD_NUMBER: _builtins.int
+    TAKES_ARROW_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """The highest version of this protocol that the server supports. This file is version 1."""
     language: _builtins.str
@@ -88,6 +89,8 @@ class DescribeResponse(_message.Message):
     """How many records of one stream the server processes at a time; 0 if unknown."""
     keeps_positions: _builtins.bool
     """The sink keeps positions: see SinkOpen."""
+    takes_arrow: _builtins.bool
+    """Map: the server takes frames whose values are in `arrow`."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___Kind.ValueType]: ...
     def __init__(
@@ -99,10 +102,11 @@ class DescribeResponse(_message.Message):
         sdk_version: _builtins.str = ...,
         concurrency: _builtins.int = ...,
         keeps_positions: _builtins.bool = ...,
+        takes_arrow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrency", b"concurrency", "keeps_positions", b"keeps_positions", "kinds", b"kinds", "language", b"language", "protocol_version", b"protocol_version", "sdk_version", b"sdk_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrency", b"concurrency", "keeps_positions", b"keeps_positions", "kinds", b"kinds", "language", b"language", "protocol_version", b"protocol_version", "sdk_version", b"sdk_version", "takes_arrow", b"takes_arrow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -122,6 +126,7 @@ class Hello(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     CALLS_SOCKET_FIELD_NUMBER: _builtins.int
     KEEPS_POSITIONS_FIELD_NUMBER: _builtins.int
+    MAY_RETURN_ARROW_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     kind: Global___Kind.ValueType
     pipeline: _builtins.str
@@ -135,6 +140,8 @@ class Hello(_message.Message):
     """
     keeps_positions: _builtins.bool
     """Sink: the client sends SinkOpen and SinkFlush. True for every server that keeps positions, and for no other."""
+    may_return_arrow: _builtins.bool
+    """Map: the outputs go to a function that takes Arrow, so answers may have `arrow` in place of `values`."""
     def __init__(
         self,
         *,
@@ -146,10 +153,11 @@ class Hello(_message.Message):
         replica: _builtins.int = ...,
         calls_socket: _builtins.bool = ...,
         keeps_positions: _builtins.bool = ...,
+        may_return_arrow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_socket", b"calls_socket", "keeps_positions", b"keeps_positions", "kind", b"kind", "lane", b"lane", "may_return_arrow", b"may_return_arrow", "pipeline", b"pipeline", "protocol_version", b"protocol_version", "replica", b"replica", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -381,11 +389,14 @@ class MapAnswer(_message.Message):
     EVENT_TIMES_US_FIELD_NUMBER: _builtins.int
     OUTCOMES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    ARROW_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     records: _builtins.int
     """Number of outputs; may be 0."""
     error: _builtins.str
     """The call as a whole failed (for example the frame could not be read): message and stack trace."""
+    arrow: _builtins.bytes
+    """In place of `values`, if Hello.may_return_arrow: see Frame.arrow."""
     @_builtins.property
     def values(self) -> _frame_pb2.BytesColumn: ...
     @_builtins.property
@@ -427,10 +438,11 @@ class MapAnswer(_message.Message):
         event_times_us: _abc.Iterable[_builtins.int] | None = ...,
         outcomes: _abc.Iterable[Global___Outcome] | None = ...,
         error: _builtins.str = ...,
+        arrow: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "keys", b"keys", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -543,6 +555,7 @@ class SealedMapAnswer(_message.Message):
     EVENT_TIMES_US_FIELD_NUMBER: _builtins.int
     OUTCOMES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    ARROW_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     records: _builtins.int
     values: _builtins.bytes
@@ -552,6 +565,7 @@ class SealedMapAnswer(_message.Message):
     headers: _builtins.bytes
     event_times_us: _builtins.bytes
     error: _builtins.str
+    arrow: _builtins.bytes
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]: ...
     def __init__(
@@ -567,10 +581,11 @@ class SealedMapAnswer(_message.Message):
         event_times_us: _builtins.bytes = ...,
         outcomes: _abc.Iterable[Global___Outcome] | None = ...,
         error: _builtins.str = ...,
+        arrow: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "call_id", b"call_id", "error", b"error", "event_times_us", b"event_times_us", "headers", b"headers", "keys", b"keys", "outcomes", b"outcomes", "parents", b"parents", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,106 @@
+"""Values as Arrow columns, between two functions of a chain: the first one writes no JSON, and the second parses none.
+
+Above it: `arrow`, and vertices, which pass the columns on. Below it: pyarrow, imported only if a function uses it.
+
+The columns stand for the JSON objects that `rows_as_json` writes of their rows. They are used only where that makes no
+difference to the second function: with cells that stay the same when they are written as JSON and parsed with their
+types. Every other value travels as JSON, and whoever needs JSON gets it from the columns.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from millstream_udf.arrow_json import rows_as_json
+from millstream_udf.failures import BadOutput
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_JSON_BYTES_MAX = 6 * 1024 * 1024
+"""All the rows that are sent as columns, as one JSON object: below the largest record by far."""
+_ESCAPED = 6
+"""Bytes of JSON for a byte of text, at most."""
+_CELL_BYTES_MAX = 32
+"""Bytes of JSON for a number or constant, at most."""
+
+
+def available() -> bool:
+    """Whether this process could read the columns."""
+    return find_spec("pyarrow") is not None
+
+
+def packed(rows: pa.RecordBatch) -> bytes:
+    """Rows as an Arrow IPC stream; empty if they have to travel as JSON."""
+    import pyarrow as pa
+
+    names = rows.schema.names
+    texts = rows.nbytes + sum(len(name.encode()) for name in names)
+    if len(set(names)) != len(names) or _ESCAPED * texts + _CELL_BYTES_MAX * len(names) > _JSON_BYTES_MAX:
+        return b""
+    if not all(map(_stays_the_same, rows.columns)):
+        return b""
+    target = pa.BufferOutputStream()
+    with pa.ipc.new_stream(target, rows.schema) as stream:
+        stream.write_batch(rows)
+    return target.getvalue().to_pybytes()
+
+
+def _stays_the_same(column: Any) -> bool:
+    """Whether JSON keeps the cells as they are."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        return True
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        # Arrow itself does not look whether a text is UTF-8.
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            return False
+        return True
+    if pa.types.is_float64(kind) or pa.types.is_float32(kind):
+        import pyarrow.compute as pc
+
+        # Infinity and NaN become null.
+        return pc.all(pc.is_finite(column)).as_py() is not False
+    return False
+
+
+def unpacked(column: bytes, count: int) -> pa.RecordBatch:
+    """The rows, in the memory of `column`. Raises `ValueError` if it does not have `count` of them."""
+    import pyarrow as pa
+
+    try:
+        with pa.ipc.open_stream(column) as stream:
+            rows = stream.read_next_batch()
+            rows.validate(full=True)
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise ValueError(f"the values are not Arrow columns: {error!r}") from error
+    if rows.num_rows != count:
+        raise ValueError(f"a frame with {count} records has {rows.num_rows} rows of Arrow columns")
+    return rows
+
+
+def fields_of(rows: pa.RecordBatch, schema: pa.Schema) -> list[Any] | None:
+    """The columns for the fields of `schema`; None if the JSON of the rows would have to be parsed to know them."""
+    import pyarrow as pa
+
+    fields: list[Any] = []
+    for field in schema:
+        at = rows.schema.get_field_index(field.name)
+        column = rows.column(at) if at >= 0 else pa.nulls(rows.num_rows, field.type)
+        if column.type != field.type or (column.null_count and not field.nullable):
+            return None
+        fields.append(column)
+    return fields
+
+
+def as_json(column: bytes, count: int) -> list[bytes]:
+    """The values. Raises `ValueError`."""
+    try:
+        return rows_as_json(unpacked(column, count))
+    except BadOutput as error:
+        raise ValueError(f"the values are not Arrow columns of JSON: {error}") from error
