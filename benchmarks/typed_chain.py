@@ -1,12 +1,13 @@
-"""What it costs that each function of a chain parses its input: two functions, and one that hands its objects on.
+"""What a second function with types costs: two functions, and one that calls both.
 
     python benchmarks/typed_chain.py [--records N] [--rounds N] [--json]
 
 file (lines of 120 bytes) → price → tax → blackhole, with `millstream run` as it is: with a buffer between the two
 functions, with both in a chain, and as one function that calls both and passes the object on. The difference between
 the last two is all that the second function costs in a chain: writing and parsing JSON, and the way to its process.
-Functions with types (dataclasses, with msgspec), and functions of Arrow's columns with a schema. Figures are processor
-seconds of all processes for a million records, above those of a run with few records; medians of the rounds, in turns.
+Functions with types (dataclasses, with msgspec), and functions of Arrow's columns with a schema, which pass on their
+columns in a chain and need no JSON between them. Figures are processor seconds of all processes for a million records,
+above those of a run with few records; medians of the rounds, in turns.
 """
 
 from __future__ import annotations

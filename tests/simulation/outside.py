@@ -130,7 +130,9 @@ class SimPrograms:
     async def _map(self) -> AsyncIterator[MapStream]:
         yield SimMap(self._outside, self._vertex, self._behaviour)
 
-    def open_map(self, role: str, kind: FunctionKind, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
+    def open_map(
+        self, role: str, kind: FunctionKind, name: StreamName, *, may_return_arrow: bool = False
+    ) -> AbstractAsyncContextManager[MapStream]:
         return self._map()
 
     def statistics(self) -> Mapping[str, SidecarStatistics]:
@@ -209,7 +211,7 @@ class SimClient:
         return Description(keeps_positions=self._behaviour in KEEP)
 
     def open_map(
-        self, kind: FunctionKind, name: StreamName, *, outputs_max: int = 0
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int = 0, may_return_arrow: bool = False
     ) -> AbstractAsyncContextManager[MapStream]:
         raise AssertionError("a source or a sink is not a map")
 

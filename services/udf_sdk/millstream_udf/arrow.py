@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf import arrow_values, columns
-from millstream_udf.arrow_json import fitting, rows_as_json
+from millstream_udf.arrow_json import fitting
 from millstream_udf.failures import BadOutput
 from millstream_udf.fields import content, field, without_large
 from millstream_udf.inputs import Inputs
+from millstream_udf.json_rows import json_column
 from millstream_udf.misfits import Misfit
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -150,7 +151,7 @@ def to_answer(
     elif count and may_return_arrow:
         answer.arrow = arrow_values.packed(batch.select(own))
     if not answer.values and not answer.arrow:
-        answer.values = columns.pack_bytes(rows_as_json(batch.select(own)))
+        answer.values = _values(json_column(batch.select(own)))
     if count == 0:
         return answer
     if parents is not None:

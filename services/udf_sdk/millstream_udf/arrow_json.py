@@ -1,23 +1,17 @@
-"""Converts JSON objects to columns of a schema, and rows of a table to JSON objects.
+"""Converts JSON objects to columns of a schema.
 
 Above it: `arrow` and `reduce_arrow`. Below it: pyarrow, imported only if a function uses it.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import math
 from array import array
-from collections.abc import Iterable, Sequence
-from datetime import UTC, date, datetime, time
-from decimal import Decimal
+from collections.abc import Sequence
 from io import BytesIO
 from itertools import pairwise
-from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
-from millstream_udf.failures import BadOutput
 from millstream_udf.json_types import loaded
 from millstream_udf.misfits import Misfit, expected, missing
 
@@ -130,58 +124,3 @@ def items(column: Any) -> list[bytes]:
     if first == 0:
         return [data[start:stop] for start, stop in pairwise(offsets)]
     return [data[start - first : stop - first] for start, stop in pairwise(offsets)]
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-_CONSTANTS = {None: "null", True: "true", False: "false"}
-
-
-def rows_as_json(table: Any) -> list[bytes]:
-    """Rows as JSON objects, in the same form as the rows of a query. Raises `BadOutput`."""
-    names = table.schema.names
-    if not names or len(set(names)) != len(names):
-        return [_encode(_plain(row)).encode() for row in table.to_pylist()]
-    # Column by column: a row by itself takes several times as long.
-    form = "{" + ",".join(_encode(name).replace("%", "%%") + ":%s" for name in names) + "}"
-    rows = zip(*map(_texts, table.columns), strict=True)
-    return [(form % row).encode() for row in rows]
-
-
-def _texts(column: Any) -> Iterable[str]:
-    """The cells of a column as JSON."""
-    import pyarrow as pa
-
-    kind, cells = column.type, column.to_pylist()
-    if pa.types.is_boolean(kind):
-        return map(_CONSTANTS.__getitem__, cells)
-    if not column.null_count:
-        if pa.types.is_integer(kind):
-            return map(str, cells)
-        if (pa.types.is_float64(kind) or pa.types.is_float32(kind)) and all(map(math.isfinite, cells)):
-            return map(float.__repr__, cells)
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return map(encode_basestring, cells)
-    return [_encode(_plain(cell)) for cell in cells]
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {name: _plain(item) for name, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case datetime() if value.tzinfo is not None:
-            return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        case datetime() | date() | time():
-            return value.isoformat()
-        case bytes():
-            return base64.b64encode(value).decode()
-        case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
-    raise BadOutput(
-        f"rows of a table without a column value become JSON, which has no {type(value).__name__}: add a column value"
-    )

@@ -4,7 +4,7 @@ Above it: `arrow`, and vertices, which pass the columns on. Below it: pyarrow, i
 
 The columns stand for the JSON objects that `rows_as_json` writes of their rows. They are used only where that makes no
 difference to the second function: with cells that stay the same when they are written as JSON and parsed with their
-types. Every other value travels as JSON, and whoever needs JSON gets it from the columns.
+types. Every other value travels as JSON, and what needs JSON gets it from the columns.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from millstream_udf.arrow_json import rows_as_json
 from millstream_udf.failures import BadOutput
+from millstream_udf.json_rows import rows_as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ def _stays_the_same(column: Any) -> bool:
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return True
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        # Arrow itself does not look whether a text is UTF-8.
+        # Arrow itself does not check that a text is UTF-8.
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import millstream_udf as udf
-from millstream_udf import arrow_json
-from millstream_udf.arrow_json import fitting, rows_as_json
-from millstream_udf.failures import BadOutput
+from millstream_udf.arrow_json import fitting
 from millstream_udf.testing import Results, run
 
 GIVEN = [
@@ -133,57 +130,6 @@ def test_event_times_are_for_source_transforms() -> None:
 def test_what_does_not_fit(given: Any, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         through(lambda batch: given)
-
-
-ROWS: dict[str, Any] = {
-    "whole": pa.array([0, -(2**63), 2**63 - 1], pa.int64()),
-    "small": pa.array([1, None, 255], pa.uint8()),
-    "float": pa.array([0.1, 1e-07, 1e22]),
-    "single": pa.array([0.1, 0.0, -0.0], pa.float32()),
-    "halves": pa.array([0.5, 1.5, 2.0]),
-    "missing": pa.array([1.5, None, 2.0]),
-    "not finite": pa.array([float("nan"), float("inf"), float("-inf")]),
-    "yes": pa.array([True, False, None]),
-    "text": pa.array(["", 'a "quoted"\n\x00\u2028\x7f', "ü界😀 %s %% %(a)s"]),
-    "long text": pa.array(["a", "b", "\\"], pa.large_string()),
-    "some text": pa.array(["a", None, "c"]),
-    "distinct": pa.array(["x", "y", "x"]).dictionary_encode(),
-    "bytes": pa.array([b"", b"\xff", None]),
-    "time": pa.array([0, 1, None], pa.timestamp("us", tz="UTC")),
-    "day": pa.array([0, 1, None], pa.date32()),
-    "list": pa.array([[1, None], [], None]),
-    "inner": pa.array([{"a": 1, "b": [float("nan")]}, {"a": None, "b": None}, None]),
-    "none": pa.nulls(3),
-    'a "name" %s 100 %': pa.array([1, 2, 3]),
-}
-
-
-def row_by_row(table: Any) -> list[bytes]:
-    rows = (arrow_json._plain(row) for row in table.to_pylist())
-    return [json.dumps(row, separators=(",", ":"), ensure_ascii=False).encode() for row in rows]
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_column_is_written_as_its_rows_are(name: str) -> None:
-    batch = pa.record_batch({name: ROWS[name]})
-    assert rows_as_json(batch) == row_by_row(batch)
-    assert rows_as_json(batch.slice(1, 1)) == row_by_row(batch.slice(1, 1))
-    table = pa.Table.from_batches([batch, batch.slice(1)])
-    assert rows_as_json(table) == row_by_row(table)
-
-
-def test_rows_of_many_columns_are_objects() -> None:
-    batch = pa.record_batch(ROWS)
-    assert rows_as_json(batch) == row_by_row(batch)
-    assert list(map(json.loads, rows_as_json(batch)))[1]["float"] == 1e-07
-    assert rows_as_json(batch.slice(0, 0)) == []
-    twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
-    assert rows_as_json(twice) == row_by_row(twice) == [b'{"a":2}']
-
-
-def test_a_type_without_json_is_refused() -> None:
-    with pytest.raises(BadOutput, match="JSON, which has no timedelta"):
-        rows_as_json(pa.record_batch({"a": pa.array([1], pa.duration("us"))}))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""Writes the rows of a table as JSON objects, in the same form as the rows of a query.
+
+    many rows ─► Arrow: each column as texts, then all of them joined
+    few rows ──► Python, which takes less time to begin
+
+Above it: `arrow` and `reduce_arrow`. Below it: pyarrow, imported only if a function uses it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from json.encoder import encode_basestring
+from typing import Any
+
+from millstream_udf.arrow_json import items
+from millstream_udf.failures import BadOutput
+
+MANY_ROWS = 512
+"""From so many rows on, Arrow takes less time."""
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_CONSTANTS = {None: "null", True: "true", False: "false"}
+_ESCAPED = r'[\x00-\x1f"\\]'
+"""The characters that JSON texts cannot have as they are."""
+_PLAIN_FROM, _PLAIN_BELOW = 1e-4, 1e15
+"""Between these, Python writes numbers without an exponent."""
+
+
+def rows_as_json(table: Any) -> list[bytes]:
+    """Rows as JSON objects. Raises `BadOutput`."""
+    return items(json_column(table))
+
+
+def json_column(table: Any) -> Any:
+    """The same as a binary array. `table`: a table or a batch."""
+    import pyarrow as pa
+
+    names = table.schema.names
+    if not names or len(set(names)) != len(names):
+        return pa.array([_encode(_plain(row)).encode() for row in table.to_pylist()], pa.binary())
+    columns = [_whole(column) for column in table.columns]
+    if table.num_rows >= MANY_ROWS:
+        return _joined(names, columns)
+    form = "{" + ",".join(_encode(name).replace("%", "%%") + ":%s" for name in names) + "}"
+    rows = zip(*map(_cells, columns), strict=True)
+    return pa.array([(form % row).encode() for row in rows], pa.binary())
+
+
+def _whole(column: Any) -> Any:
+    """An array for a column that may have several chunks."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _joined(names: Sequence[str], columns: Sequence[Any]) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts: list[Any] = []
+    before = "{"
+    for name, column in zip(names, columns, strict=True):
+        begin, texts, end = _texts(column)
+        parts += (pa.scalar(f"{before}{_encode(name)}:{begin}"), texts)
+        before = f"{end},"
+    joined: Any = pc.binary_join_element_wise(*parts, pa.scalar(f"{before[:-1]}}}"), pa.scalar(""))
+    return joined.cast(pa.binary())
+
+
+def _texts(column: Any) -> tuple[str, Any, str]:
+    """The cells of a column as JSON, in an array of texts without nulls; and what is before and after each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind, texts = column.type, None
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        texts = column.cast(pa.string())
+    elif pa.types.is_float64(kind) or pa.types.is_float32(kind):
+        texts = _decimals(column.cast(pa.float64()))
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        # Arrow does not check that they are UTF-8, and JSON has to be.
+        column.validate(full=True)
+        texts = column.cast(pa.string())
+        if pc.any(pc.match_substring_regex(texts, _ESCAPED)).as_py():
+            texts = None
+        elif not column.null_count:
+            return '"', texts, '"'
+        else:
+            quote = pa.scalar('"')
+            texts = pc.binary_join_element_wise(quote, texts, quote, pa.scalar(""))
+    if texts is None:
+        return "", pa.array(list(_cells(column)), pa.string()), ""
+    return "", pc.fill_null(texts, "null") if texts.null_count else texts, ""
+
+
+def _decimals(column: Any) -> Any:
+    """Numbers as texts, as Python writes them; None if Arrow might have another form for one of them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    size = pc.abs(column)
+    zero, first, last = map(pa.scalar, (0.0, _PLAIN_FROM, _PLAIN_BELOW))
+    plain = pc.or_(pc.equal(size, zero), pc.and_(pc.greater_equal(size, first), pc.less(size, last)))
+    if pc.all(plain).as_py() is False:
+        return None
+    texts: Any = column.cast(pa.string())
+    if pc.any(pc.match_substring(texts, "e")).as_py():
+        return None
+    whole = pc.equal(pc.floor(column), column)
+    if not pc.any(whole).as_py():
+        return texts
+    return pc.if_else(whole, pc.binary_join_element_wise(texts, pa.scalar(".0"), pa.scalar("")), texts)
+
+
+def _cells(column: Any) -> Iterable[str]:
+    """The cells of a column as JSON."""
+    import pyarrow as pa
+
+    kind, cells = column.type, column.to_pylist()
+    if pa.types.is_boolean(kind):
+        return map(_CONSTANTS.__getitem__, cells)
+    if not column.null_count:
+        if pa.types.is_integer(kind):
+            return map(str, cells)
+        if (pa.types.is_float64(kind) or pa.types.is_float32(kind)) and all(map(math.isfinite, cells)):
+            return map(float.__repr__, cells)
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return map(encode_basestring, cells)
+    return [_encode(_plain(cell)) for cell in cells]
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case datetime() if value.tzinfo is not None:
+            return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        case datetime() | date() | time():
+            return value.isoformat()
+        case bytes():
+            return base64.b64encode(value).decode()
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+    raise BadOutput(
+        f"rows of a table without a column value become JSON, which has no {type(value).__name__}: add a column value"
+    )
