@@ -117,7 +117,7 @@ class DirectClient(Client):
         self._pending_data_size = 0
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
-        """As the library does it, but behind what is buffered: the answer means that the server has received that too."""
+        """As the library does it, but behind what is buffered: the answer means the server has received that too."""
         if not self._pending:
             await super()._send_ping(future)
             return
