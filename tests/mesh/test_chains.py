@@ -138,6 +138,23 @@ async def test_an_edge_inside_a_chain_has_no_buffer_and_says_so(files: PipelineF
     assert {one["vertex"]: one["records"] for one in status["vertices"]}["picky"] == 50
 
 
+async def test_the_vertex_that_holds_up_its_chain_is_called_slow(files: PipelineFiles, tmp_path: Path) -> None:
+    files.write(
+        files.fed_source()
+        + files.function("identity", vertex="quick")
+        + files.function("slow", vertex="slow")
+        + files.file_sink("out"),
+        ["in -> quick", "quick -> slow", "slow -> out"],
+    )
+    files.feed(range(100_000))
+    async with start(tmp_path, "run", "pipeline.yaml", "--quiet") as run:
+        await run.until_more("slow")
+        while "slow: slow (its chain waits for it" not in (await command(tmp_path, "status")).out:
+            assert run.process.returncode is None, run.err
+        run.interrupt()
+        await run.ended()
+
+
 async def test_what_is_chained_is_part_of_what_is_stored(files: PipelineFiles, tmp_path: Path) -> None:
     write(files, {"twice"}, records=50)
     assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == 0

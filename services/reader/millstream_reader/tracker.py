@@ -40,6 +40,8 @@ class Tracker:
         self._unanswered_pieces = self._unanswered_bytes = 0
         self._waiting: tuple[Tracked, int | None] | None = None
         """The piece that waits to begin, and its `records_max`."""
+        self._held_up_s = 0.0
+        self._held_up_since_s: float | None = None
         self.on_crowd: Callable[[], None] | None = None
         """Called when a piece begins to wait for older ones to be finished."""
         self.records = 0
@@ -60,12 +62,19 @@ class Tracker:
         """Whether a piece waits for older ones to be finished."""
         return self._waiting is not None and not self._fits(*self._waiting)
 
+    @property
+    def held_up_s(self) -> float:
+        """For how long pieces have waited to begin."""
+        since_s = self._held_up_since_s
+        return self._held_up_s + (0.0 if since_s is None else asyncio.get_running_loop().time() - since_s)
+
     async def begin(self, piece: Tracked, *, records_max: int | None = None) -> None:
         """Add a piece. Waits while the bounds, including `records_max` if it is set, are reached. A piece larger than
         the bounds is admitted alone."""
         # Only one task begins pieces, so nothing changes between the check and the addition.
         if not self._may_begin(piece, records_max):
             self._waiting = piece, records_max
+            self._held_up_since_s = asyncio.get_running_loop().time()
             if self.crowded and self.on_crowd is not None:
                 self.on_crowd()
             try:
@@ -73,6 +82,7 @@ class Tracker:
                     await self._room.wait_for(lambda: self._may_begin(piece, records_max))
             finally:
                 self._waiting = None
+                self._held_up_s, self._held_up_since_s = self.held_up_s, None
         self._pieces.append(piece)
         self.records += piece.records
         self.size += piece.size

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from millstream.account import account_of, consumed, progress
-from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
+from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US, Clock
 from millstream.limits import BARE_COMMIT_INTERVAL_S, MARK_BEHIND_BYTES_MAX
 from millstream.record import LaneId
 from millstream.statistics import LaneStatistics
@@ -34,6 +34,8 @@ class LaneCounters:
 
     retries: int = 0
     udf_errors: int = 0
+    busy_s: float = 0.0
+    """Time of calls to the function or target, summed over concurrent calls."""
 
 
 class Deliverer(Protocol):
@@ -273,6 +275,10 @@ class LaneCore:
             entry.outputs.add(
                 edge=member.edge, partition=self.lane.partition, records=handed.records, bytes=handed.bytes
             )
+        if self.followers:
+            entry.held_up_us = int(self.tracker.held_up_s * MICROSECONDS)
+            for lane, counters in ((self.lane, self.counters), *self.followers.items()):
+                entry.busy.add(vertex=lane.vertex, us=int(counters.busy_s * MICROSECONDS))
         return entry
 
     def _is_news(self) -> bool:

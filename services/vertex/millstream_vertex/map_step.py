@@ -301,6 +301,7 @@ class MapStep:
         self._telemetry.observe_processing("udf", seconds)
         self._counters.retries += mapped.retries
         self._counters.udf_errors += mapped.errors
+        self._counters.busy_s += seconds
         account = mapped.account
         account.late = late_records(frame, watermark_us)
         left = self._outlet.nothing()

@@ -448,7 +448,9 @@ class SourceVertexLane:
                     traceparent=span.traceparent,
                     origin=Origin(source_position=position),
                 )
-                core.telemetry.observe_processing("transformer", core.clock.monotonic_s() - started)
+                seconds = core.clock.monotonic_s() - started
+                core.telemetry.observe_processing("transformer", seconds)
+                core.counters.busy_s += seconds
                 core.counters.retries += mapped.retries
                 core.counters.udf_errors += mapped.errors
                 unit.account.add(mapped.account)

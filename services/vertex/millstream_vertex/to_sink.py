@@ -340,7 +340,9 @@ class ChainDeliverer:
             sequence=self._frames,
         ):
             account = await target.delivery.write(frames, Position(self._frames))
-        target.telemetry.observe_processing("sink", core.clock.monotonic_s() - started_s)
+        seconds = core.clock.monotonic_s() - started_s
+        target.telemetry.observe_processing("sink", seconds)
+        target.counters.busy_s += seconds
         statistics = target.delivery.statistics()
         target.counters.retries, target.counters.udf_errors = statistics.retries, statistics.errors
         now_us = core.clock.now_us()

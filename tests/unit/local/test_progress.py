@@ -5,10 +5,12 @@ import json
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.record import ReplicaId
+from millstream.spec.graph import Graph
+from millstream.spec.models import Pipeline
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 from millstream_runner.local.formatting import watermark_text
 from millstream_runner.local.progress import RATE_WINDOW_S, PipelineProgress, VertexProgress, vertex_from_json
-from millstream_runner.local.scene import Scene, plain_lines, table
+from millstream_runner.local.scene import Scene, plain_lines, slow_of, table
 from tests.unit.local.pipelines import small
 
 NOW_US = 1_800_000_000_000_000
@@ -38,6 +40,55 @@ def test_what_waits_is_what_all_upstream_lanes_wrote_less_what_was_read() -> Non
     assert vertices["out"].waiting == 60
     assert vertices["in"].records == vertices["in"].written == 80
     assert progress.waiting(["map", "out"]) == 80
+
+
+def chained() -> PipelineProgress:
+    """in -> one -> two, in one lane, and out behind a buffer."""
+    vertices = [
+        {"name": "in", "source": {"generator": {"records": 10}}},
+        *({"name": name, "udf": {"python": "functions.py:f"}} for name in ("one", "two")),
+        {"name": "out", "sink": {"blackhole": {}}},
+    ]
+    edges = [{"from": one, "to": two} for one, two in (("in", "one"), ("one", "two"), ("two", "out"))]
+    head = {"apiVersion": "millstream.io/v1alpha1", "kind": "Pipeline", "metadata": {"name": "chained"}}
+    return PipelineProgress(Graph.of(Pipeline.model_validate({**head, "spec": {"vertices": vertices, "edges": edges}})))
+
+
+def chain_entry(held_up_us: int, **busy_us: int) -> OtEntry:
+    given = entry(100, two_out=100)
+    given.held_up_us = held_up_us
+    for vertex, us in busy_us.items():
+        given.busy.add(vertex=vertex, us=us)
+    return given
+
+
+def test_the_vertex_that_holds_up_its_chain_is_the_one_that_takes_longest() -> None:
+    progress = chained()
+    progress.observe("in", "source.0", chain_entry(0, one=0, two=0))
+    assert {one.holds_up for one in sampled(progress).values()} == {0.0}
+    progress.observe("in", "source.0", chain_entry(1_800_000, one=300_000, two=1_900_000))
+    vertices = sampled(progress, 2.0)
+    assert {name: vertex.holds_up for name, vertex in vertices.items()} == {"in": 0, "one": 0, "two": 0.9, "out": 0}
+    slow = slow_of(list(vertices.values()))
+    assert slow is not None
+    assert slow.vertex == "two"
+    assert vertex_from_json(json.loads(json.dumps(dataclasses.asdict(slow)))) == slow
+
+
+def test_a_chain_that_waits_for_its_commits_is_held_up_by_no_vertex() -> None:
+    progress = chained()
+    progress.observe("in", "source.0", chain_entry(0, one=0, two=0))
+    sampled(progress)
+    progress.observe("in", "source.0", chain_entry(2_000_000, one=300_000, two=400_000))
+    assert {one.holds_up for one in sampled(progress, 2.0).values()} == {0.0}
+
+
+def test_a_process_that_begins_again_holds_up_nothing() -> None:
+    progress = chained()
+    progress.observe("in", "source.0", chain_entry(9_000_000, one=9_000_000))
+    sampled(progress)
+    progress.observe("in", "source.0", chain_entry(1_000, one=1_000))
+    assert {one.holds_up for one in sampled(progress, 1.0).values()} == {0.0}
 
 
 def test_a_side_that_publishes_late_never_makes_the_count_negative() -> None:

@@ -204,6 +204,10 @@ def test_the_vertex_that_is_called_slow_is_the_last_with_a_full_input() -> None:
     assert slow is not None
     assert slow.vertex == "step-4"
     assert replace(many, state="done").slow is None
+    behind = replace(many.vertices[5], fill=0.1, holds_up=0.8)
+    chain = replace(many, vertices=[*many.vertices[:5], behind])
+    assert chain.slow == behind
+    assert table(chain)[-1] == f"slow: {behind.vertex} (its chain waits for it 80% of the time)"
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n millstream/watermark/v1/ot.proto\x12\x17millstream.watermark.v1\"\xce\x01\n\x07OtEntry\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cwatermark_us\x18\x02 \x01(\x10\x12\x0c\n\x04idle\x18\x03 \x01(\x08\x12\r\n\x05\x65nded\x18\x04 \x01(\x08\x12\x35\n\x07outputs\x18\x05 \x03(\x0b\x32$.millstream.watermark.v1.BufferState\x12\x34\n\x06inputs\x18\x06 \x03(\x0b\x32$.millstream.watermark.v1.BufferState\x12\x14\n\x0cpublished_us\x18\x07 \x01(\x10\"`\n\x0b\x42ufferState\x12\x0c\n\x04\x65\x64ge\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n millstream/watermark/v1/ot.proto\x12\x17millstream.watermark.v1\"\x8f\x02\n\x07OtEntry\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cwatermark_us\x18\x02 \x01(\x10\x12\x0c\n\x04idle\x18\x03 \x01(\x08\x12\r\n\x05\x65nded\x18\x04 \x01(\x08\x12\x35\n\x07outputs\x18\x05 \x03(\x0b\x32$.millstream.watermark.v1.BufferState\x12\x34\n\x06inputs\x18\x06 \x03(\x0b\x32$.millstream.watermark.v1.BufferState\x12\x14\n\x0cpublished_us\x18\x07 \x01(\x10\x12\x12\n\nheld_up_us\x18\x08 \x01(\x04\x12+\n\x04\x62usy\x18\t \x03(\x0b\x32\x1d.millstream.watermark.v1.Busy\"\"\n\x04\x42usy\x12\x0e\n\x06vertex\x18\x01 \x01(\t\x12\n\n\x02us\x18\x02 \x01(\x04\"`\n\x0b\x42ufferState\x12\x0c\n\x04\x65\x64ge\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.wire.watermark.v
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OTENTRY']._serialized_start=62
-  _globals['_OTENTRY']._serialized_end=268
-  _globals['_BUFFERSTATE']._serialized_start=270
-  _globals['_BUFFERSTATE']._serialized_end=366
+  _globals['_OTENTRY']._serialized_end=333
+  _globals['_BUSY']._serialized_start=335
+  _globals['_BUSY']._serialized_end=369
+  _globals['_BUFFERSTATE']._serialized_start=371
+  _globals['_BUFFERSTATE']._serialized_end=467
 # @@protoc_insertion_point(module_scope)

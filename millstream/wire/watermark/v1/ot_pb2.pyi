@@ -31,6 +31,8 @@ class OtEntry(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     PUBLISHED_US_FIELD_NUMBER: _builtins.int
+    HELD_UP_US_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of the mark that this entry describes. An entry never replaces one of a newer epoch."""
     watermark_us: _builtins.int
@@ -39,6 +41,10 @@ class OtEntry(_message.Message):
     ended: _builtins.bool
     published_us: _builtins.int
     """Wall clock of publication, microseconds. For people; no decision depends on it."""
+    held_up_us: _builtins.int
+    """Only of the lane of a chain, for people: the time since it was opened in which it did not read on, because too much
+    of what it had read was not finished; and what the vertices of the chain have done in that time.
+    """
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferState]:
         """Last sequence and totals of every buffer the lane writes."""
@@ -47,6 +53,8 @@ class OtEntry(_message.Message):
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferState]:
         """The lane's consumption: one for each buffer that it reads, or one for its source ("source" and the split)."""
 
+    @_builtins.property
+    def busy(self) -> _containers.RepeatedCompositeFieldContainer[Global___Busy]: ...
     def __init__(
         self,
         *,
@@ -57,14 +65,40 @@ class OtEntry(_message.Message):
         outputs: _abc.Iterable[Global___BufferState] | None = ...,
         inputs: _abc.Iterable[Global___BufferState] | None = ...,
         published_us: _builtins.int = ...,
+        held_up_us: _builtins.int = ...,
+        busy: _abc.Iterable[Global___Busy] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "epoch", b"epoch", "idle", b"idle", "inputs", b"inputs", "outputs", b"outputs", "published_us", b"published_us", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "ended", b"ended", "epoch", b"epoch", "held_up_us", b"held_up_us", "idle", b"idle", "inputs", b"inputs", "outputs", b"outputs", "published_us", b"published_us", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OtEntry: _TypeAlias = OtEntry  # noqa: Y015
+
+@_typing.final
+class Busy(_message.Message):
+    """The time that a vertex has waited for the answers of its function or target, summed over concurrent calls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERTEX_FIELD_NUMBER: _builtins.int
+    US_FIELD_NUMBER: _builtins.int
+    vertex: _builtins.str
+    us: _builtins.int
+    def __init__(
+        self,
+        *,
+        vertex: _builtins.str = ...,
+        us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["us", b"us", "vertex", b"vertex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Busy: _TypeAlias = Busy  # noqa: Y015
 
 @_typing.final
 class BufferState(_message.Message):

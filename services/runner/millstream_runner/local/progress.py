@@ -22,6 +22,8 @@ RATE_WINDOW_S = 3.0
 HELD_MAX_S = 5.0
 """How long the entry of a lane is held back if it has read more than the lanes before it report as written. Those
 publish a moment later; a killed one does so when it is back."""
+_BUSY_SHARE = 0.5
+"""A function or target that is called for less of the time than this does not hold up its chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class VertexProgress:
     """Whether it writes buffers."""
     published: bool = True
     """Whether a lane has published anything; until then there are no figures."""
+    holds_up: float = 0.0
+    """In a chain: the share of the time in which it does not read on because of this vertex; 0 if another vertex of the
+    chain takes longer."""
 
 
 @dataclass(slots=True)
@@ -106,6 +111,10 @@ class PipelineProgress:
         """Those of them that are consistent: no lane has read what was not written."""
         self._held_since_s: dict[tuple[str, str], float] = {}
         self._rates = {vertex.name: _Rate() for vertex in graph.vertices}
+        self._held_up = {vertex.name: _Rate() for vertex in graph.vertices}
+        """Microseconds a second in which each chain does not read on, by its first vertex."""
+        self._busy = {vertex.name: _Rate() for vertex in graph.vertices}
+        """Microseconds a second of calls."""
 
     def observe(self, vertex: str, lane_key: str, entry: OtEntry) -> None:
         """Record what a lane published; repeating the same entry has no effect."""
@@ -167,7 +176,29 @@ class PipelineProgress:
         for name in self._graph.order:
             for lane in self._lanes[name]:
                 self._take(lane, now_s)
-        return [self._sample(name, now_us, now_s) for name in self._graph.order]
+        holding_up = self._holding_up(now_s)
+        return [self._sample(name, now_us, now_s, holding_up.get(name, 0.0)) for name in self._graph.order]
+
+    def _holding_up(self, now_s: float) -> dict[str, float]:
+        """The vertices that hold up their chains, with the share of the time. See `VertexProgress.holds_up`."""
+        found: dict[str, float] = {}
+        for head in self._graph.order:
+            chain = self._graph.chain(head)
+            if chain[0] != head or len(chain) == 1:
+                continue
+            entries = [_entry(lane, self._entries) for lane in self._lanes[head]]
+            held_up = self._held_up[head].add(now_s, sum(entry.held_up_us for entry in entries))
+            busy = {
+                vertex: self._busy[vertex].add(
+                    now_s, sum(one.us for entry in entries for one in entry.busy if one.vertex == vertex)
+                )
+                for vertex in chain
+            }
+            longest = max(busy, key=busy.__getitem__)
+            # Otherwise the chain waits for its commits.
+            if busy[longest] >= _BUSY_SHARE * MICROSECONDS * len(entries):
+                found[longest] = min(1.0, max(0.0, held_up / MICROSECONDS / len(entries)))
+        return found
 
     def _take(self, lane: LaneId, now_s: float) -> None:
         """Advance a lane to what it published last, if that is consistent with what the lanes before it had written by
@@ -191,7 +222,7 @@ class PipelineProgress:
         writers = self._writers(BufferId(read.edge, read.partition), self._moment)
         return read.records <= sum(state.records for state in writers)
 
-    def _sample(self, name: str, now_us: int, now_s: float) -> VertexProgress:
+    def _sample(self, name: str, now_us: int, now_s: float, holds_up: float) -> VertexProgress:
         definition, limits = self._definitions[name], self._limits[name]
         lanes, fill = [], 0.0
         for lane in self._lanes[name]:
@@ -229,6 +260,7 @@ class PipelineProgress:
             has_input=definition.has_input,
             has_output=definition.has_output,
             published=any((name, lane.key) in self._moment for lane in self._lanes[name]),
+            holds_up=holds_up,
         )
 
     def _waiting(self, lane: LaneId, entries: _Entries) -> tuple[int, int]:

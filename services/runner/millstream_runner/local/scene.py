@@ -27,6 +27,8 @@ STALE_S = 2.5
 SLOW_FILL = 0.5
 """A vertex whose fullest input buffer is fuller than this is called slow: the vertices before it will soon have to
 wait."""
+SLOW_SHARE = 0.5
+"""So is a vertex that holds up its chain for more of the time than this."""
 _NAMES_MAX = 3
 _NAME_CHARS_MAX = 24
 
@@ -80,9 +82,10 @@ class Scene:
 
 
 def slow_of(vertices: Sequence[VertexProgress]) -> VertexProgress | None:
-    """The vertex that slows the others down: the last one with a full buffer, because it fills the ones before it."""
-    full = [vertex for vertex in vertices if vertex.fill >= SLOW_FILL]
-    return full[-1] if full else None
+    """The vertex that slows the others down: the last one with a full buffer, because it fills the ones before it, or
+    the one that holds up the chain behind that buffer."""
+    slow = [vertex for vertex in vertices if vertex.fill >= SLOW_FILL or vertex.holds_up >= SLOW_SHARE]
+    return slow[-1] if slow else None
 
 
 def scene_from_json(data: Mapping[str, Any]) -> Scene:
@@ -157,7 +160,9 @@ def _stale_text(scene: Scene) -> str:
 
 def _slow_text(vertex: VertexProgress) -> str:
     name = shortened(vertex.vertex, _NAME_CHARS_MAX)
-    return f"slow: {name} (its input is {vertex.fill:.0%} full)"
+    if vertex.fill >= SLOW_FILL:
+        return f"slow: {name} (its input is {vertex.fill:.0%} full)"
+    return f"slow: {name} (its chain waits for it {vertex.holds_up:.0%} of the time)"
 
 
 def _rows(scene: Scene, width: int | None) -> tuple[list[str], list[str]]:
