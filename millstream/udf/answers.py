@@ -109,5 +109,3 @@ class Description:
     """Records of one stream that the function processes concurrently; 0: unknown."""
     keeps_positions: bool = False
     """Whether it is a sink whose target stores the positions of lanes."""
-    takes_arrow: bool = False
-    """Whether it takes frames with Arrow columns in place of values."""

@@ -31,6 +31,10 @@ class _BuiltinStream:
         self._answer = answer
 
     @property
+    def takes_arrow(self) -> bool:
+        return False
+
+    @property
     def calls_max(self) -> int:
         return _CALLS_MAX
 

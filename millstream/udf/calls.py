@@ -82,6 +82,7 @@ class Dialect(Generic[_Answer]):
 @dataclass(slots=True, eq=False)
 class _Call(Generic[_Answer]):
     call_id: int
+    encode: Callable[[int], bytes]
     message: bytes
     records: int
     first: str
@@ -117,12 +118,12 @@ class CallStream(Generic[_Answer]):
 
     async def call(self, encode: Callable[[int], bytes], records: int, first: str = "") -> _Answer:
         """Sends the message that `encode` returns for a call id, and waits for the answer: one that fits, or one that
-        says that the function has failed."""
+        says that the function has failed. The message is encoded again for each stream that it is sent on."""
         if self._failed is not None:
             raise self._failed
         self._ids += 1
         answered: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        call = _Call(self._ids, encode(self._ids), records, first, answered)
+        call = _Call(self._ids, encode, encode(self._ids), records, first, answered)
         self._waiting[call.call_id] = call
         # A task that only passes it on would cost as much as the call itself, if that is small.
         wire = self._wire if not self._outbox and self._sent < self.calls_max else None
@@ -194,6 +195,9 @@ class CallStream(Generic[_Answer]):
                 self._take_welcome(await wire.receive())
                 self._outbox = deque(call for call in self._waiting.values() if not call.answered.done())
                 self._waiting = {call.call_id: call for call in self._outbox}
+                for call in self._outbox:
+                    # What the function takes may have changed with the stream.
+                    call.message = call.encode(call.call_id)
                 self._sent = 0
                 async with beside(self._send(wire), f"calls of {self._where}"):
                     self._wire = wire if isinstance(wire, PromptWire) else None

@@ -63,6 +63,11 @@ class MapStream(Protocol):
     def calls_max(self) -> int:
         """How many unanswered calls the function allows."""
 
+    @property
+    def takes_arrow(self) -> bool:
+        """Whether frames may have Arrow columns in place of values. The stream stays usable for them if the function is
+        replaced by one that takes none."""
+
     async def call(
         self,
         frame: Frame,

@@ -37,6 +37,7 @@ class _OneAnswer:
     """A stream that gives one answer as the checks let it pass, and then that nothing came of the rest."""
 
     calls_max = 1
+    takes_arrow = False
 
     def __init__(self, answer: MapAnswer) -> None:
         self._answers = [answer]

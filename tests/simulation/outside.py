@@ -142,6 +142,7 @@ class SimPrograms:
 class SimMap:
     """`MapStream`: several calls at once, answered in any order."""
 
+    takes_arrow = False
     calls_max = CALLS_MAX
 
     def __init__(self, outside: Outside, vertex: str, behaviour: str) -> None:

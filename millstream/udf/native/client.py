@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -76,17 +77,18 @@ class NativeConnection(Connection):
         times_allowed = kind is FunctionKind.SOURCE_TRANSFORM
         beside = calls_socket_of(self._target)
         hello = hello_of(kind, name, calls_socket=bool(beside), may_return_arrow=may_return_arrow)
+        stated = _Stated()
         dialect = Dialect(
             open=partial(open_calls_wire, self._channel, f"{SERVICE}/Map", name.where, beside),
             hello=udf_pb2.SealedMapRequest(hello=hello).SerializeToString(),
-            welcome=partial(_map_welcome, where=name.where),
+            welcome=partial(_map_welcome, where=name.where, stated=stated),
             answer=partial(
                 map_answer, outputs_max=outputs_max, times_allowed=times_allowed, arrow_allowed=may_return_arrow
             ),
             failed=lambda error: MapAnswer(error=error),
         )
         async with open_call_stream(name, dialect) as stream:
-            yield _MapStream(stream)
+            yield _MapStream(stream, stated)
 
     @asynccontextmanager
     async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:
@@ -112,9 +114,21 @@ class NativeConnection(Connection):
         return open_source_stream(self._channel, name, opening)
 
 
+@dataclass(slots=True)
+class _Stated:
+    """What the function has stated at the beginning of the open stream."""
+
+    takes_arrow: bool = False
+
+
 class _MapStream:
-    def __init__(self, stream: CallStream[MapAnswer]) -> None:
+    def __init__(self, stream: CallStream[MapAnswer], stated: _Stated) -> None:
         self._stream = stream
+        self._stated = stated
+
+    @property
+    def takes_arrow(self) -> bool:
+        return self._stated.takes_arrow
 
     @property
     def calls_max(self) -> int:
@@ -139,7 +153,7 @@ class _MapStream:
                 id_prefix=id_prefix,
                 first_index=first_index,
             )
-            return _request(call, frame)
+            return _request(call, frame if self._stated.takes_arrow else frame.with_values())
 
         return await self._stream.call(encode, frame.records, _first(id_prefix, first_index))
 
@@ -228,10 +242,11 @@ def sink_answer(data: bytes) -> tuple[int, Callable[[int], SinkAnswer]]:
     return message.answer.call_id, partial(sink_answer_of, message.answer)
 
 
-def _map_welcome(data: bytes, *, where: str) -> int:
+def _map_welcome(data: bytes, *, where: str, stated: _Stated) -> int:
     message = decoded(udf_pb2.SealedMapResponse, data)
     if not message.HasField("welcome"):
         raise ValueError("its first message is not Welcome")
+    stated.takes_arrow = message.welcome.takes_arrow
     return calls_allowed(message.welcome, where)
 
 

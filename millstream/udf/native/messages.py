@@ -82,12 +82,7 @@ def description_of(data: bytes) -> Description:
         )
     kinds = frozenset(kind for kind, number in KINDS.items() if number in described.kinds)
     return Description(
-        kinds,
-        described.language,
-        described.sdk_version,
-        described.concurrency,
-        described.keeps_positions,
-        described.takes_arrow,
+        kinds, described.language, described.sdk_version, described.concurrency, described.keeps_positions
     )
 
 

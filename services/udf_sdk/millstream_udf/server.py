@@ -147,7 +147,6 @@ class Server:
             sdk_version=SDK_VERSION,
             concurrency=self._definition.concurrency,
             keeps_positions=self._definition.keeps_positions,
-            takes_arrow=self._definition.takes_arrow,
         ).SerializeToString()
 
     async def _map(self, _: Any, context: _Servicer) -> None:
@@ -276,6 +275,7 @@ class Server:
             calls_token=token,
             keeps_positions=keeps,
             checks=keeps and self._definition.checks,
+            takes_arrow=self._definition.takes_arrow,
         )
         await context.write(response(welcome=welcome).SerializeToString())
 

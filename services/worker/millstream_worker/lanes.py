@@ -175,7 +175,7 @@ class StepOpening:
             # Built-ins, which have no client, answer at once.
             concurrency=1 if client is None else client.description.concurrency,
             # A process without pyarrow could not do what needs the values themselves, such as a dead letter.
-            takes_arrow=client is not None and client.description.takes_arrow and arrow_values.available(),
+            takes_arrow=stream.takes_arrow and arrow_values.available(),
         )
 
 

@@ -71,6 +71,10 @@ class InProcessStream:
     def calls_max(self) -> int:
         return 8
 
+    @property
+    def takes_arrow(self) -> bool:
+        return self._lane.definition.takes_arrow
+
     async def call(
         self,
         frame: Frame,

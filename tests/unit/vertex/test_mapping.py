@@ -262,6 +262,7 @@ class Answering:
     """A function in another language: it gives these answers, whatever it is asked."""
 
     calls_max = 1
+    takes_arrow = False
 
     def __init__(self, answer: MapAnswer) -> None:
         self._answer = answer

@@ -203,10 +203,8 @@ type DescribeResponse struct {
 	Concurrency uint32 `protobuf:"varint,5,opt,name=concurrency,proto3" json:"concurrency,omitempty"`
 	// The sink keeps positions: see SinkOpen.
 	KeepsPositions bool `protobuf:"varint,6,opt,name=keeps_positions,json=keepsPositions,proto3" json:"keeps_positions,omitempty"`
-	// Map: the server takes frames whose values are in `arrow`.
-	TakesArrow    bool `protobuf:"varint,7,opt,name=takes_arrow,json=takesArrow,proto3" json:"takes_arrow,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *DescribeResponse) Reset() {
@@ -277,13 +275,6 @@ func (x *DescribeResponse) GetConcurrency() uint32 {
 func (x *DescribeResponse) GetKeepsPositions() bool {
 	if x != nil {
 		return x.KeepsPositions
-	}
-	return false
-}
-
-func (x *DescribeResponse) GetTakesArrow() bool {
-	if x != nil {
-		return x.TakesArrow
 	}
 	return false
 }
@@ -416,7 +407,9 @@ type Welcome struct {
 	// A sink that keeps positions confirms it. A server that does not know Hello.keeps_positions leaves it false.
 	KeepsPositions bool `protobuf:"varint,4,opt,name=keeps_positions,json=keepsPositions,proto3" json:"keeps_positions,omitempty"`
 	// Such a sink may refuse records: the client sends each frame as `check` before anything of it is written.
-	Checks        bool `protobuf:"varint,5,opt,name=checks,proto3" json:"checks,omitempty"`
+	Checks bool `protobuf:"varint,5,opt,name=checks,proto3" json:"checks,omitempty"`
+	// Map: frames may have `arrow` in place of `values`.
+	TakesArrow    bool `protobuf:"varint,6,opt,name=takes_arrow,json=takesArrow,proto3" json:"takes_arrow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -482,6 +475,13 @@ func (x *Welcome) GetKeepsPositions() bool {
 func (x *Welcome) GetChecks() bool {
 	if x != nil {
 		return x.Checks
+	}
+	return false
+}
+
+func (x *Welcome) GetTakesArrow() bool {
+	if x != nil {
+		return x.TakesArrow
 	}
 	return false
 }
@@ -3455,7 +3455,7 @@ var File_millstream_udf_v1_udf_proto protoreflect.FileDescriptor
 const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\n" +
 	"\x1bmillstream/udf/v1/udf.proto\x12\x11millstream.udf.v1\x1a\x1fmillstream/frame/v1/frame.proto\"\x11\n" +
-	"\x0fDescribeRequest\"\x95\x02\n" +
+	"\x0fDescribeRequest\"\xf4\x01\n" +
 	"\x10DescribeResponse\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12-\n" +
 	"\x05kinds\x18\x02 \x03(\x0e2\x17.millstream.udf.v1.KindR\x05kinds\x12\x1a\n" +
@@ -3463,9 +3463,7 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\vsdk_version\x18\x04 \x01(\tR\n" +
 	"sdkVersion\x12 \n" +
 	"\vconcurrency\x18\x05 \x01(\rR\vconcurrency\x12'\n" +
-	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\x12\x1f\n" +
-	"\vtakes_arrow\x18\a \x01(\bR\n" +
-	"takesArrow\"\xb7\x02\n" +
+	"\x0fkeeps_positions\x18\x06 \x01(\bR\x0ekeepsPositions\"\xb7\x02\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.millstream.udf.v1.KindR\x04kind\x12\x1a\n" +
@@ -3475,14 +3473,16 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\areplica\x18\x06 \x01(\rR\areplica\x12!\n" +
 	"\fcalls_socket\x18\a \x01(\bR\vcallsSocket\x12'\n" +
 	"\x0fkeeps_positions\x18\b \x01(\bR\x0ekeepsPositions\x12(\n" +
-	"\x10may_return_arrow\x18\t \x01(\bR\x0emayReturnArrow\"\xb3\x01\n" +
+	"\x10may_return_arrow\x18\t \x01(\bR\x0emayReturnArrow\"\xd4\x01\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1b\n" +
 	"\tcalls_max\x18\x02 \x01(\rR\bcallsMax\x12\x1f\n" +
 	"\vcalls_token\x18\x03 \x01(\fR\n" +
 	"callsToken\x12'\n" +
 	"\x0fkeeps_positions\x18\x04 \x01(\bR\x0ekeepsPositions\x12\x16\n" +
-	"\x06checks\x18\x05 \x01(\bR\x06checks\"\xbe\x02\n" +
+	"\x06checks\x18\x05 \x01(\bR\x06checks\x12\x1f\n" +
+	"\vtakes_arrow\x18\x06 \x01(\bR\n" +
+	"takesArrow\"\xbe\x02\n" +
 	"\aOutcome\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x129\n" +
 	"\x06result\x18\x02 \x01(\x0e2!.millstream.udf.v1.Outcome.ResultR\x06result\x12\x16\n" +

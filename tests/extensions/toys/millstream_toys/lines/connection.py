@@ -73,6 +73,10 @@ class _LinesMap:
         self._stream = stream
 
     @property
+    def takes_arrow(self) -> bool:
+        return False
+
+    @property
     def calls_max(self) -> int:
         return self._stream.calls_max
 

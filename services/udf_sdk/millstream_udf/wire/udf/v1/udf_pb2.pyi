@@ -78,7 +78,6 @@ class DescribeResponse(_message.Message):
     SDK_VERSION_FIELD_NUMBER: _builtins.int
     CONCURRENCY_FIELD_NUMBER: _builtins.int
     KEEPS_POSITIONS_FIELD_NUMBER: _builtins.int
-    TAKES_ARROW_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """The highest version of this protocol that the server supports. This file is version 1."""
     language: _builtins.str
@@ -89,8 +88,6 @@ class DescribeResponse(_message.Message):
     """How many records of one stream the server processes at a time; 0 if unknown."""
     keeps_positions: _builtins.bool
     """The sink keeps positions: see SinkOpen."""
-    takes_arrow: _builtins.bool
-    """Map: the server takes frames whose values are in `arrow`."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___Kind.ValueType]: ...
     def __init__(
@@ -102,11 +99,10 @@ class DescribeResponse(_message.Message):
         sdk_version: _builtins.str = ...,
         concurrency: _builtins.int = ...,
         keeps_positions: _builtins.bool = ...,
-        takes_arrow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrency", b"concurrency", "keeps_positions", b"keeps_positions", "kinds", b"kinds", "language", b"language", "protocol_version", b"protocol_version", "sdk_version", b"sdk_version", "takes_arrow", b"takes_arrow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrency", b"concurrency", "keeps_positions", b"keeps_positions", "kinds", b"kinds", "language", b"language", "protocol_version", b"protocol_version", "sdk_version", b"sdk_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,6 +170,7 @@ class Welcome(_message.Message):
     CALLS_TOKEN_FIELD_NUMBER: _builtins.int
     KEEPS_POSITIONS_FIELD_NUMBER: _builtins.int
     CHECKS_FIELD_NUMBER: _builtins.int
+    TAKES_ARROW_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     calls_max: _builtins.int
     """How many unanswered calls the client may have; at least 1."""
@@ -187,6 +184,8 @@ class Welcome(_message.Message):
     """A sink that keeps positions confirms it. A server that does not know Hello.keeps_positions leaves it false."""
     checks: _builtins.bool
     """Such a sink may refuse records: the client sends each frame as `check` before anything of it is written."""
+    takes_arrow: _builtins.bool
+    """Map: frames may have `arrow` in place of `values`."""
     def __init__(
         self,
         *,
@@ -195,10 +194,11 @@ class Welcome(_message.Message):
         calls_token: _builtins.bytes = ...,
         keeps_positions: _builtins.bool = ...,
         checks: _builtins.bool = ...,
+        takes_arrow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "calls_token", b"calls_token", "checks", b"checks", "keeps_positions", b"keeps_positions", "protocol_version", b"protocol_version", "takes_arrow", b"takes_arrow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
