@@ -136,7 +136,7 @@ class Frame:
         return replace(self, values_column=values_of_arrow(self.arrow_column, self.records), arrow_column=b"")
 
     def values(self) -> list[bytes]:
-        return columns.unpack_bytes(self.values_column)
+        return columns.unpack_bytes(self.with_values().values_column)
 
     def event_times_us(self) -> array[int]:
         return columns.unpack_times(self.event_times_column)
@@ -170,6 +170,8 @@ class Frame:
 
     def split(self, groups: columns.Groups) -> list[Frame]:
         """For each group, a frame of the records at its indexes (not empty), in that order."""
+        if self.arrow_column:
+            return self.with_values().split(groups)
         parts = zip(
             groups,
             columns.split_bytes(self.values_column, groups),
@@ -226,6 +228,8 @@ class Frame:
         are cut at their offsets, so the cost depends on the slice only."""
         if start == 0 and stop >= self.records:
             return self
+        if self.arrow_column:
+            return self.with_values().slice(start, stop)
         stop = min(stop, self.records)
         return self._part(
             stop - start,
@@ -238,7 +242,7 @@ class Frame:
 
     def times_only(self) -> Frame:
         """The event times of the records, without what else they hold, for uses that outlive the records."""
-        return replace(self, values_column=b"", keys_column=b"", headers_column=b"", ids_column=b"")
+        return replace(self, values_column=b"", arrow_column=b"", keys_column=b"", headers_column=b"", ids_column=b"")
 
     def traced(self, traceparent: str) -> Frame:
         """The same records with another trace context."""
@@ -302,6 +306,7 @@ def join_frames(frames: Sequence[Frame]) -> Frame:
     """One frame with the records of all frames, in order. It has ids if every frame has them."""
     if len(frames) == 1:
         return frames[0]
+    frames = [frame.with_values() for frame in frames]
     counts = [frame.records for frame in frames]
     times = b"".join(frame.event_times_column for frame in frames)
     earliest, latest = columns.time_bounds(times)

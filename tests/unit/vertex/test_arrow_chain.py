@@ -15,10 +15,12 @@ import millstream_udf as udf
 from millstream import codes
 from millstream.clock import SystemClock
 from millstream.errors import UdfError
+from millstream.frame import join_frames
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.telemetry import Telemetry
+from millstream_udf import arrow_values
 from millstream_vertex.lane import LaneCounters
 from millstream_vertex.map_step import Lineage, MapStep, Stepped, ToBuffers, ToNext
 from millstream_writer.routing import Route, Router
@@ -145,6 +147,17 @@ async def test_more_outputs_than_a_frame_has() -> None:
         assert chain.second.calls == [FRAME_RECORDS_MAX, 1]
     assert set(map(bytes, values_of(stepped))) == {b'{"id":4,"tax":0.5}'}
     assert len(values_of(stepped)) == FRAME_RECORDS_MAX + 1
+
+
+def test_parts_of_a_frame_have_values() -> None:
+    rows = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})
+    frame = replace(records_of(b"a", b"b", b"c"), values_column=b"", arrow_column=arrow_values.packed(rows))
+    assert frame.values() == [b'{"id":1}', b'{"id":2}', b'{"id":3}']
+    assert frame.slice(0, 3) is frame
+    parts = [frame.slice(1, 3), frame.take([1, 2])]
+    assert [part.values() for part in parts] == [[b'{"id":2}', b'{"id":3}']] * 2
+    assert not any(part.arrow_column for part in (*parts, frame.times_only(), join_frames([frame, *parts])))
+    assert join_frames([frame, parts[0]]).values() == [b'{"id":%d}' % number for number in (1, 2, 3, 2, 3)]
 
 
 async def test_columns_that_cannot_be_read_break_the_protocol() -> None:
