@@ -101,8 +101,12 @@ class Images:
 
 
 @pytest.fixture(scope="session")
-def images() -> Images:
-    return Images()
+def images() -> Iterator[Images]:
+    try:
+        yield Images()
+    finally:
+        # buildah keeps the containers in which it has built the images, and their file systems, which are mounted.
+        run("buildah", *_storage(), "rm", "--all")
 
 
 @dataclass(slots=True)

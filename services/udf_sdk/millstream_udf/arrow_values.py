@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf.failures import BadOutput
-from millstream_udf.json_rows import rows_as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,6 +99,8 @@ def fields_of(rows: pa.RecordBatch, schema: pa.Schema) -> list[Any] | None:
 
 def as_json(column: bytes, count: int) -> list[bytes]:
     """The values. Raises `ValueError`."""
+    from millstream_udf.json_rows import rows_as_json
+
     try:
         return rows_as_json(unpacked(column, count))
     except BadOutput as error:
