@@ -148,11 +148,12 @@ def _slow(report: Report) -> Iterator[str]:
     yield "<h2>What was slow</h2>"
     slow = sorted(report.recording.slow_s.items(), key=lambda item: -item[1])
     if not slow:
-        yield "<p>Nothing: no vertex had more than half of its input buffer waiting.</p>"
+        yield "<p>Nothing: no vertex had more than half of its input buffer full, or held up its chain.</p>"
         return
     shares = [(name, duration_text(s), f"{s / max(s, report.elapsed_s):.0%}") for name, s in slow]
     yield (
-        "<p>How long each vertex held up the others: the last vertex with more than half of its input buffer full.</p>"
+        "<p>How long each vertex held up the others: the last one with more than half of its input buffer full, or for "
+        "which its chain waited more than half of the time.</p>"
     )
     yield table(("vertex", "for", "of the run"), shares, numbers=frozenset({1, 2}))
 
