@@ -148,9 +148,9 @@ def to_answer(
     answer = udf_pb2.SealedMapAnswer(call_id=call_id, records=count)
     if "value" in own:
         answer.values = _values(batch["value"])
-    elif count and may_return_arrow:
-        answer.arrow = arrow_values.packed(batch.select(own))
-    if not answer.values and not answer.arrow:
+    elif count and may_return_arrow and (packed := arrow_values.packed(batch.select(own))):
+        answer.arrow = packed
+    else:
         answer.values = _values(json_column(batch.select(own)))
     if count == 0:
         return answer

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _JSON_BYTES_MAX = 6 * 1024 * 1024
-"""All the rows that are sent as columns, as one JSON object: below the largest record by far."""
+"""All rows of a batch, if they were one JSON object: less than the largest record, so none of them is too large."""
 _ESCAPED = 6
 """Bytes of JSON for a byte of text, at most."""
 _CELL_BYTES_MAX = 32

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import pyarrow as pa
 
 from millstream.frame import Frame
@@ -21,6 +19,7 @@ from millstream.udf.sidecar import python_command
 from millstream_udf import arrow_values, columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
+from tests.contract.udf.answering_server import open_server
 from tests.contract.udf.conftest import HERE, NAME, Open, frame_of
 
 FRAME = frame_of([b'{"number":%d}' % number for number in range(3)])
@@ -64,10 +63,7 @@ async def test_a_function_without_a_schema_gets_values(open_function: Open) -> N
 async def test_a_function_that_replaces_another_gets_what_it_takes(tmp_path: Path) -> None:
     frames: list[frame_pb2.SealedFrame] = []
 
-    async def describe(request: bytes, context: Any) -> bytes:
-        return udf_pb2.DescribeResponse(protocol_version=1, kinds=[udf_pb2.KIND_MAP]).SerializeToString()
-
-    async def serve_map(_: Any, context: Any) -> None:
+    async def serve_map(context: Any) -> None:
         await context.read()
         welcome = udf_pb2.Welcome(protocol_version=1, calls_max=1, takes_arrow=not frames)
         await context.write(udf_pb2.SealedMapResponse(welcome=welcome).SerializeToString())
@@ -79,23 +75,14 @@ async def test_a_function_that_replaces_another_gets_what_it_takes(tmp_path: Pat
             await context.write(udf_pb2.SealedMapResponse(answer=same).SerializeToString())
             await context.read()
 
-    server = grpc.aio.server()
-    methods: dict[str, Any] = {
-        "Describe": grpc.unary_unary_rpc_method_handler(describe),
-        "Map": grpc.stream_stream_rpc_method_handler(serve_map),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("millstream.udf.v1.Udf", methods),))
-    server.add_insecure_port(f"unix:{tmp_path}/s")
-    await server.start()
-    try:
-        async with (
-            asyncio.timeout(60),
-            open_remote_function(f"unix:{tmp_path}/s", timeout_s=10) as function,
-            function.open_map(FunctionKind.MAP, NAME) as stream,
-        ):
-            answered = await stream.call(TYPED, watermark_us=0)
-    finally:
-        await server.stop(None)
+    description = udf_pb2.DescribeResponse(protocol_version=1, kinds=[udf_pb2.KIND_MAP])
+    async with (
+        open_server(tmp_path, "Map", serve_map, description) as address,
+        asyncio.timeout(60),
+        open_remote_function(address, timeout_s=10) as function,
+        function.open_map(FunctionKind.MAP, NAME) as stream,
+    ):
+        answered = await stream.call(TYPED, watermark_us=0)
     assert columns.unpack_bytes(answered.values) == [b'{"number":1}'] * 3
     assert [(bool(one.values), bool(one.arrow)) for one in frames] == [(False, True), (True, False)]
 

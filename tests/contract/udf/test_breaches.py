@@ -23,6 +23,7 @@ from millstream.udf.native.messages import map_answer_of
 from millstream.udf.protocol import MapStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
+from tests.contract.udf.answering_server import open_server
 from tests.contract.udf.conftest import NAME, frame_of
 from tests.contract.udf.misfits import bytes_column, headers_column, list_column
 from tests.support.children import together
@@ -50,10 +51,7 @@ async def serving(
     """A map stream to a server that answers each call with whatever `answers` gives."""
     described = description or udf_pb2.DescribeResponse(protocol_version=1, kinds=[udf_pb2.KIND_MAP])
 
-    async def describe(request: bytes, context: Any) -> bytes:
-        return described.SerializeToString()
-
-    async def serve_map(_: Any, context: Any) -> None:
+    async def serve_map(context: Any) -> None:
         if greet is not None:
             await greet(context)
         await context.read()
@@ -62,23 +60,13 @@ async def serving(
             for reply in answers(udf_pb2.SealedMapRequest.FromString(data).call):
                 await context.write(reply)
 
-    server = grpc.aio.server()
-    methods: dict[str, Any] = {
-        "Describe": grpc.unary_unary_rpc_method_handler(describe),
-        "Map": grpc.stream_stream_rpc_method_handler(serve_map),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("millstream.udf.v1.Udf", methods),))
-    server.add_insecure_port(f"unix:{directory}/s")
-    await server.start()
-    try:
-        async with (
-            asyncio.timeout(20),
-            open_remote_function(f"unix:{directory}/s", timeout_s=10) as client,
-            client.open_map(FunctionKind.MAP, NAME) as stream,
-        ):
-            yield stream
-    finally:
-        await server.stop(None)
+    async with (
+        open_server(directory, "Map", serve_map, described) as address,
+        asyncio.timeout(20),
+        open_remote_function(address, timeout_s=10) as client,
+        client.open_map(FunctionKind.MAP, NAME) as stream,
+    ):
+        yield stream
 
 
 @pytest.mark.guarantee("I10")

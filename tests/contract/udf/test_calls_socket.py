@@ -23,6 +23,7 @@ from millstream_udf import columns
 from millstream_udf.calls_socket import SUFFIX, TOKEN_BYTES
 from millstream_udf.message_socket import MessageSocket
 from millstream_udf.wire.udf.v1 import udf_pb2
+from tests.contract.udf.answering_server import open_server
 from tests.contract.udf.conftest import HERE, NAME, Open, frame_of, values_of
 from tests.support.errors import raises
 
@@ -203,10 +204,7 @@ async def serving(directory: Path, talk: Talk, *, code: grpc.StatusCode | None =
     """A map stream to a server whose socket for calls says what `talk` does; then the stream ends with `code`."""
     ended = asyncio.Event()
 
-    async def describe(request: bytes, context: Any) -> bytes:
-        return udf_pb2.DescribeResponse(protocol_version=1, kinds=[udf_pb2.KIND_MAP]).SerializeToString()
-
-    async def serve_map(_: Any, context: Any) -> None:
+    async def serve_map(context: Any) -> None:
         await context.read()
         welcome = udf_pb2.Welcome(protocol_version=1, calls_max=4, calls_token=TOKEN)
         await context.write(udf_pb2.SealedMapResponse(welcome=welcome).SerializeToString())
@@ -222,26 +220,19 @@ async def serving(directory: Path, talk: Talk, *, code: grpc.StatusCode | None =
             ended.set()
             writer.close()
 
-    server = grpc.aio.server()
-    methods: dict[str, Any] = {
-        "Describe": grpc.unary_unary_rpc_method_handler(describe),
-        "Map": grpc.stream_stream_rpc_method_handler(serve_map),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("millstream.udf.v1.Udf", methods),))
-    server.add_insecure_port(f"unix:{directory}/s")
+    description = udf_pb2.DescribeResponse(protocol_version=1, kinds=[udf_pb2.KIND_MAP])
     calls = await asyncio.start_unix_server(accept, f"{directory}/s{SUFFIX}")
-    await server.start()
-    try:
-        async with (
-            asyncio.timeout(20),
-            open_remote_function(f"unix:{directory}/s", timeout_s=10) as client,
-            client.open_map(FunctionKind.MAP, NAME) as stream,
-        ):
-            yield stream
-    finally:
-        ended.set()
-        calls.close()
-        await server.stop(None)
+    async with open_server(directory, "Map", serve_map, description) as address:
+        try:
+            async with (
+                asyncio.timeout(20),
+                open_remote_function(address, timeout_s=10) as client,
+                client.open_map(FunctionKind.MAP, NAME) as stream,
+            ):
+                yield stream
+        finally:
+            ended.set()
+            calls.close()
 
 
 def reply(call: udf_pb2.SealedMapCall) -> bytes:

@@ -22,6 +22,7 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_writer.sink import SinkLane
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
+from tests.contract.udf.answering_server import open_server
 from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
@@ -47,30 +48,19 @@ def answer(request: udf_pb2.SealedSinkRequest) -> udf_pb2.SinkResponse:
 async def lane(directory: Path, answers: Answer) -> AsyncIterator[SinkLane]:
     """A lane whose function answers so."""
 
-    async def describe(request: bytes, context: Any) -> bytes:
-        described = udf_pb2.DescribeResponse(protocol_version=1, kinds=[udf_pb2.KIND_SINK], keeps_positions=True)
-        return described.SerializeToString()
-
-    async def serve(_: Any, context: Any) -> None:
+    async def serve(context: Any) -> None:
         while (data := await context.read()) is not grpc.aio.EOF:
             await context.write(answers(udf_pb2.SealedSinkRequest.FromString(data)).SerializeToString())
 
-    server = grpc.aio.server()
-    methods: dict[str, Any] = {
-        "Describe": grpc.unary_unary_rpc_method_handler(describe),
-        "Sink": grpc.stream_stream_rpc_method_handler(serve),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("millstream.udf.v1.Udf", methods),))
-    address = f"unix:{directory}/s"
-    server.add_insecure_port(address)
-    await server.start()
-    try:
-        async with asyncio.timeout(40), open_remote_function(address, timeout_s=30) as client:
-            spec = FallbackSink.model_validate({"udsink": {"address": address}})
-            async with open_sink(spec, replace(sink_owner(1), client=client)) as opened:
-                yield opened
-    finally:
-        await server.stop(None)
+    description = udf_pb2.DescribeResponse(protocol_version=1, kinds=[udf_pb2.KIND_SINK], keeps_positions=True)
+    async with (
+        open_server(directory, "Sink", serve, description) as address,
+        asyncio.timeout(40),
+        open_remote_function(address, timeout_s=30) as client,
+    ):
+        spec = FallbackSink.model_validate({"udsink": {"address": address}})
+        async with open_sink(spec, replace(sink_owner(1), client=client)) as opened:
+            yield opened
 
 
 async def written(directory: Path, answers: Answer) -> None:

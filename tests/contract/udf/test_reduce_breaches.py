@@ -22,6 +22,7 @@ from millstream_udf.groups import FrameRows, Group, Part
 from millstream_udf.reducing import Answer
 from millstream_udf.values import Window
 from millstream_udf.wire.udf.v1 import udf_pb2
+from tests.contract.udf.answering_server import open_server
 from tests.contract.udf.conftest import Open, frame_of
 from tests.contract.udf.misfits import bytes_column, headers_column, list_column
 from tests.support.errors import raises
@@ -41,20 +42,8 @@ def answer(counts: list[int], values: list[bytes], *, unfinished: bool = False) 
 @asynccontextmanager
 async def serving(directory: Path, serve: Serve) -> AsyncIterator[engine_pb2.UdfProgram]:
     """A server whose reduce streams are handled by `serve`."""
-
-    async def handle(_: Any, context: Any) -> None:
-        await serve(context)
-
-    server = grpc.aio.server()
-    methods: dict[str, Any] = {"Reduce": grpc.stream_stream_rpc_method_handler(handle)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("millstream.udf.v1.Udf", methods),))
-    server.add_insecure_port(f"unix:{directory}/s")
-    await server.start()
-    try:
-        async with asyncio.timeout(30):
-            yield engine_pb2.UdfProgram(address=f"unix:{directory}/s", pipeline="p", vertex="v")
-    finally:
-        await server.stop(None)
+    async with open_server(directory, "Reduce", serve) as address, asyncio.timeout(30):
+        yield engine_pb2.UdfProgram(address=address, pipeline="p", vertex="v")
 
 
 async def answers(program: engine_pb2.UdfProgram) -> list[Answer]:

@@ -15,6 +15,7 @@ from millstream.udf.function import open_remote_function
 from millstream.udf.protocol import SourceStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
+from tests.contract.udf.answering_server import open_server
 from tests.contract.udf.conftest import NAME, frame_of
 from tests.contract.udf.misfits import bytes_column
 
@@ -30,29 +31,14 @@ def batch(values: bytes, position: bytes) -> bytes:
 
 @asynccontextmanager
 async def serving(directory: Path, serve: Callable[[Any], Any]) -> AsyncIterator[SourceStream]:
-    async def describe(request: bytes, context: Any) -> bytes:
-        return udf_pb2.DescribeResponse(protocol_version=1, kinds=[udf_pb2.KIND_SOURCE]).SerializeToString()
-
-    async def handle(_: Any, context: Any) -> None:
-        await serve(context)
-
-    server = grpc.aio.server()
-    methods: dict[str, Any] = {
-        "Describe": grpc.unary_unary_rpc_method_handler(describe),
-        "Source": grpc.stream_stream_rpc_method_handler(handle),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("millstream.udf.v1.Udf", methods),))
-    server.add_insecure_port(f"unix:{directory}/s")
-    await server.start()
-    try:
-        async with (
-            asyncio.timeout(40),
-            open_remote_function(f"unix:{directory}/s", timeout_s=30) as client,
-            client.open_source(NAME, position=b"", partition=0, partitions=1) as stream,
-        ):
-            yield stream
-    finally:
-        await server.stop(None)
+    description = udf_pb2.DescribeResponse(protocol_version=1, kinds=[udf_pb2.KIND_SOURCE])
+    async with (
+        open_server(directory, "Source", serve, description) as address,
+        asyncio.timeout(40),
+        open_remote_function(address, timeout_s=30) as client,
+        client.open_source(NAME, position=b"", partition=0, partitions=1) as stream,
+    ):
+        yield stream
 
 
 async def test_a_commit_does_not_come_before_the_source_knows_where_to_go_on(tmp_path: Path) -> None:

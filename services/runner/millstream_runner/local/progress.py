@@ -111,10 +111,10 @@ class PipelineProgress:
         """Those of them that are consistent: no lane has read what was not written."""
         self._held_since_s: dict[tuple[str, str], float] = {}
         self._rates = {vertex.name: _Rate() for vertex in graph.vertices}
-        self._held_up = {vertex.name: _Rate() for vertex in graph.vertices}
-        """Microseconds a second in which each chain does not read on, by its first vertex."""
-        self._busy = {vertex.name: _Rate() for vertex in graph.vertices}
-        """Microseconds a second of calls."""
+        self._held_up = {chain: _Rate() for chain in graph.chains}
+        """Microseconds a second in which each chain does not read on."""
+        self._busy = {vertex: _Rate() for chain in graph.chains for vertex in chain}
+        """Microseconds a second of calls of each vertex in a chain."""
 
     def observe(self, vertex: str, lane_key: str, entry: OtEntry) -> None:
         """Record what a lane published; repeating the same entry has no effect."""
@@ -182,12 +182,9 @@ class PipelineProgress:
     def _holding_up(self, now_s: float) -> dict[str, float]:
         """The vertices that hold up their chains, with the share of the time. See `VertexProgress.holds_up`."""
         found: dict[str, float] = {}
-        for head in self._graph.order:
-            chain = self._graph.chain(head)
-            if chain[0] != head or len(chain) == 1:
-                continue
-            entries = [_entry(lane, self._entries) for lane in self._lanes[head]]
-            held_up = self._held_up[head].add(now_s, sum(entry.held_up_us for entry in entries))
+        for chain, held_up_us in self._held_up.items():
+            entries = [_entry(lane, self._entries) for lane in self._lanes[chain[0]]]
+            held_up = held_up_us.add(now_s, sum(entry.held_up_us for entry in entries))
             busy = {
                 vertex: self._busy[vertex].add(
                     now_s, sum(one.us for entry in entries for one in entry.busy if one.vertex == vertex)
