@@ -136,12 +136,12 @@ WAYS = {
 }
 
 
-def seconds(directory: Path, kind: str, way: str, records: int) -> float:
+def seconds_of(directory: Path, kind: str, pipeline: str, records: int) -> float:
     """Processor seconds of a whole run."""
     directory.mkdir()
     (directory / "orders.txt").write_bytes(b"\n".join(values_of(records)) + b"\n")
     (directory / "functions.py").write_text(KINDS[kind])
-    (directory / "pipeline.yaml").write_text(HEAD + WAYS[way])
+    (directory / "pipeline.yaml").write_text(pipeline)
     return run(directory)[0]
 
 
@@ -152,8 +152,8 @@ def measure(records: int, rounds: int) -> dict[str, float]:
         for kind in KINDS:
             for way in WAYS:
                 with tempfile.TemporaryDirectory(prefix="millstream-typed-") as name:
-                    few = seconds(Path(name, "few"), kind, way, FEW)
-                    many = seconds(Path(name, "many"), kind, way, records)
+                    few = seconds_of(Path(name, "few"), kind, HEAD + WAYS[way], FEW)
+                    many = seconds_of(Path(name, "many"), kind, HEAD + WAYS[way], records)
                 found.setdefault(f"{kind}, {way}", []).append((many - few) / (records - FEW) * 1e6)
     return {name: statistics.median(each) for name, each in found.items()}
 

@@ -33,8 +33,8 @@ async def test_vertices_that_leave_their_chain_one_by_one_between_kills_go_on_wh
     for number, chained in enumerate(chains):
         path = write(files, chained, fed="slow", ledger=ledger)
         if not chained:
-            # The vertex has never had a buffer before it, so it may have any number of them.
-            path.write_text(path.read_text().replace("- name: parity\n", "- name: parity\n      partitions: 3\n"))
+            # No buffer was ever before this vertex, where records may wait; so it may have any number of them.
+            path.write_text(path.read_text().replace("- name: twice\n", "- name: twice\n      partitions: 3\n"))
         files.feed(range(number * part, (number + 1) * part))
         async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json") as run:
             if number < len(chains) - 1:
