@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from types import ModuleType
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from millstream import codes
-from millstream.errors import DamageError, UdfError
+from millstream.errors import DamageError, UdfError, UserError
 from millstream.record import Record
 from millstream_udf import columns
 from millstream_udf.columns import KEY_SEPARATOR as KEY_SEPARATOR
@@ -24,7 +26,10 @@ from millstream_udf.columns import partition_of as partition_of
 from millstream_udf.fields import LARGE_BYTES, Data, field, without_large
 from millstream_udf.wire.frame.v1 import frame_pb2
 
-_COLUMNS = {2: "values_column", 3: "event_times_column", 4: "keys_column", 5: "headers_column", 6: "ids_column"}
+_COLUMNS = {
+    2: "values_column", 3: "event_times_column", 4: "keys_column", 5: "headers_column", 6: "ids_column",
+    7: "arrow_column",
+}  # fmt: skip
 """The columns by the number of their field in an encoded frame."""
 _OFFSET_BYTES = 4
 _TIME_BYTES = 8
@@ -49,7 +54,7 @@ class Frame:
     ids_column: bytes = b""
     traceparent: str = ""
     arrow_column: bytes = b""
-    """In place of `values_column`, between two functions of a chain that take Arrow: see
+    """In place of `values_column`, on the way to a function of the chain that takes Arrow, or to an SQL reduce: see
     `millstream_udf.arrow_values`."""
 
     @property
@@ -107,6 +112,7 @@ class Frame:
             keys_column=sealed.keys,
             headers_column=sealed.headers,
             ids_column=sealed.ids,
+            arrow_column=sealed.arrow,
         )
         if large:
             columns_apart: dict[str, Any] = {_COLUMNS[number]: bytes(column) for number, column in large.items()}
@@ -121,12 +127,23 @@ class Frame:
 
     def check(self) -> None:
         """Raises `ValueError` unless every column can be read: as many entries as records, rising offsets, keys and ids
-        in UTF-8. It builds no records."""
-        columns.check_bytes(self.values_column, self.records)
+        in UTF-8. It builds no records. Raises `UserError` without the package that reads Arrow columns."""
+        if self.arrow_column:
+            if self.values_column:
+                raise ValueError("it has Arrow columns besides values")
+            _arrow_values().unpacked(self.arrow_column, self.records)
+        else:
+            columns.check_bytes(self.values_column, self.records)
         columns.check_lists(self.keys_column, self.records)
         columns.check_headers(self.headers_column, self.records)
         if self.ids_column:
             columns.check_bytes(self.ids_column, self.records, text=True)
+
+    def check_arrow(self) -> None:
+        """Raises `UdfError` unless its Arrow columns, if it has any, can be read."""
+        if self.arrow_column:
+            with _checked_arrow() as arrow_values:
+                arrow_values.unpacked(self.arrow_column, self.records)
 
     def with_values(self) -> Frame:
         """The same records, with values in place of Arrow columns. Raises `UdfError` if the function that made them
@@ -171,10 +188,14 @@ class Frame:
     def split(self, groups: columns.Groups) -> list[Frame]:
         """For each group, a frame of the records at its indexes (not empty), in that order."""
         if self.arrow_column:
-            return self.with_values().split(groups)
+            with _checked_arrow() as arrow_values:
+                arrow = arrow_values.parts(self.arrow_column, self.records, groups)
+        else:
+            arrow = [b""] * len(groups)
         parts = zip(
             groups,
             columns.split_bytes(self.values_column, groups),
+            arrow,
             columns.split_times(self.event_times_column, groups),
             columns.split_lists(self.keys_column, self.records, groups),
             columns.split_headers(self.headers_column, self.records, groups),
@@ -193,7 +214,9 @@ class Frame:
         parts = [self] if len(chosen) == 1 else self.split([groups[partition] for partition in chosen])
         return list(zip(chosen, parts, strict=True))
 
-    def _part(self, records: int, values: bytes, times: bytes, keys: bytes, headers: bytes, ids: bytes) -> Frame:
+    def _part(
+        self, records: int, values: bytes, arrow: bytes, times: bytes, keys: bytes, headers: bytes, ids: bytes
+    ) -> Frame:
         """A frame with other columns, which were made from the columns of this one."""
         earliest, latest = columns.time_bounds(times)
         return replace(
@@ -202,6 +225,7 @@ class Frame:
             event_time_min_us=earliest,
             event_time_max_us=latest,
             values_column=values,
+            arrow_column=arrow,
             event_times_column=times,
             keys_column=keys,
             headers_column=headers,
@@ -228,12 +252,15 @@ class Frame:
         are cut at their offsets, so the cost depends on the slice only."""
         if start == 0 and stop >= self.records:
             return self
-        if self.arrow_column:
-            return self.with_values().slice(start, stop)
         stop = min(stop, self.records)
+        arrow = b""
+        if self.arrow_column:
+            with _checked_arrow() as arrow_values:
+                arrow = arrow_values.part(self.arrow_column, self.records, start, stop)
         return self._part(
             stop - start,
             columns.slice_bytes(self.values_column, start, stop),
+            arrow,
             columns.slice_times(self.event_times_column, start, stop),
             columns.slice_lists(self.keys_column, start, stop),
             columns.slice_headers(self.headers_column, start, stop),
@@ -252,15 +279,32 @@ class Frame:
 def values_of_arrow(arrow_column: bytes, records: int) -> bytes:
     """The values that Arrow columns stand for, as a column. Raises `UdfError` if the function that made them has broken
     the protocol."""
+    with _checked_arrow() as arrow_values:
+        return columns.pack_bytes(arrow_values.as_json(arrow_column, records))
+
+
+@contextmanager
+def _checked_arrow() -> Iterator[ModuleType]:
+    """What reads Arrow columns. Raises `UdfError` where it raises `ValueError`."""
+    try:
+        yield _arrow_values()
+    except ValueError as error:
+        raise UdfError(
+            codes.FUNCTION_PROTOCOL, f"a function breaks its protocol: its answer does not fit: {error}"
+        ) from error
+
+
+def _arrow_values() -> ModuleType:
     # Only a few processes ever need it.
     from millstream_udf import arrow_values
 
-    try:
-        return columns.pack_bytes(arrow_values.as_json(arrow_column, records))
-    except ValueError as error:
-        raise UdfError(
-            codes.FUNCTION_PROTOCOL, f"a function of the chain breaks its protocol: its answer does not fit: {error}"
-        ) from error
+    if not arrow_values.available():
+        raise UserError(
+            codes.EXTRA_NEEDED,
+            "frames whose values are Arrow columns need the package pyarrow, which is not installed here: "
+            "`pip install 'millstream[reduce]'`",
+        )
+    return arrow_values
 
 
 def build_frame(
@@ -306,8 +350,13 @@ def join_frames(frames: Sequence[Frame]) -> Frame:
     """One frame with the records of all frames, in order. It has ids if every frame has them."""
     if len(frames) == 1:
         return frames[0]
-    frames = [frame.with_values() for frame in frames]
     counts = [frame.records for frame in frames]
+    arrow = b""
+    if all(frame.arrow_column for frame in frames):
+        with _checked_arrow() as arrow_values:
+            arrow = arrow_values.joined([frame.arrow_column for frame in frames], counts)
+    if not arrow:
+        frames = [frame.with_values() for frame in frames]
     times = b"".join(frame.event_times_column for frame in frames)
     earliest, latest = columns.time_bounds(times)
     ids = [frame.ids_column for frame in frames]
@@ -316,7 +365,8 @@ def join_frames(frames: Sequence[Frame]) -> Frame:
         event_time_min_us=earliest,
         event_time_max_us=latest,
         ingest_time_us=min(frame.ingest_time_us for frame in frames),
-        values_column=columns.join_bytes([frame.values_column for frame in frames]),
+        values_column=b"" if arrow else columns.join_bytes([frame.values_column for frame in frames]),
+        arrow_column=arrow,
         event_times_column=times,
         keys_column=columns.join_lists([frame.keys_column for frame in frames], counts),
         headers_column=columns.join_headers([frame.headers_column for frame in frames], counts),

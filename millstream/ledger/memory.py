@@ -231,6 +231,10 @@ class MemoryLedger:
     def compresses(self) -> bool:
         return True
 
+    @property
+    def holds_arrow(self) -> bool:
+        return True
+
     def statistics(self) -> LedgerStatistics:
         return self._statistics
 

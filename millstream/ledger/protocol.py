@@ -204,6 +204,10 @@ class Ledger(Protocol):
     def compresses(self) -> bool:
         """Whether stored frames may be compressed (`millstream.ledger.compression`)."""
 
+    @property
+    def holds_arrow(self) -> bool:
+        """Whether stored frames may have Arrow columns in place of values (`millstream_udf.arrow_values`)."""
+
     def statistics(self) -> LedgerStatistics: ...
 
     async def mark(self, lane: LaneId) -> StoredMark | None:

@@ -102,6 +102,10 @@ class VertexKind(Generic[S]):
         if isinstance(settings, Program):
             yield PlacedProgram("udf", (), settings)
 
+    def takes_arrow(self, settings: S) -> bool:
+        """Whether it takes frames from its buffers that have Arrow columns in place of values."""
+        return False
+
     def ends(self, settings: S) -> Iterator[PlacedEnd]:
         """The sources and sinks."""
         yield from ()

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -53,10 +54,9 @@ from millstream.buffers.jetstream.stream_config import (
     LAYOUTS,
     OWNER_PIPELINE,
     OWNER_VERTEX,
+    Holds,
     after_leaving,
-    compresses,
-    packs_of,
-    refers,
+    holds_of,
     sharing_of,
     stream_config,
 )
@@ -117,9 +117,7 @@ class JetStreamLedger:
         durability_found: Durability,
         server_start: ServerStart,
         sharing: Sharing,
-        packs: bool,
-        compressed: bool,
-        refers: bool,
+        holds: Holds,
         seen: Seen,
     ) -> None:
         self._connection = connection
@@ -129,9 +127,7 @@ class JetStreamLedger:
         self._durability = durability_found
         self._statistics = LedgerStatistics()
         self._sharing = sharing
-        self._packs = packs
-        self._compressed = compressed
-        self._refers = refers
+        self._holds = holds
         self._seen = seen
         self._left: set[LaneId] = set()
         """Lanes that may have left frames without a reference since their last mark."""
@@ -157,11 +153,15 @@ class JetStreamLedger:
 
     @property
     def packs(self) -> bool:
-        return self._packs
+        return self._holds.packs
 
     @property
     def compresses(self) -> bool:
-        return self._compressed
+        return self._holds.compressed
+
+    @property
+    def holds_arrow(self) -> bool:
+        return self._holds.arrow
 
     def statistics(self) -> LedgerStatistics:
         return self._statistics
@@ -200,7 +200,7 @@ class JetStreamLedger:
             except FencedError:
                 # Another owner took over, or the previous owner committed, between our read and our write.
                 continue
-            if self._refers:
+            if self._holds.references:
                 # What earlier owners have not committed.
                 await self._remove_left(lane, stored.sequence if stored else 0, receipt.mark_sequence, losses)
             return StoredMark(mark, receipt.mark_sequence)
@@ -252,7 +252,7 @@ class JetStreamLedger:
         messages = batch.commit_messages(self._stream, commit, self._sharing)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        large = len(commit.frames) if self._refers and len(messages) > 1 else 0
+        large = len(commit.frames) if self._holds.references and len(messages) > 1 else 0
         apart = FramesApart(self._connection, self._stream, messages, large)
         try:
             sequence = await self._land(commit, apart)
@@ -311,7 +311,8 @@ class JetStreamLedger:
         which the server comes back, so nothing of it is repeated."""
         connection = self._connection
         wanted = purges(
-            *(self._stream, through, self._info, self._get, self._seen, lambda: connection.losses), refers=self._refers
+            *(self._stream, through, self._info, self._get, self._seen, lambda: connection.losses),
+            refers=self._holds.references,
         )
         async for subject, first, losses in wanted:
             # A purge up to 0 would remove everything.
@@ -643,14 +644,13 @@ class JetStreamBroker:
         server, where = await self._server_settings()
         found = durability.judge(server, info["config"], where)
         metadata = info["config"]["metadata"]
+        holds = holds_of(metadata)
+        if self._connection.client.max_payload < limits.MESSAGE_BYTES_MAX:
+            # A server that accepts only smaller messages still stores each frame.
+            holds = replace(holds, packs=False)
         ledger = JetStreamLedger(
             *(self._connection, stream, vertex, info["created"], found, self._server_start),
-            sharing_of(metadata),
-            # A server that accepts only smaller messages still stores each frame.
-            packs_of(metadata) and self._connection.client.max_payload >= limits.MESSAGE_BYTES_MAX,
-            compresses(metadata),
-            refers(metadata),
-            self._seen,
+            *(sharing_of(metadata), holds, self._seen),
         )
         self._ledgers[vertex] = ledger
         return ledger

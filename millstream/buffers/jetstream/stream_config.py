@@ -6,6 +6,7 @@ Above it: `ledger.py`. Below it: the limits of a ledger.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from millstream.ledger.protocol import LedgerLimits
@@ -15,17 +16,15 @@ OWNER_PIPELINE = "millstream.pipeline"
 OWNER_VERTEX = "millstream.vertex"
 """Keys in a stream's metadata. They show the owner, because streams of two pipelines may have the same name."""
 LAYOUT = "millstream.layout"
-LAYOUTS = ("3", "4", "5", "6", "7")
+LAYOUTS = ("3", "4", "5", "6", "7", "8")
 LAYOUT_NOW = LAYOUTS[-1]
 """Key and values in a stream's metadata: the layout says which subjects the stream has, where marks are, and how frames
 are named. A stream without this key has the first layout, in which marks are always separate messages. In the second
 layout, frames do not name their commit. In the fourth, edges share copies of their frames, which earlier versions would
 neither write nor find. In the fifth, edges may do that, and a stored frame may be a pack of several, which earlier
 versions cannot read. In the sixth, it may be compressed, too. In the seventh, a batch may refer to frames that are
-stored apart from it. A stream keeps the layout with which it was created."""
-_PACKS = ("5", "6", "7")
-_COMPRESSED = ("6", "7")
-_REFERENCES = ("7",)
+stored apart from it. In the eighth, a frame may have Arrow columns in place of values. A stream keeps the layout with
+which it was created."""
 _SHARED = "millstream.shared"
 """Key in a stream's metadata. The value is from `Sharing.encode`."""
 
@@ -55,19 +54,24 @@ def sharing_of(metadata: Mapping[str, str]) -> Sharing:
     return Sharing.decode(metadata.get(_SHARED))
 
 
-def packs_of(metadata: Mapping[str, str]) -> bool:
-    """Whether the ledger of a stream with this metadata may hold packs."""
-    return metadata[LAYOUT] in _PACKS
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What the ledger of a stream may hold, by its layout."""
+
+    packs: bool
+    """Stored frames that are a pack of several."""
+    compressed: bool
+    """Compressed frames."""
+    references: bool
+    """Batches that refer to frames which are stored apart from them."""
+    arrow: bool
+    """Frames with Arrow columns in place of values."""
 
 
-def compresses(metadata: Mapping[str, str]) -> bool:
-    """Whether frames in the ledger of a stream with this metadata may be compressed."""
-    return metadata[LAYOUT] in _COMPRESSED
-
-
-def refers(metadata: Mapping[str, str]) -> bool:
-    """Whether batches in the ledger of a stream with this metadata may refer to frames that are stored apart."""
-    return metadata[LAYOUT] in _REFERENCES
+def holds_of(metadata: Mapping[str, str]) -> Holds:
+    """What the ledger of a stream with this metadata may hold."""
+    layout = int(metadata[LAYOUT])
+    return Holds(packs=layout >= 5, compressed=layout >= 6, references=layout >= 7, arrow=layout >= 8)
 
 
 def after_leaving(metadata: Mapping[str, str], edges: Collection[str]) -> dict[str, str]:

@@ -67,11 +67,12 @@ from millstream.wire.ledger.v1 import mark_pb2
 
 _log = logging.getLogger(__name__)
 
-LAYOUTS = ("1", "2", "3")
+LAYOUTS = ("1", "2", "3", "4")
 LAYOUT_NOW = LAYOUTS[-1]
 """The layout defines the keys of a ledger and their contents. In the second layout, edges share copies of their frames,
 which earlier versions would neither write nor find. In the third, they may do that, and frames may be compressed, which
-earlier versions cannot read. A ledger keeps the layout with which it was created."""
+earlier versions cannot read. In the fourth, a frame may have Arrow columns in place of values, too. A ledger keeps the
+layout with which it was created."""
 _PEEK_FRAMES = 16
 _IDS_PAGE = 16
 """Number of messages of ids in one request; each is well below the size of a frame."""
@@ -88,8 +89,7 @@ class RedisLedger:
         ledger_id: str,
         durability_found: Durability,
         sharing: Sharing,
-        *,
-        compressed: bool,
+        layout: int,
     ) -> None:
         self._connection = connection
         self._name = f"{pipeline}-{vertex}"
@@ -98,7 +98,7 @@ class RedisLedger:
         self._id = ledger_id
         self._durability = durability_found
         self._sharing = sharing
-        self._compressed = compressed
+        self._layout = layout
         self._statistics = LedgerStatistics()
 
     @property
@@ -124,7 +124,11 @@ class RedisLedger:
 
     @property
     def compresses(self) -> bool:
-        return self._compressed
+        return self._layout >= 3
+
+    @property
+    def holds_arrow(self) -> bool:
+        return self._layout >= 4
 
     def statistics(self) -> LedgerStatistics:
         return self._statistics
@@ -402,7 +406,7 @@ class RedisBroker:
         known = self._ledgers.get(vertex)
         if known is None or known.ledger_id.partition(" ")[2] != ledger_id:
             known = self._ledgers[vertex] = RedisLedger(
-                *(self._connection, self._pipeline, vertex, ledger_id, found, sharing), compressed=layout == LAYOUT_NOW
+                *(self._connection, self._pipeline, vertex, ledger_id, found, sharing, int(layout))
             )
         return known
 

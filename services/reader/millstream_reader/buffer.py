@@ -84,11 +84,13 @@ class BufferReader:
         witnesses: Sequence[Witness] | None,
         given_up: Sequence[GivenUp] = (),
         in_parts: bool = False,
+        takes_arrow: bool = False,
     ) -> None:
         """`in_parts`: the frames of a pack are handed out one by one, and not as the one frame that they are stored
-        as."""
+        as. `takes_arrow`: frames with Arrow columns are handed out as they are, and not with values."""
         self.buffer = buffer
         self._in_parts = in_parts
+        self._takes_arrow = takes_arrow
         self._watermark = watermark
         self._witnesses = witnesses
         self._given_up = given_up
@@ -143,6 +145,8 @@ class BufferReader:
             frames = [decoded(writer, self.buffer, stored)]
         skip, self._skip = self._skip, 0
         first, sizes = 0, shares_of(frames, len(stored.data))
+        if not self._takes_arrow:
+            frames = [frame.with_values() for frame in frames]
         for number, frame in enumerate(frames, 1):
             last, size = number == len(frames), sizes[number - 1]
             done = max(0, skip - first)
@@ -176,10 +180,11 @@ async def open_buffer_reader(
     witnesses: Sequence[Witness] | None = None,
     given_up: Sequence[GivenUp] = (),
     in_parts: bool = False,
+    takes_arrow: bool = False,
 ) -> AsyncIterator[BufferReader]:
     """Read `buffer` of the upstream vertex's `ledger` after `start`. `witnesses` and `given_up`: see
-    `Ledger.read`; `in_parts`: see `BufferReader`."""
-    reader = BufferReader(buffer, start, watermark, witnesses, given_up, in_parts)
+    `Ledger.read`; `in_parts` and `takes_arrow`: see `BufferReader`."""
+    reader = BufferReader(buffer, start, watermark, witnesses, given_up, in_parts, takes_arrow)
     async with asyncio.TaskGroup() as group:
         pump = group.create_task(reader.pump(ledger), name=f"read {buffer}")
         try:

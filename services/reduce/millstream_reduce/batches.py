@@ -5,7 +5,8 @@ values become an array without being copied; to join several frames, each column
 
     value: binary, event_time: timestamp[us, UTC], keys: list<string>, headers: map<string, binary>
 
-The last two are there when at least one record has any.
+The last two are there when at least one record has any. If all frames have the same Arrow columns in place of values,
+`value` is a struct of these columns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from google.protobuf.message import DecodeError
 from millstream import codes
 from millstream.errors import DamageError
 from millstream.frame import KEY_SEPARATOR, Frame
+from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.windowing import Keys, Rows, Times
+from millstream_udf import arrow_values
+from millstream_udf.json_rows import json_column
 from millstream_udf.wire.frame.v1 import frame_pb2
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -35,9 +39,10 @@ _Offsets = npt.NDArray[np.int32]
 
 
 @lru_cache
-def schema(has_keys: bool, has_headers: bool) -> pa.Schema:
-    """The schema of an `Append` entry's body."""
-    fields: list[pa.Field[Any]] = [pa.field("value", pa.binary()), pa.field("event_time", _TIME)]
+def schema(has_keys: bool, has_headers: bool, value_fields: bytes = b"") -> pa.Schema:
+    """The schema of an `Append` entry's body. `value_fields`: see `Append`. Raises `pa.ArrowInvalid`."""
+    kind = pa.struct(ipc.read_schema(pa.py_buffer(value_fields))) if value_fields else pa.binary()
+    fields: list[pa.Field[Any]] = [pa.field("value", kind), pa.field("event_time", _TIME)]
     if has_keys:
         fields.append(pa.field("keys", _KEYS))
     if has_headers:
@@ -50,10 +55,7 @@ def batch_of_frames(frames: Sequence[Frame]) -> pa.RecordBatch:
     has_keys = any(frame.keys_column for frame in frames)
     has_headers = any(frame.headers_column for frame in frames)
     try:
-        arrays: list[pa.Array[Any]] = [
-            _joined([_values(frame) for frame in frames]),
-            _joined([_times(frame) for frame in frames]),
-        ]
+        arrays: list[pa.Array[Any]] = [_values_of(frames), _joined([_times(frame) for frame in frames])]
         if has_keys:
             arrays.append(_joined([_keys(frame) for frame in frames]))
         if has_headers:
@@ -62,7 +64,22 @@ def batch_of_frames(frames: Sequence[Frame]) -> pa.RecordBatch:
         raise DamageError(
             codes.SEGMENT_DAMAGED, f"a frame of {frames[0].records} records or one after it cannot be read: {error}"
         ) from error
-    return pa.RecordBatch.from_arrays(arrays, schema=schema(has_keys, has_headers))
+    kinds: list[pa.Field[Any]] = [pa.field("value", arrays[0].type), *list(schema(has_keys, has_headers))[1:]]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))
+
+
+def value_fields_of(batch: pa.RecordBatch) -> bytes:
+    """The fields of the values as an encapsulated Arrow schema; empty if the values are bytes."""
+    kind: Any = batch.column(0).type
+    return pa.schema(list(kind)).serialize().to_pybytes() if pa.types.is_struct(kind) else b""
+
+
+def as_bytes(values: Any) -> Any:
+    """A column of values as bytes: of columns, the JSON objects that they stand for."""
+    if not pa.types.is_struct(values.type):
+        return values
+    names: list[str] = [field.name for field in values.type]
+    return json_column(pa.RecordBatch.from_arrays(values.flatten(), names=names))
 
 
 def taken(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
@@ -76,10 +93,11 @@ def encoded(batch: pa.RecordBatch) -> memoryview:
     return memoryview(batch.serialize())
 
 
-def decoded(body: memoryview, has_keys: bool, has_headers: bool) -> pa.RecordBatch:
-    """Inverse of `encoded`; the columns are views of `body`. Raises `DamageError`."""
+def decoded(body: memoryview, append: wal_pb2.Append) -> pa.RecordBatch:
+    """Inverse of `encoded`, for an entry with this meta; the columns are views of `body`. Raises `DamageError`."""
     try:
-        return ipc.read_record_batch(pa.py_buffer(body), schema(has_keys, has_headers))
+        kinds = schema(append.has_keys, append.has_headers, append.value_fields)
+        return ipc.read_record_batch(pa.py_buffer(body), kinds)
     except (pa.ArrowInvalid, OSError) as error:
         raise DamageError(codes.SEGMENT_DAMAGED, f"{len(body)} bytes are not a record batch: {error}") from error
 
@@ -127,6 +145,19 @@ def frame_of_columns(
 
 def _joined(arrays: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _values_of(frames: Sequence[Frame]) -> pa.Array[Any]:
+    if all(frame.arrow_column for frame in frames):
+        rows = [arrow_values.unpacked(frame.arrow_column, frame.records) for frame in frames]
+        if all(batch.schema.equals(rows[0].schema) for batch in rows):
+            return _joined([_struct(batch) for batch in rows])
+    return _joined([_values(frame.with_values()) for frame in frames])
+
+
+def _struct(rows: pa.RecordBatch) -> pa.Array[Any]:
+    struct: pa.Array[Any] = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
+    return struct
 
 
 def _values(frame: Frame) -> pa.Array[Any]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from millstream import codes
 from millstream.errors import DamageError, MillstreamError
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.batches import decoded
+from millstream_reduce.batches import as_bytes, decoded
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.log.entries import EntryError, read_entry, segment_name
 from millstream_reduce.values import Location, WindowContents
@@ -126,7 +126,7 @@ def _rows_at(directory: Path, location: Location) -> list[Row]:
     except EntryError as fault:
         raise DamageError(codes.SEGMENT_DAMAGED, f"{path}, {fault}") from fault
     append = entry.message().append
-    batch = decoded(entry.body, append.has_keys, append.has_headers)
-    values: list[bytes] = batch.column("value").to_pylist()  # type: ignore[assignment]  # it has no nulls
+    batch = decoded(entry.body, append)
+    values: list[bytes] = as_bytes(batch.column("value")).to_pylist()
     keys: list[Any] = batch.column("keys").to_pylist() if append.has_keys else [()] * batch.num_rows
     return [Row(value, tuple(parts or ())) for value, parts in zip(values, keys, strict=True)]

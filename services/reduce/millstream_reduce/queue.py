@@ -112,6 +112,7 @@ class Queue:
             ingest_time_us=min(item.frame.ingest_time_us for item in frames),
             has_keys="keys" in batch.schema.names,
             has_headers="headers" in batch.schema.names,
+            value_fields=batches.value_fields_of(batch),
             late_admitted=int(np.count_nonzero(times < watermark_us)),
             milestone=milestone,
             hand_over=self._contents.last_hand_over,

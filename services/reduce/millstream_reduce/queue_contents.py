@@ -160,7 +160,7 @@ class QueueContents:
         # Rows are placed under the watermark under which they were admitted.
         self._move_closed(append.closed_us)
         if append.rows:
-            batch = batches.decoded(body, append.has_keys, append.has_headers)
+            batch = batches.decoded(body, append)
             keys = batches.key_codes(batch) if self.windowing.needs_keys else None
             self.windowing.add(batches.event_times(batch), keys, location)
         self.note_append(appended_of(append), append, location)

@@ -58,7 +58,8 @@ def late_frames_of(frames: Sequence[QueuedFrame], placed: Sorted) -> list[Frame]
     for item, begin, end in rows_of_frames(frames):
         low, high = np.searchsorted(placed.late, (begin, end))
         if high > low:
-            late.append(item.frame.take((placed.late[low:high] - begin).tolist()))
+            # Where they go, nothing takes columns.
+            late.append(item.frame.take((placed.late[low:high] - begin).tolist()).with_values())
     return late
 
 

@@ -1,6 +1,7 @@
-"""Values as Arrow columns, between two functions of a chain: the first one writes no JSON, and the second parses none.
+"""Values as Arrow columns, on the way to the next function of a chain or to an SQL reduce: the function that makes them
+writes no JSON, and what takes them parses none.
 
-Above it: `arrow`, and vertices, which pass the columns on. Below it: pyarrow, imported only if a function uses it.
+Above it: `arrow`, and frames, whose parts are made here. Below it: pyarrow, imported only if a function uses it.
 
 The columns stand for the JSON objects that `rows_as_json` writes of their rows. They are used only where that makes no
 difference to the second function: with cells that stay the same when they are written as JSON and parsed with their
@@ -9,6 +10,7 @@ types. Every other value travels as JSON, and what needs JSON gets it from the c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -32,44 +34,63 @@ def available() -> bool:
 
 def packed(rows: pa.RecordBatch) -> bytes:
     """Rows as an Arrow IPC stream; empty if they have to travel as JSON."""
-    import pyarrow as pa
-
     names = rows.schema.names
     texts = rows.nbytes + sum(len(name.encode()) for name in names)
     if len(set(names)) != len(names) or _ESCAPED * texts + _CELL_BYTES_MAX * len(names) > _JSON_BYTES_MAX:
         return b""
-    if not all(map(_stays_the_same, rows.columns)):
-        return b""
+    return _stream(rows) if all(map(_stays_the_same, rows.columns)) else b""
+
+
+def _stream(rows: pa.RecordBatch) -> bytes:
+    import pyarrow as pa
+
     target = pa.BufferOutputStream()
     with pa.ipc.new_stream(target, rows.schema) as stream:
         stream.write_batch(rows)
     return target.getvalue().to_pybytes()
 
 
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_float64(kind) or pa.types.is_float32(kind)
+
+
+def _may_stay_the_same(kind: Any) -> bool:
+    """Whether there is a column of this type whose cells JSON keeps as they are."""
+    import pyarrow as pa
+
+    return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or _is_text(kind) or _is_number(kind)
+
+
 def _stays_the_same(column: Any) -> bool:
     """Whether JSON keeps the cells as they are."""
     import pyarrow as pa
 
-    kind = column.type
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
-        return True
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if _is_text(column.type):
         # Arrow itself does not check that a text is UTF-8.
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
             return False
         return True
-    if pa.types.is_float64(kind) or pa.types.is_float32(kind):
+    if _is_number(column.type):
         import pyarrow.compute as pc
 
         # Infinity and NaN become null.
         return pc.all(pc.is_finite(column)).as_py() is not False
-    return False
+    return _may_stay_the_same(column.type)
 
 
 def unpacked(column: bytes, count: int) -> pa.RecordBatch:
-    """The rows, in the memory of `column`. Raises `ValueError` if it does not have `count` of them."""
+    """The rows, in the memory of `column`. Raises `ValueError` if it does not have `count` of them, or if they do not
+    stand for JSON objects."""
     import pyarrow as pa
 
     try:
@@ -80,7 +101,35 @@ def unpacked(column: bytes, count: int) -> pa.RecordBatch:
         raise ValueError(f"the values are not Arrow columns: {error!r}") from error
     if rows.num_rows != count:
         raise ValueError(f"a frame with {count} records has {rows.num_rows} rows of Arrow columns")
+    names = rows.schema.names
+    if len(set(names)) != len(names) or not all(map(_may_stay_the_same, rows.schema.types)):
+        raise ValueError(f"Arrow columns that do not stand for JSON objects: {rows.schema.to_string()}")
     return rows
+
+
+def parts(column: bytes, count: int, groups: Sequence[Sequence[int]]) -> list[bytes]:
+    """For each group, the columns of the rows at its indexes, in that order. Raises `ValueError`."""
+    import pyarrow as pa
+
+    rows = unpacked(column, count)
+    return [_stream(rows.take(pa.array(indexes, pa.uint32()))) for indexes in groups]
+
+
+def part(column: bytes, count: int, start: int, stop: int) -> bytes:
+    """The columns of the rows from `start` up to but not including `stop`. Raises `ValueError`."""
+    return _stream(unpacked(column, count).slice(start, stop - start))
+
+
+def joined(columns: Sequence[bytes], counts: Sequence[int]) -> bytes:
+    """The columns of all rows, in order; empty if they have not the same names and types. Raises `ValueError`."""
+    import pyarrow as pa
+
+    batches = list(map(unpacked, columns, counts))
+    if any(not batch.schema.equals(batches[0].schema) for batch in batches):
+        return b""
+    pairs = zip(*(batch.columns for batch in batches), strict=True)
+    whole: list[Any] = [pa.concat_arrays(arrays) for arrays in pairs]
+    return _stream(pa.RecordBatch.from_arrays(whole, schema=batches[0].schema))
 
 
 def fields_of(rows: pa.RecordBatch, schema: pa.Schema) -> list[Any] | None:

@@ -125,12 +125,16 @@ class Outlet(Protocol):
 class ToBuffers:
     """Routes outputs to buffers, at the end of a chain or of a vertex without a chain."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, *, takes_arrow: bool = False) -> None:
+        """`takes_arrow`: whether the buffers may hold frames with Arrow columns, and their readers take them."""
         self._router = router
+        self._takes_arrow = takes_arrow
 
     async def take(
         self, frame: Frame, tags: Tags | None, lineage: Lineage, parents: Sequence[int] | None, watermark_us: int
     ) -> Left:
+        """Raises `UdfError` for Arrow columns that cannot be read: what is stored can be."""
+        frame.check_arrow()
         routed = self._router.route(frame, tags)
         return Left(routed.frames, routed.unrouted)
 
@@ -143,7 +147,7 @@ class ToBuffers:
 
     @property
     def takes_arrow(self) -> bool:
-        return False
+        return self._takes_arrow
 
 
 class ToSink:

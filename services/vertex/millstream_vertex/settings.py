@@ -41,15 +41,16 @@ _LOGGED_FRAME_BYTES = 64
 
 
 def route(graph: Graph, edge: Edge) -> Route:
-    limits = graph.limits_of(edge.to)
+    limits, reader = graph.limits_of(edge.to), graph.vertex(edge.to)
     tags = edge.conditions.tags if edge.conditions is not None else None
     return Route(
         edge=edge.name,
-        partitions=graph.vertex(edge.to).partitions,
+        partitions=reader.partitions,
         condition=tag_condition(tags.operator, tags.values) if tags is not None else None,
         discard_when_full=edge.on_full == "discardLatest",
         keeps=keeps_input(graph, edge.to),
         piece=FrameLimits(max(1, limits.usable_length // _PIECES), max(1, limits.usable_bytes // _PIECES)),
+        takes_arrow=reader.definition.takes_arrow(reader.settings),
     )
 
 

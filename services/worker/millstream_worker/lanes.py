@@ -213,7 +213,10 @@ class LaneOpening(StepOpening):
         after that is the mark the position of the lane.
         """
         whole, chain = self.shared.whole, self.chain
-        outlet: Outlet = ToBuffers(self.shared.router(whole, chain[-1]))
+        router, ledger = self.shared.router(whole, chain[-1]), await self.shared.ledger(self.lane.vertex)
+        # As for `mapper`; and what may hold a copy of an earlier version's frames holds only what that version reads.
+        takes_arrow = router.takes_arrow and ledger.holds_arrow and arrow_values.available()
+        outlet: Outlet = ToBuffers(router, takes_arrow=takes_arrow)
         for number in reversed(range(1, len(chain))):
             vertex, edge = whole.vertex(chain[number]), whole.chained_into(chain[number])
             kind = vertex.definition

@@ -50,6 +50,8 @@ class Route:
     """Records stay in the buffers until their windows are committed."""
     piece: FrameLimits = _ANY
     """Maximum to write to a buffer at once: a fraction of its capacity, so that watermarks advance in it."""
+    takes_arrow: bool = False
+    """Whether its reader takes frames with Arrow columns in place of values."""
     also: tuple[str, ...] = ()
     """Further edges that share the stored frames of this one: what goes to it is written once, for all of them."""
 
@@ -58,6 +60,7 @@ def shared_route(routes: Sequence[Route]) -> Route:
     """The route of edges that share their frames: for each of them a frame is small enough."""
     return replace(
         routes[0],
+        takes_arrow=all(route.takes_arrow for route in routes),
         also=tuple(route.edge for route in routes[1:]),
         piece=FrameLimits(min(route.piece.records for route in routes), min(route.piece.size for route in routes)),
     )
@@ -134,6 +137,11 @@ class Router:
     @property
     def has_dead_letter(self) -> bool:
         return bool(self._dead_letter)
+
+    @property
+    def takes_arrow(self) -> bool:
+        """Whether the readers of all edges for outputs take frames with Arrow columns in place of values."""
+        return bool(self._routes) and all(route.takes_arrow for route in self._routes)
 
     @property
     def piece(self) -> FrameLimits:
@@ -221,7 +229,11 @@ def cut(frame: Frame, limits: FrameLimits = _USUAL) -> list[Frame]:
     """`frame` in pieces within the limits; a single record may exceed the limit of bytes."""
     if frame.records <= limits.records and (frame.size <= limits.size or frame.records == 1):
         return [frame]
-    frame = frame.with_values()
+    if frame.arrow_column and frame.records > 1:
+        # What a row takes in columns is not known, so it is halved until it fits.
+        pieces = -(-frame.records // limits.records)
+        middle = pieces // 2 * limits.records if pieces > 1 else frame.records // 2
+        return [*cut(frame.slice(0, middle), limits), *cut(frame.slice(middle, frame.records), limits)]
     # The overhead of the columns is not counted; it is far below the margin.
     bytes_max = limits.size - limits.size // 64
     pieces: list[Frame] = []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
-from millstream_reduce.batches import encoded
+from millstream_reduce.batches import encoded, value_fields_of
 from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
 from millstream_reduce.spark.wire import SparkClient
 from millstream_reduce.values import Piece, Window, WindowContents
@@ -25,20 +25,29 @@ def sql(query: str = QUERY, *, unsafe: bool = False) -> engine_pb2.Program:
     return engine_pb2.Program(sql=engine_pb2.SqlProgram(query=query, value=value, unsafe=unsafe), keyed=True)
 
 
-def write_windows(directory: Path, *numbers: Sequence[int]) -> list[WindowContents]:
-    """A log with one window, of one entry, for each list; a record for each number, with its parity as its key."""
+def write_windows(
+    directory: Path, *numbers: Sequence[int], columns: Mapping[int, pa.DataType] | None = None
+) -> list[WindowContents]:
+    """A log with one window, of one entry, for each list; a record for each number, with its parity as its key. The
+    values of the windows in `columns` are Arrow columns, with numbers of this type, and the others JSON."""
     directory.mkdir(parents=True, exist_ok=True)
     windows, offset = [], 0
     with (directory / segment_name(1)).open("wb") as segment:
         for index, of_window in enumerate(numbers):
+            kind = (columns or {}).get(index)
+            values: Any = pa.array([json.dumps({"n": n}).encode() for n in of_window], pa.binary())
+            if kind is not None:
+                texts = pa.array(["more"] * len(of_window))
+                values = pa.StructArray.from_arrays([texts, pa.array(of_window).cast(kind)], names=["text", "n"])
             body = encoded(
-                pa.record_batch({
-                    "value": pa.array([json.dumps({"n": n}).encode() for n in of_window], pa.binary()),
+                batch := pa.record_batch({
+                    "value": values,
                     "event_time": pa.array([index * 1_000_000] * len(of_window), pa.timestamp("us", tz="UTC")),
                     "keys": pa.array([["odd" if n % 2 else "even"] for n in of_window], pa.list_(pa.string())),
                 })
             )  # fmt: skip
-            entry = wal_pb2.Entry(append=wal_pb2.Append(rows=len(of_window), has_keys=True))
+            append = wal_pb2.Append(rows=len(of_window), has_keys=True, value_fields=value_fields_of(batch))
+            entry = wal_pb2.Entry(append=append)
             buffers = entry_buffers(index + 1, entry.SerializeToString(), body)
             length = total_length(buffers)
             segment.write(b"".join(buffers))

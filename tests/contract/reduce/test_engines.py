@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from millstream.errors import DamageError
@@ -97,6 +98,17 @@ async def test_a_window_has_the_rows_that_its_pieces_name_and_no_others(engine: 
     both = WindowContents(Window(first.window.start_us, second.window.end_us), tuple(pieces))
     table, _ = await engine.run(request(tmp_path, [both, second], PROGRAM))
     assert totals(table) == expected_totals([2, 3, 7], [5, 6, 7])
+
+
+@pytest.mark.guarantee("I3")
+async def test_values_may_be_columns_in_some_entries(engine: Engine, tmp_path: Path) -> None:
+    """Those of the declared type, those of another one, and JSON, also in one window."""
+    numbers = [[1, 2, 3], [4, 5], [7, 9]]
+    windows = write_windows(tmp_path, *numbers, columns={1: pa.int64(), 2: pa.uint8()})
+    whole = WindowContents(Window(0, 9_000_000), tuple(window.pieces[0] for window in windows))
+    table, summary = await engine.run(request(tmp_path, [*windows, whole], PROGRAM))
+    assert not summary.failures
+    assert totals(table) == expected_totals(*numbers, [1, 2, 3, 4, 5, 7, 9])
 
 
 async def test_a_window_that_fails_is_named_and_its_neighbours_have_results(engine: Engine, tmp_path: Path) -> None:

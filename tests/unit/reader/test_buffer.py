@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream import codes
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import DamageError
 from millstream.frame import frame_of_records
 from millstream.record import Position, Record
 from millstream_reader.buffer import BufferReader, late_records, open_buffer_reader
+from millstream_udf import arrow_values
+from tests.support.errors import raises
 from tests.unit.vertex.lane_rig import INPUT, Rig, open_rig, records_of
 
 
@@ -68,6 +73,31 @@ async def test_frames_come_in_order_each_with_the_watermark_before_it(rig: Rig) 
     assert [read.frame.values() for read in reads if read] == [[b"%d" % number] for number in range(20)]
     assert [read.sequence for read in reads if read] == stored
     assert [read.watermark_us for read in reads if read] == [START_OF_TIME_US] * 5 + [50] * 5 + [90] * 10
+
+
+@pytest.mark.parametrize("takes_arrow", [False, True])
+async def test_only_who_takes_columns_gets_them(rig: Rig, takes_arrow: bool) -> None:
+    rows = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
+    frame = replace(records_of(b"", b"", b""), values_column=b"", arrow_column=arrow_values.packed(rows))
+    await rig.feed(frame)
+    (sequence,) = await sequences(rig)
+    start = Position(sequence - 1, 1)
+    opening = open_buffer_reader(await rig.ledger("in"), INPUT, start, Timeline(), takes_arrow=takes_arrow)
+    async with opening as reader:
+        read = await reader.next()
+    assert read is not None
+    assert bool(read.frame.arrow_column) == takes_arrow
+    assert read.frame.values() == [b'{"n":2}', b'{"n":3}']
+    # What it counts does not depend on the form in which it is read.
+    (stored,) = await (await rig.ledger("in")).peek(INPUT, 0, 100)
+    assert read.size == len(stored.data)
+
+
+async def test_stored_columns_that_cannot_be_read_are_damage(rig: Rig) -> None:
+    await rig.feed(replace(records_of(b"a"), values_column=b"", arrow_column=b"not Arrow"))
+    with pytest.RaisesGroup(raises(codes.FRAME_UNREADABLE, match="not Arrow columns.*No record of it was used")):
+        async with open_buffer_reader(await rig.ledger("in"), INPUT, Position(0), Timeline()) as reader:
+            await reader.next()
 
 
 @pytest.mark.guarantee("I1")

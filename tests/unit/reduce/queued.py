@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow.ipc as ipc
-
 from millstream.frame import Frame, build_frame
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
@@ -106,9 +104,9 @@ def values_in(directory: Path, window: WindowContents) -> list[bytes]:
         entry = read_entry(data, piece.offset)
         assert entry.length == piece.length
         append = entry.message().append
-        batch = ipc.read_record_batch(bytes(entry.body), batches.schema(append.has_keys, append.has_headers))
+        batch = batches.decoded(entry.body, append)
         assert batch.num_rows == append.rows
-        values += batch.column(0).slice(piece.first_row, piece.rows).to_pylist()  # type: ignore[arg-type]  # no nulls
+        values += batches.as_bytes(batch.column(0)).slice(piece.first_row, piece.rows).to_pylist()
     assert len(values) == window.rows
     return values
 

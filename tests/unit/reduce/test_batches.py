@@ -16,8 +16,9 @@ from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.frame import KEY_SEPARATOR, Frame, build_frame, frame_of_records, join_frames
 from millstream.record import Record
+from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
-from millstream_udf import columns
+from millstream_udf import arrow_values, columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 from tests.support.errors import raises
 
@@ -29,13 +30,36 @@ records = st.builds(
     keys=st.one_of(st.just(()), st.just(("one",)), keys),
     headers=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=3), st.binary(max_size=4)),
 )
-frames = st.lists(records, min_size=1, max_size=12).map(lambda items: frame_of_records(items, ingest_time_us=5))
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    """With values, or with one of two sets of Arrow columns in place of them."""
+    items = draw(st.lists(records, min_size=1, max_size=12))
+    frame = frame_of_records(items, ingest_time_us=5)
+    numbers = list(range(len(items)))
+    match draw(st.integers(0, 2)):
+        case 0:
+            return frame
+        case 1:
+            rows = pa.RecordBatch.from_pydict({"n": numbers, "text": [f"text {number}" for number in numbers]})
+        case _:
+            rows = pa.RecordBatch.from_pydict({"n": [number / 2 for number in numbers]})
+    return replace(frame, values_column=b"", arrow_column=arrow_values.packed(rows))
+
+
+def append_of(batch: pa.RecordBatch) -> wal_pb2.Append:
+    """What an entry says about its body."""
+    names = batch.schema.names
+    return wal_pb2.Append(
+        has_keys="keys" in names, has_headers="headers" in names, value_fields=batches.value_fields_of(batch)
+    )
 
 
 def frame_of(batch: pa.RecordBatch) -> Frame:
     names = batch.schema.names
     return batches.frame_of_columns(
-        batch.column("value"),
+        batches.as_bytes(batch.column("value")),
         batches.event_times(batch),
         keys=batch.column("keys") if "keys" in names else None,
         headers=batch.column("headers") if "headers" in names else None,
@@ -49,11 +73,11 @@ def kept(frame: Frame) -> list[Record]:
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(st.lists(frames, min_size=1, max_size=4))
+@given(st.lists(frames(), min_size=1, max_size=4))
 def test_records_are_the_same_in_a_batch_in_the_log_and_in_a_frame_again(parts: list[Frame]) -> None:
     batch = batches.batch_of_frames(parts)
     body = batches.encoded(batch)
-    again = batches.decoded(body, "keys" in batch.schema.names, "headers" in batch.schema.names)
+    again = batches.decoded(body, append_of(batch))
     frame = frame_of(again)
     whole = join_frames(parts)
     assert kept(frame) == kept(whole)
@@ -63,7 +87,7 @@ def test_records_are_the_same_in_a_batch_in_the_log_and_in_a_frame_again(parts: 
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(st.lists(frames, min_size=1, max_size=3), st.randoms())
+@given(st.lists(frames(), min_size=1, max_size=3), st.randoms())
 def test_taken_rows_keep_their_order(parts: list[Frame], rng: object) -> None:
     whole = join_frames(parts)
     order = list(range(whole.records))
@@ -105,7 +129,7 @@ def test_a_part_of_columns_with_nulls_is_a_frame(
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(st.lists(frames, min_size=1, max_size=3))
+@given(st.lists(frames(), min_size=1, max_size=3))
 def test_key_codes_name_the_joined_keys_and_each_once(parts: list[Frame]) -> None:
     coded = batches.key_codes(batches.batch_of_frames(parts))
     whole = join_frames(parts)
@@ -154,4 +178,21 @@ def test_keys_that_are_no_text_are_damage() -> None:
 
 def test_bytes_that_are_no_batch_are_damage() -> None:
     with raises(codes.SEGMENT_DAMAGED):
-        batches.decoded(memoryview(b"x" * 64), False, False)
+        batches.decoded(memoryview(b"x" * 64), wal_pb2.Append())
+
+
+def test_fields_that_are_no_schema_are_damage() -> None:
+    with raises(codes.SEGMENT_DAMAGED):
+        batches.decoded(memoryview(b"x" * 64), wal_pb2.Append(value_fields=b"x" * 64))
+
+
+def test_columns_stay_columns_if_all_frames_have_the_same() -> None:
+    rows = pa.RecordBatch.from_pydict({"n": [1, 2], "text": ["a", None]})
+    values = build_frame([b"{}", b"{}"], array("q", [1, 2]), ingest_time_us=1)
+    of_columns = replace(values, values_column=b"", arrow_column=arrow_values.packed(rows))
+    together = batches.batch_of_frames([of_columns, of_columns]).column("value")
+    assert pa.RecordBatch.from_struct_array(together).equals(pa.concat_batches([rows, rows]))
+    objects = [b'{"n":1,"text":"a"}', b'{"n":2,"text":null}']
+    assert batches.as_bytes(together).to_pylist() == [*objects, *objects]
+    mixed = batches.batch_of_frames([of_columns, values]).column("value")
+    assert mixed.to_pylist() == [*objects, b"{}", b"{}"]

@@ -8,17 +8,19 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from millstream import codes
 from millstream.errors import FencedError
 from millstream.frame import Frame
-from millstream_reduce.log.entries import segment_name
+from millstream_reduce.log.entries import segment_name, whole_entries
 from millstream_reduce.log.segments import segment_numbers
 from millstream_reduce.origins import Origin
 from millstream_reduce.queue import QueueLimits
 from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows import WindowConfig
+from millstream_udf import arrow_values
 from tests.support.errors import raises
 from tests.unit.reduce.queued import EDGE, LIMITS, OTHER_EDGE, Lane, contents_of, frame_of
 
@@ -78,6 +80,39 @@ async def test_late_records_are_kept_as_frames_where_they_are_wanted(tmp_path: P
     async with lane.opened() as queue:
         assert queue.unacknowledged() == []
         assert contents_of(tmp_path, queue.close(20)) == [(10, 20, 0, values(12, 13, 11))]
+
+
+def as_columns(frame: Frame) -> Frame:
+    """The same records with their times as Arrow columns in place of values."""
+    rows = pa.RecordBatch.from_pydict({"at": list(frame.event_times_us())})
+    return replace(frame, values_column=b"", arrow_column=arrow_values.packed(rows))
+
+
+@pytest.mark.guarantee("I3")
+async def test_columns_are_kept_as_such_and_late_records_have_values(tmp_path: Path) -> None:
+    def objects(*times: int) -> list[bytes]:
+        return [b'{"at":%d}' % time for time in times]
+
+    lane = Lane(tmp_path, keep_late=True)
+    async with lane.opened() as queue:
+        queue.close(10)
+        lane.append(queue, as_columns(frame_of([11, 25])), as_columns(frame_of([12])), watermark_us=10)
+        # Frames of both forms in one entry, and late ones among the columns.
+        mixed = lane.append(queue, frame_of([13]), as_columns(frame_of([2, 14, 3])), watermark_us=10)
+        assert [frame.values() for frame in mixed.late_frames] == [objects(2, 3)]
+        assert not any(frame.arrow_column for frame in mixed.late_frames)
+        await queue.sync()
+    async with lane.opened() as queue:
+        assert queue.unacknowledged()[1] == mixed
+        hand_overs = queue.close(30)
+        assert contents_of(tmp_path, hand_overs) == [
+            (10, 20, 0, [*objects(11, 12), *values(13), *objects(14)]),
+            (20, 30, 0, objects(25)),
+        ]
+    bodies = [
+        entry.message().append for entry in whole_entries(memoryview(next(tmp_path.glob("*.wal")).read_bytes()), 0)
+    ]
+    assert [bool(append.value_fields) for append in bodies if append.rows] == [True, False]
 
 
 async def test_records_between_windows_are_counted_apart(tmp_path: Path) -> None:

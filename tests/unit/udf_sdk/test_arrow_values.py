@@ -21,35 +21,7 @@ from millstream_udf.inputs import Inputs
 from millstream_udf.json_rows import rows_as_json
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
-
-INTEGERS = {
-    getattr(pa, f"{sign}int{bits}")(): st.integers(*(bounds))
-    for bits in (8, 16, 32, 64)
-    for sign, bounds in (("", (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)), ("u", (0, 2**bits - 1)))
-}
-TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
-CELLS: dict[Any, st.SearchStrategy[Any]] = {
-    **INTEGERS,
-    pa.bool_(): st.booleans(),
-    pa.float64(): st.floats(allow_nan=False, allow_infinity=False),
-    pa.float32(): st.floats(allow_nan=False, allow_infinity=False, width=32),
-    pa.string(): TEXTS,
-    pa.large_string(): TEXTS,
-}
-NAMES = st.lists(TEXTS, min_size=1, max_size=4, unique=True)
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> pa.RecordBatch:
-    """Rows of every type that may travel as columns, with nulls."""
-    rows = draw(st.integers(1, 6))
-    columns: list[Any] = []
-    names = draw(NAMES)
-    for _ in names:
-        kind = draw(st.sampled_from(list(CELLS)))
-        cells = draw(st.lists(st.none() | CELLS[kind], min_size=rows, max_size=rows))
-        columns.append(pa.array(cells, kind))
-    return pa.RecordBatch.from_arrays(columns, names=names)
+from tests.support.arrow_tables import tables
 
 
 def frame_of(count: int, **values: bytes) -> bytes:
@@ -122,6 +94,37 @@ def test_a_schema_that_the_columns_do_not_have_is_applied_to_their_json(schema: 
 )
 def test_what_json_would_change_travels_as_json(column: Any) -> None:
     assert arrow_values.packed(pa.RecordBatch.from_arrays([column], names=["a"])) == b""
+
+
+@given(tables(), st.data())
+def test_parts_of_columns_are_the_columns_of_their_rows(rows: pa.RecordBatch, data: st.DataObject) -> None:
+    whole, count = arrow_values.packed(rows), rows.num_rows
+    groups = data.draw(st.lists(st.lists(st.integers(0, count - 1), min_size=1, max_size=count), max_size=3))
+    values = rows_as_json(rows)
+    for indexes, part in zip(groups, arrow_values.parts(whole, count, groups), strict=True):
+        assert arrow_values.as_json(part, len(indexes)) == [values[index] for index in indexes]
+    start = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(start + 1, count))
+    cut = arrow_values.part(whole, count, start, stop)
+    assert arrow_values.as_json(cut, stop - start) == values[start:stop]
+    parts = [arrow_values.part(whole, count, at, at + 1) for at in range(count)]
+    assert arrow_values.unpacked(arrow_values.joined(parts, [1] * count), count).equals(rows)
+
+
+def test_columns_of_other_names_or_types_are_not_joined() -> None:
+    others = [ROWS.rename_columns(["a", "c"]), ROWS.select(["a"]), ROWS.set_column(0, "a", ROWS["b"])]
+    for other in others:
+        assert arrow_values.joined([arrow_values.packed(ROWS), arrow_values.packed(other)], [3, 3]) == b""
+
+
+@pytest.mark.parametrize("column", [pa.array([b"x"]), pa.array([[1]]), pa.array([0], pa.timestamp("us"))])
+def test_columns_of_types_that_no_function_may_return_are_refused(column: Any) -> None:
+    sink = pa.BufferOutputStream()
+    rows = pa.RecordBatch.from_arrays([column], names=["a"])
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_batch(rows)
+    with pytest.raises(ValueError, match="do not stand for JSON objects: a: "):
+        arrow_values.unpacked(sink.getvalue().to_pybytes(), 1)
 
 
 def test_two_columns_of_one_name_travel_as_json() -> None:

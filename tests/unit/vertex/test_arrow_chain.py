@@ -15,15 +15,13 @@ import millstream_udf as udf
 from millstream import codes
 from millstream.clock import SystemClock
 from millstream.errors import UdfError
-from millstream.frame import join_frames
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.telemetry import Telemetry
-from millstream_udf import arrow_values
 from millstream_vertex.lane import LaneCounters
 from millstream_vertex.map_step import Lineage, MapStep, Stepped, ToBuffers, ToNext
-from millstream_writer.routing import Route, Router
+from millstream_writer.routing import Route, Router, shared_route
 from tests.support.errors import raises
 from tests.unit.vertex.lane_rig import InProcessStream, mapper_of, open_stream, records_of
 
@@ -149,17 +147,6 @@ async def test_more_outputs_than_a_frame_has() -> None:
     assert len(values_of(stepped)) == FRAME_RECORDS_MAX + 1
 
 
-def test_parts_of_a_frame_have_values() -> None:
-    rows = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})
-    frame = replace(records_of(b"a", b"b", b"c"), values_column=b"", arrow_column=arrow_values.packed(rows))
-    assert frame.values() == [b'{"id":1}', b'{"id":2}', b'{"id":3}']
-    assert frame.slice(0, 3) is frame
-    parts = [frame.slice(1, 3), frame.take([1, 2])]
-    assert [part.values() for part in parts] == [[b'{"id":2}', b'{"id":3}']] * 2
-    assert not any(part.arrow_column for part in (*parts, frame.times_only(), join_frames([frame, *parts])))
-    assert join_frames([frame, parts[0]]).values() == [b'{"id":%d}' % number for number in (1, 2, 3, 2, 3)]
-
-
 async def test_columns_that_cannot_be_read_break_the_protocol() -> None:
     frame = replace(records_of(b"a"), values_column=b"", arrow_column=b"not Arrow")
     with raises(codes.FUNCTION_PROTOCOL, match="not Arrow columns"):
@@ -167,3 +154,29 @@ async def test_columns_that_cannot_be_read_break_the_protocol() -> None:
     async with open_chain(failing, arrow=True, policy=OnFailure.DEAD_LETTER) as chain:
         with pytest.raises(UdfError, match="breaks its protocol"):
             await chain.step._outlet.take(frame, None, Lineage("1/"), None, 0)
+        with pytest.raises(UdfError, match="breaks its protocol"):
+            await ToBuffers(Router([Route(OUT.edge, 1, None)]), takes_arrow=True).take(frame, None, Lineage(), None, 0)
+
+
+async def test_a_commit_holds_columns_only_for_readers_that_take_them() -> None:
+    for takes_arrow in (False, True):
+        router = Router([Route(OUT.edge, 2, None, takes_arrow=takes_arrow)])
+        outlet = ToBuffers(router, takes_arrow=router.takes_arrow)
+        async with open_stream(price, may_return_arrow=outlet.takes_arrow) as stream:
+            step = MapStep(
+                *(LaneId("second", "in", 0), mapper_of(stream), router, outlet),
+                telemetry=Telemetry(),
+                counters=LaneCounters(),
+                clock=SystemClock(),  # type: ignore[arg-type]  # a mapping
+            )
+            stepped = await step.take(records_of(*VALUES), Lineage("1/"), watermark_us=0)
+        assert [bool(frame.arrow_column) for _, frame in stepped.frames] == [takes_arrow]
+        assert json.loads(stepped.frames[0][1].values()[-1]) == {"id": 9, "total": 4.5}
+
+
+@pytest.mark.parametrize(("readers", "takes_arrow"), [([True, True], True), ([True, False], False), ([], False)])
+def test_all_readers_have_to_take_columns(readers: list[bool], takes_arrow: bool) -> None:
+    routes = [Route(f"e{number}", 1, None, takes_arrow=takes) for number, takes in enumerate(readers)]
+    assert Router(routes, [Route("dead", 1, None)]).takes_arrow == takes_arrow
+    if routes:
+        assert shared_route(routes).takes_arrow == takes_arrow

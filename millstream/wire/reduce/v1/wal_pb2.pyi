@@ -97,7 +97,7 @@ class Segment(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     format: _builtins.int
-    """2 is the format in this file. In 1, hand-overs have `windows` instead of `table`."""
+    """3 is the format in this file. In 1, hand-overs have `windows` instead of `table`; before 3, values are bytes."""
     log_id: _builtins.bytes
     """Random, chosen when the log is created: identifies segments of another log."""
     number: _builtins.int
@@ -178,7 +178,7 @@ Global___Sealed: _TypeAlias = Sealed  # noqa: Y015
 class Append(_message.Message):
     """Records that were read and admitted. The body contains them in the order of their groups (see `Pieces`), with the
     columns value: binary, event_time: timestamp[us, UTC], then keys: list<string> and headers: map<string, binary>
-    if at least one record has any.
+    if at least one record has any. With `value_fields`, value is a struct of these fields.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -196,6 +196,7 @@ class Append(_message.Message):
     OUTSIDE_FIELD_NUMBER: _builtins.int
     MILESTONE_FIELD_NUMBER: _builtins.int
     HAND_OVER_FIELD_NUMBER: _builtins.int
+    VALUE_FIELDS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Rows of the body."""
     closed_us: _builtins.int
@@ -216,6 +217,10 @@ class Append(_message.Message):
     """Records of these frames that belong to no window: sliding windows with gaps between them."""
     hand_over: _builtins.int
     """Number of the last hand-over before these records."""
+    value_fields: _builtins.bytes
+    """The Arrow columns that stand for the values (see Frame.arrow), as an encapsulated Arrow IPC schema. Empty: the values
+    are bytes.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputPosition]:
         """The position of each input of this entry, after it."""
@@ -244,10 +249,11 @@ class Append(_message.Message):
         outside: _builtins.int = ...,
         milestone: Global___Milestone | None = ...,
         hand_over: _builtins.int = ...,
+        value_fields: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["milestone", b"milestone"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "hand_over", b"hand_over", "has_headers", b"has_headers", "has_keys", b"has_keys", "ingest_time_us", b"ingest_time_us", "inputs", b"inputs", "late", b"late", "late_admitted", b"late_admitted", "late_frames", b"late_frames", "milestone", b"milestone", "outside", b"outside", "rows", b"rows", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "hand_over", b"hand_over", "has_headers", b"has_headers", "has_keys", b"has_keys", "ingest_time_us", b"ingest_time_us", "inputs", b"inputs", "late", b"late", "late_admitted", b"late_admitted", "late_frames", b"late_frames", "milestone", b"milestone", "outside", b"outside", "rows", b"rows", "traceparent", b"traceparent", "value_fields", b"value_fields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

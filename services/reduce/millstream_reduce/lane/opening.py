@@ -150,6 +150,7 @@ class ReduceOpening:
     ) -> ReduceInput:
         """`sequence`, `logged`: how far the buffer was read into the log, and the last frame of each lane in it."""
         graph = self.resolved.graph.stages
+        vertex = graph.vertex(self.core.lane.vertex)
         writer = graph.edge(buffer.edge).from_
         lane_input = LaneInput(buffer, upstream_lanes(graph, buffer), back_edge=False)
         await self.listen(writer, lane_input)
@@ -164,6 +165,7 @@ class ReduceOpening:
             lane_input,
             witnesses=[*logged, *again],
             given_up=given_up_of(self.core.committer.mark, buffer.edge),
+            takes_arrow=vertex.definition.takes_arrow(vertex.settings),
         )
         reader = await stack.enter_async_context(opening)
         return ReduceInput(buffer, reader, lane_input, upstream, await self.trimmer(writer))

@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError
 
 from millstream.wire.reduce.v1 import wal_pb2
 
-FORMAT = 2
-FORMATS = frozenset({1, FORMAT})
+FORMAT = 3
+FORMATS = frozenset({1, 2, FORMAT})
 """Formats that can be read: `proto/millstream/reduce/v1/wal.proto` says how they differ."""
 MAGIC = b"MSWE"
 ALIGNMENT = 64

@@ -2,6 +2,8 @@
 
     values ─► fast: a whole batch at once, by pyarrow ─► columns
                 └─► refused values, in ever smaller parts ─► one by one
+    Arrow columns in place of JSON ─► those of the declared types, as they are
+                                      └─► the others, from their JSON
 
 A value, or a field of one, that does not have the declared type becomes NULL, as in Spark's PERMISSIVE mode; other
 values are not affected. A decoder counts these values.
@@ -28,6 +30,8 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 import pyarrow.json
+
+from millstream_udf.json_rows import json_column
 
 _SPECIAL_NUMBERS = {
     "NaN": math.nan, "Infinity": math.inf, "+Infinity": math.inf, "-Infinity": -math.inf,
@@ -198,6 +202,10 @@ class Field:
 class Decoder(Protocol):
     """A decoder of one format. Can be pickled."""
 
+    @property
+    def takes_arrow(self) -> bool:
+        """Whether values may be a struct of the columns that stand for them."""
+
     def decode(self, values: Array) -> tuple[list[Array], int]:
         """A column for each needed field, and the number of malformed values."""
 
@@ -207,9 +215,25 @@ class JsonDecoder:
     """Each value is a JSON object."""
 
     fields: tuple[Field, ...]
+    takes_arrow = True
 
     def decode(self, values: Array) -> tuple[list[Array], int]:
+        if pa.types.is_struct(values.type):
+            return self._of_columns(values)
         return _decode(values, self.fields, self._fast, self._rows)
+
+    def _of_columns(self, values: Array) -> tuple[list[Array], int]:
+        """The same as for the JSON objects that the columns stand for."""
+        given: dict[str, Array] = dict(zip((field.name for field in values.type), values.flatten(), strict=True))
+        found = {field.name: _as_it_is(given.get(field.name), field.kind, len(values)) for field in self.fields}
+        others = tuple(field for field in self.fields if found[field.name] is None)
+        malformed = 0
+        if others:
+            names = [field.name for field in others]
+            objects = pa.RecordBatch.from_arrays([given[name] for name in names], names=names)
+            arrays, malformed = JsonDecoder(others).decode(json_column(objects))
+            found |= dict(zip(names, arrays, strict=True))
+        return [found[field.name] for field in self.fields], malformed
 
     def _fast(self, values: Array) -> list[Array] | None:
         # A value that begins with { and ends with } cannot run into its neighbours: }{ is an error inside an object,
@@ -263,6 +287,7 @@ class CsvDecoder:
     declared: tuple[Field, ...]
     needed: tuple[str, ...]
     delimiter: str = ","
+    takes_arrow = False
 
     def decode(self, values: Array) -> tuple[list[Array], int]:
         return _decode(values, self.fields, self._fast, self._rows)
@@ -325,6 +350,7 @@ class AvroDecoder:
     fields: tuple[Field, ...]
     schema: str
     """The writer's schema, as JSON."""
+    takes_arrow = False
 
     def decode(self, values: Array) -> tuple[list[Array], int]:
         return _decode(values, self.fields, lambda _: None, self._rows)
@@ -343,6 +369,20 @@ class AvroDecoder:
     @cached_property
     def _parsed(self) -> Any:
         return fastavro.parse_schema(json.loads(self.schema))
+
+
+def _as_it_is(column: Array | None, kind: Any, count: int) -> Array | None:
+    """The column of a field that JSON would not change; None if only its JSON tells what becomes of it."""
+    if column is None:
+        return pa.nulls(count, kind)
+    if column.type == kind:
+        return column
+    if not (pa.types.is_integer(column.type) and (pa.types.is_integer(kind) or pa.types.is_float64(kind))):
+        return column.cast(kind) if pa.types.is_large_string(column.type) and pa.types.is_string(kind) else None
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        return None
 
 
 def _decode(

@@ -26,7 +26,7 @@ import pyarrow.compute
 
 from millstream import codes
 from millstream.errors import DamageError
-from millstream_reduce.batches import decoded
+from millstream_reduce.batches import as_bytes, decoded
 from millstream_reduce.log.entries import EntryError, read_entry, segment_name
 from millstream_reduce.spark.decoding import Array, Decoder
 from millstream_reduce.spark.manifest import TIMESTAMP, WINDOW, Manifest, Runs, Spans, span_column
@@ -100,7 +100,7 @@ class Log:
         try:
             entry = read_entry(self._segment(runs), runs.offset, check=check)
             append = entry.message().append
-            return decoded(entry.body, append.has_keys, append.has_headers)
+            return decoded(entry.body, append)
         except EntryError as fault:
             raise DamageError(codes.SEGMENT_DAMAGED, f"{_place_of(runs)}: {fault.reason}") from fault
         except (DamageError, OSError, ValueError) as error:
@@ -122,11 +122,14 @@ def _place_of(runs: Runs) -> str:
     return f"{_path_of(runs)}, offset {runs.offset}"
 
 
-def chunks_of(log: Log, entries: Iterable[Runs], names: Sequence[str]) -> Iterator[Chunk]:
-    """The rows of `entries`, log columns `names` of them, run by run, at most `BATCH_ROWS_MAX` at a time."""
+def chunks_of(log: Log, entries: Iterable[Runs], names: Sequence[str], *, takes_arrow: bool = False) -> Iterator[Chunk]:
+    """The rows of `entries`, log columns `names` of them, run by run, at most `BATCH_ROWS_MAX` at a time.
+    `takes_arrow`: values may be columns."""
     for runs in entries:
         batch = log.body(runs)
         arrays = {name: column_of(batch, name) for name in names}
+        if "value" in arrays and not takes_arrow:
+            arrays["value"] = as_bytes(arrays["value"])
         for windows, first_rows, rows in _cut(runs):
             total = int(rows.sum())
             of_rows = np.repeat(windows.astype(np.int32), rows)
@@ -184,8 +187,15 @@ def join(chunks: Sequence[Chunk]) -> Chunk:
         return chunks[0]
     return Chunk(
         np.concatenate([chunk.windows for chunk in chunks]),
-        {name: pa.concat_arrays([chunk.arrays[name] for chunk in chunks]) for name in chunks[0].arrays},
+        {name: _concatenated([chunk.arrays[name] for chunk in chunks]) for name in chunks[0].arrays},
     )
+
+
+def _concatenated(arrays: Sequence[Array]) -> Array:
+    if any(array.type != arrays[0].type for array in arrays):
+        # Values with other columns, or with none.
+        arrays = list(map(as_bytes, arrays))
+    return pa.concat_arrays(arrays)
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> Array:
@@ -237,7 +247,8 @@ class RowReader:
         for batch in tasks:
             tasks_of_batch: Any = batch.column(0).to_pylist()
             for task in tasks_of_batch:
-                chunks = glued(chunks_of(log, manifest.by_entry(task), needed))
+                takes_arrow = self._columns.decoder is not None and self._columns.decoder.takes_arrow
+                chunks = glued(chunks_of(log, manifest.by_entry(task), needed, takes_arrow=takes_arrow))
                 with closing(ahead(self._batch(chunk, manifest.spans) for chunk in chunks)) as batches:
                     if self._partials is None:
                         yield from batches
@@ -249,7 +260,7 @@ class RowReader:
         for name in self._columns.names:
             columns[name] = _column(name, chunk, spans)
         if self._columns.raw:
-            columns["value"] = chunk.arrays["value"]
+            columns["value"] = as_bytes(chunk.arrays["value"])
         if self._columns.decoder is not None:
             decoded, _ = self._columns.decoder.decode(chunk.arrays["value"])
             columns |= {field_column(index): array for index, array in enumerate(decoded)}

@@ -41,6 +41,10 @@ class Reduce(UdfKind):
     def sql(self, settings: Udf) -> Sql | None:
         return settings.sql
 
+    def takes_arrow(self, settings: Udf) -> bool:
+        value = settings.sql.value if settings.sql is not None else None
+        return value is not None and value.format == "json"
+
     def late_asked(self, written: Mapping[str, Any]) -> Path | None:
         group_by = written.get("groupBy")
         asked = isinstance(group_by, Mapping) and group_by.get("onLate") == "edge"

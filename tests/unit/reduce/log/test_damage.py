@@ -14,7 +14,7 @@ from millstream.clock import MICROSECONDS
 from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import damage
-from millstream_reduce.log.entries import entry_buffers, read_entry, segment_name, whole_entries
+from millstream_reduce.log.entries import FORMAT, entry_buffers, read_entry, segment_name, whole_entries
 from millstream_reduce.log.recovery import read_log
 from millstream_reduce.log.segments import segment_numbers
 from tests.support.errors import raises
@@ -230,10 +230,10 @@ async def test_damage_in_a_segment_of_which_only_rows_are_needed_does_not_keep_t
 
 
 async def test_a_log_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
-    header = wal_pb2.Segment(format=3, number=1, pipeline="p", vertex="sum")
+    header = wal_pb2.Segment(format=FORMAT + 1, number=1, pipeline="p", vertex="sum")
     entry = wal_pb2.Entry(segment=header)
     (tmp_path / segment_name(1)).write_bytes(b"".join(entry_buffers(1, entry.SerializeToString(), b"")))
-    with raises(codes.OTHER_VERSION, match="written in format 3, this version reads up to 2"):
+    with raises(codes.OTHER_VERSION, match=f"written in format {FORMAT + 1}, this version reads up to {FORMAT}"):
         await read_back(tmp_path, 1)
 
 

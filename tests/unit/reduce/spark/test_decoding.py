@@ -17,7 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream_reduce.batches import as_bytes
 from millstream_reduce.spark.decoding import AvroDecoder, CsvDecoder, Decoder, Field, JsonDecoder
+from tests.support.arrow_tables import tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,6 +140,40 @@ def test_json_is_what_sparks_own_permissive_reader_makes_of_it(session: SparkSes
     ours = alone(JSON, MALFORMED)
     for text, our, their in zip(texts, ours, parsed, strict=True):
         assert our == {name: comparable(value) for name, value in their.items()}, text
+
+
+KINDS = [
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.bool_()),
+    *(pa.decimal128(20, 2), pa.date32(), pa.timestamp("us", tz="UTC"), pa.binary(), pa.list_(pa.string())),
+]
+
+
+@settings(deadline=None)
+@given(
+    tables(st.lists(st.sampled_from("abcd"), min_size=1, unique=True), rows_max=80),
+    st.dictionaries(st.sampled_from("abcde"), st.sampled_from(KINDS), min_size=1),
+)
+def test_columns_are_decoded_as_the_json_that_they_stand_for(rows: pa.RecordBatch, kinds: dict[str, Any]) -> None:
+    decoder = JsonDecoder(tuple(Field(*field) for field in kinds.items()))
+    values = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
+    for part in (values, values.slice(1)) if len(values) > 1 else (values,):
+        columns, malformed = decoder.decode(part)
+        of_json, malformed_json = decoder.decode(as_bytes(part))
+        assert malformed == malformed_json
+        for column, other, field in zip(columns, of_json, decoder.fields, strict=True):
+            column.validate(full=True)
+            assert column.type == field.kind
+            assert list(map(comparable, column.to_pylist())) == list(map(comparable, other.to_pylist()))
+
+
+def test_columns_of_the_declared_types_are_not_copied() -> None:
+    columns = {"n": pa.array([1, 2]), "text": pa.array(["7", "x"]), "wrong": pa.array([1, 0])}
+    values = pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
+    fields = (Field("n", pa.int64()), Field("text", pa.string()), Field("wrong", pa.bool_()))
+    (number, text, wrong), malformed = JsonDecoder(fields).decode(values)
+    assert number.buffers()[1].address == columns["n"].buffers()[1].address
+    assert text.buffers()[2].address == columns["text"].buffers()[2].address
+    assert (wrong.to_pylist(), malformed) == ([None, None], 2)
 
 
 CSV_FIELDS = (Field("i", pa.int32()), Field("s", pa.string()), Field("d", pa.float64()))

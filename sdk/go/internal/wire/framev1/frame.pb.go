@@ -300,9 +300,9 @@ type Frame struct {
 	Headers *HeadersColumn `protobuf:"bytes,5,opt,name=headers,proto3" json:"headers,omitempty"`
 	// Only where a source gives ids. Absent: the id is (vertex, partition, sequence, index).
 	Ids *BytesColumn `protobuf:"bytes,6,opt,name=ids,proto3" json:"ids,omitempty"`
-	// In place of `values`, between two functions of a chain that take Arrow, and nowhere else: one record batch as an
-	// Arrow IPC stream. Its rows are the values, which are JSON objects with these columns. It has only columns whose cells
-	// stay the same when they are written as JSON and parsed with their types.
+	// In place of `values`, on the way to a function of the chain that takes Arrow or to an SQL reduce, and nowhere else:
+	// one record batch as an Arrow IPC stream. Its rows are the values, which are JSON objects with these columns. It has
+	// only columns whose cells stay the same when they are written as JSON and parsed with their types.
 	Arrow         []byte `protobuf:"bytes,7,opt,name=arrow,proto3" json:"arrow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -169,9 +169,9 @@ class Frame(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
     arrow: _builtins.bytes
-    """In place of `values`, between two functions of a chain that take Arrow, and nowhere else: one record batch as an
-    Arrow IPC stream. Its rows are the values, which are JSON objects with these columns. It has only columns whose cells
-    stay the same when they are written as JSON and parsed with their types.
+    """In place of `values`, on the way to a function of the chain that takes Arrow or to an SQL reduce, and nowhere else:
+    one record batch as an Arrow IPC stream. Its rows are the values, which are JSON objects with these columns. It has
+    only columns whose cells stay the same when they are written as JSON and parsed with their types.
     """
     @_builtins.property
     def info(self) -> Global___FrameInfo: ...

@@ -1,0 +1,133 @@
+"""Arrow functions before SQL reduces: windows get their columns, and hold what they hold with JSON between the two."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from millstream_reduce.log.entries import whole_entries
+from tests.mesh.reducing import (
+    CONTENTS,
+    FUNCTIONS,
+    VALUE,
+    Event,
+    assert_balanced,
+    contents_of,
+    fixed_contents,
+    reduce,
+    source,
+    steady,
+    write_events,
+)
+from tests.mesh.running import command, start
+from tests.support.pipelines import open_pipeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.mesh.conftest import PipelineFiles
+    from tests.spark_driver import SparkDriver
+
+TYPED = """\
+import pyarrow as pa
+
+import millstream_udf as udf
+
+EVENT = pa.schema({"n": pa.int64(), "t": pa.int64(), "k": pa.string()})
+
+
+@udf.map(arrow=True, schema=EVENT)
+def typed(batch):
+    return batch.select(["n", "t", "k", "parent"])
+"""
+TYPED_MAP = "- name: typed\n  udf: {python: 'typed.py:typed'}\n"
+TO_OUT = ["in -> typed", "typed -> sum", "sum -> out"]
+KEEPS = "keyed: true, keepInput: true"
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(autouse=True)
+def functions(tmp_path: Path) -> None:
+    (tmp_path / "typed.py").write_text(TYPED, encoding="utf-8")
+    (tmp_path / "reduces.py").write_text(FUNCTIONS, encoding="utf-8")
+
+
+def columns_in(directory: Path) -> list[bool]:
+    """Of each entry with records in the logs below `directory`: whether values are columns there."""
+    entries = [
+        entry.message().append
+        for path in sorted(directory.rglob("*.wal"))
+        for entry in whole_entries(memoryview(path.read_bytes()), 0)
+    ]
+    # Those without inputs are of the jobs that warm Spark up.
+    return [bool(append.value_fields) for append in entries if append.rows and append.inputs]
+
+
+@pytest.mark.guarantee("I1", "I2", "I3")
+@pytest.mark.parametrize("ledger", ["jetstream", "redis"])
+async def test_windows_of_columns_hold_what_they_hold_of_json(
+    files: PipelineFiles, tmp_path: Path, ledger: str
+) -> None:
+    """In several partitions, so frames of columns are divided by key, and over a kill."""
+    events = steady(6_000, keys=11, per_s=100)
+    write_events(tmp_path / "in.jsonl", events)
+    vertices = source() + TYPED_MAP + reduce("{fixed: {length: 20s}}", lanes="partitions: 2") + files.file_sink("out")
+    files.write(vertices, TO_OUT, more=f"interStepBuffer: {{{ledger}: {{}}}}")
+    async with start(tmp_path, "run", "pipeline.yaml", "--quiet") as run:
+        await run.until_more("sum", than=1_000)
+        assert set(columns_in(tmp_path / ".millstream")) == {True}
+    ended = await command(tmp_path, "run", "pipeline.yaml", "--quiet")
+    assert ended.exit_code == 0, ended.err
+    assert contents_of(files.rows("out")) == fixed_contents(events, 20)
+
+
+@pytest.mark.guarantee("I1", "I2", "I3")
+async def test_a_log_of_columns_is_continued_by_a_program_that_takes_values(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    events = steady(4_000, keys=5, per_s=100)
+    write_events(tmp_path / "in.jsonl", events)
+    followed = source(more=", follow: true")
+    window = "{fixed: {length: 20s}}"
+    files.write(followed + TYPED_MAP + reduce(window, group_by=KEEPS) + files.file_sink("out"), TO_OUT)
+    async with start(tmp_path, "run", "pipeline.yaml", "--quiet") as run:
+        await run.until_more("sum", than=len(events) - 1)
+    assert set(columns_in(tmp_path / ".millstream")) == {True}
+    by_function = reduce(window, group_by=KEEPS, program="python: 'reduces.py:contents'")
+    files.write(followed + TYPED_MAP + by_function + files.file_sink("out"), TO_OUT)
+    more = [Event(len(events) + event.n, 40 + event.s, event.k) for event in events]
+    write_events(tmp_path / "in-more.jsonl", more)
+    async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json") as run:
+        await run.until_more("sum", than=2 * len(events) - 1)
+        run.interrupt()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert json.loads(ended.out.splitlines()[-1])["account"]["balanced"]
+    # The windows of the last events are open.
+    closed = {name: numbers for name, numbers in fixed_contents([*events, *more], 20).items() if name[2] < 80}
+    assert contents_of(files.rows("out")) == closed
+
+
+async def test_texts_where_numbers_are_declared_are_null_as_in_json(
+    files: PipelineFiles, tmp_path: Path, spark: SparkDriver
+) -> None:
+    events = steady(400, keys=2, per_s=10)
+    write_events(tmp_path / "in.jsonl", events)
+    program = f'sql: {{query: "{CONTENTS}", value: {VALUE.replace("n BIGINT", "n BIGINT, x INT")}}}'
+    query = program.replace("count(*) AS c", "count(*) AS c, count(value.x) AS xs, count(value.t) AS ts")
+    (tmp_path / "typed.py").write_text(TYPED.replace(
+        'return batch.select(["n", "t", "k", "parent"])',
+        'x = pa.array([str(n) if n % 4 else None for n in batch["n"].to_pylist()])\n'
+        '    return pa.RecordBatch.from_arrays([batch["n"], x, batch["parent"]], names=["n", "x", "parent"])',
+    ))  # fmt: skip
+    path = files.write(
+        source() + TYPED_MAP + reduce("{fixed: {length: 10s}}", program=query) + files.file_sink("out"), TO_OUT
+    )
+    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
+        await run.run()
+        await assert_balanced(run)
+    assert contents_of(files.rows("out")) == fixed_contents(events, 10)
+    assert {(row["xs"], row["ts"]) for row in files.rows("out")} == {(0, 0)}
