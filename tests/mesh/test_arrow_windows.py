@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream.buffers.jetstream.ledger import JetStreamLedger
 from millstream_reduce.log.entries import whole_entries
 from tests.mesh.reducing import (
     CONTENTS,
@@ -17,8 +18,10 @@ from tests.mesh.reducing import (
     contents_of,
     fixed_contents,
     reduce,
+    running,
     source,
     steady,
+    taken_in,
     write_events,
 )
 from tests.mesh.running import command, start
@@ -109,6 +112,21 @@ async def test_a_log_of_columns_is_continued_by_a_program_that_takes_values(
     # The windows of the last events are open.
     closed = {name: numbers for name, numbers in fixed_contents([*events, *more], 20).items() if name[2] < 80}
     assert contents_of(files.rows("out")) == closed
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_ledger_of_an_earlier_version_holds_values(
+    files: PipelineFiles, tmp_path: Path, spark: SparkDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that version can still continue."""
+    monkeypatch.setattr(JetStreamLedger, "holds_arrow", False)
+    events = steady(200, keys=2, per_s=10)
+    write_events(tmp_path / "in.jsonl", events)
+    vertices = source(more=", follow: true") + TYPED_MAP + reduce("{fixed: {length: 60s}}") + files.file_sink("out")
+    opening = open_pipeline(files.write(vertices, TO_OUT), tmp_path / "broker", spark=spark.address)
+    async with opening as run, running(run) as task:
+        await taken_in(run, "sum", len(events), task)
+        assert set(columns_in(tmp_path)) == {False}
 
 
 async def test_texts_where_numbers_are_declared_are_null_as_in_json(

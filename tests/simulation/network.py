@@ -206,6 +206,10 @@ class SimLedger:
     def compresses(self) -> bool:
         return self._inner.compresses
 
+    @property
+    def holds_arrow(self) -> bool:
+        return self._inner.holds_arrow
+
     def statistics(self) -> LedgerStatistics:
         return self._inner.statistics()
 

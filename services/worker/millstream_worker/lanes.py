@@ -214,7 +214,7 @@ class LaneOpening(StepOpening):
         """
         whole, chain = self.shared.whole, self.chain
         router, ledger = self.shared.router(whole, chain[-1]), await self.shared.ledger(self.lane.vertex)
-        # As for `mapper`; and what may hold a copy of an earlier version's frames holds only what that version reads.
+        # As in `mapper`; and a ledger that an earlier version created holds only what that version reads.
         takes_arrow = router.takes_arrow and ledger.holds_arrow and arrow_values.available()
         outlet: Outlet = ToBuffers(router, takes_arrow=takes_arrow)
         for number in reversed(range(1, len(chain))):

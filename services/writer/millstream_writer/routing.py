@@ -231,8 +231,8 @@ def cut(frame: Frame, limits: FrameLimits = _USUAL) -> list[Frame]:
         return [frame]
     if frame.arrow_column and frame.records > 1:
         # What a row takes in columns is not known, so it is halved until it fits.
-        pieces = -(-frame.records // limits.records)
-        middle = pieces // 2 * limits.records if pieces > 1 else frame.records // 2
+        full = -(-frame.records // limits.records)
+        middle = full // 2 * limits.records if full > 1 else frame.records // 2
         return [*cut(frame.slice(0, middle), limits), *cut(frame.slice(middle, frame.records), limits)]
     # The overhead of the columns is not counted; it is far below the margin.
     bytes_max = limits.size - limits.size // 64

@@ -167,7 +167,7 @@ async def test_a_commit_holds_columns_only_for_readers_that_take_them() -> None:
                 *(LaneId("second", "in", 0), mapper_of(stream), router, outlet),
                 telemetry=Telemetry(),
                 counters=LaneCounters(),
-                clock=SystemClock(),  # type: ignore[arg-type]  # a mapping
+                clock=SystemClock(),
             )
             stepped = await step.take(records_of(*VALUES), Lineage("1/"), watermark_us=0)
         assert [bool(frame.arrow_column) for _, frame in stepped.frames] == [takes_arrow]

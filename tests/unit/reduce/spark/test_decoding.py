@@ -167,7 +167,7 @@ def test_columns_are_decoded_as_the_json_that_they_stand_for(rows: pa.RecordBatc
 
 
 def test_columns_of_the_declared_types_are_not_copied() -> None:
-    columns = {"n": pa.array([1, 2]), "text": pa.array(["7", "x"]), "wrong": pa.array([1, 0])}
+    columns: dict[str, Any] = {"n": pa.array([1, 2]), "text": pa.array(["7", "x"]), "wrong": pa.array([1, 0])}
     values = pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
     fields = (Field("n", pa.int64()), Field("text", pa.string()), Field("wrong", pa.bool_()))
     (number, text, wrong), malformed = JsonDecoder(fields).decode(values)
