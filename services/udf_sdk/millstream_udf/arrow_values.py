@@ -10,6 +10,7 @@ types. Every other value travels as JSON, and what needs JSON gets it from the c
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,9 @@ def parts(column: bytes, count: int, groups: Sequence[Sequence[int]]) -> list[by
     import pyarrow as pa
 
     rows = unpacked(column, count)
-    return [_stream(rows.take(pa.array(indexes, pa.uint32()))) for indexes in groups]
+    numbers = (pa.py_buffer(array("I", indexes)) for indexes in groups)
+    places = (pa.Array.from_buffers(pa.uint32(), some.size // 4, [None, some]) for some in numbers)
+    return [_stream(rows.take(some)) for some in places]
 
 
 def part(column: bytes, count: int, start: int, stop: int) -> bytes:
