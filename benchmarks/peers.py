@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import NamedTuple
 
 import psutil
@@ -88,14 +89,14 @@ metadata: {name: peer}
 spec:
   vertices:
     - name: in
-      PARTITIONSsource: SOURCE
+      ${partitions}source: $source
     - name: map
-      PARTITIONSudf: {python: "enrich.py:process"}
+      ${partitions}udf: {python: "enrich.py:process"}
     - name: out
-      PARTITIONSsink: SINK
+      ${partitions}sink: $sink
   edges:
-    - {from: in, to: mapCHAIN}
-    - {from: map, to: outLAST}
+    - {from: in, to: map$chain}
+    - {from: map, to: out$last}
 """
 BYTEWAX = """\
 import os
@@ -377,9 +378,13 @@ def run_on_kafka(given: Given, python: Path) -> None:
 
 
 def _run_pipeline(given: Given, python: Path, source: str, sink: str, chains: int, partitions: int) -> None:
-    text = PIPELINE.replace("SOURCE", source).replace("SINK", sink)
-    text = text.replace("CHAIN", _CHAINED if chains > 0 else _BUFFERED).replace("LAST", _CHAINED if chains > 1 else "")
-    text = text.replace("PARTITIONS", f"partitions: {partitions}\n      ")
+    text = Template(PIPELINE).substitute(
+        source=source,
+        sink=sink,
+        chain=_CHAINED if chains > 0 else _BUFFERED,
+        last=_CHAINED if chains > 1 else "",
+        partitions=f"partitions: {partitions}\n      ",
+    )
     (given.directory / "pipeline.yaml").write_text(text)
     call(given, python, "-m", "millstream_runner", "run", "pipeline.yaml", "--quiet")
 

@@ -161,6 +161,7 @@ def _faults_of_nodes(path: PurePosixPath, tree: ast.Module) -> Iterator[tuple[in
                     yield node.lineno, f"{node.name} has {length} lines, {FUNCTION_LINES_MAX} are the most"
                 if path.parts[0] == "tests" and node.name.startswith("test_"):
                     yield from _sleeps_of_test(node)
+                yield from _filled_in_turn(node)
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method))) if method == "ensure_future":
                 yield node.lineno, "starts a task and drops it; a task is awaited where it is started"
             case ast.Call():
@@ -229,6 +230,19 @@ def _does_nothing(handler: ast.ExceptHandler) -> bool:
         or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
         for statement in handler.body
     )
+
+
+def _filled_in_turn(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
+    """Placeholders are names in capitals, which a value that was put in before may hold, too."""
+    names: dict[str, int] = {}
+    for node in ast.walk(function):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="replace"), args=[ast.Constant(value=str(name)), _]):
+                if name.isupper() and name.replace("_", "").isalpha():
+                    names.setdefault(name, node.lineno)
+    if len(names) > 1:
+        what = f"fills in {', '.join(sorted(names))} one after the other, and a value may hold the next name"
+        yield min(names.values()), f"{what}; use string.Template"
 
 
 def _sleeps_of_test(test: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from contextlib import closing
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -30,7 +31,7 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {countdown: {start: NUMBERS, perSecond: 1000}}
+    source: {countdown: {start: $numbers, perSecond: 1000}}
   - name: out
     sink: {sqlite: {path: out.db}}
   edges:
@@ -44,9 +45,9 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {countdown: {start: NUMBERS, perSecond: 500}}
+    source: {countdown: {start: $numbers, perSecond: 500}}
   - name: square
-    udf: {command: [PYTHON, square.py], protocol: lines}
+    udf: {command: [$python, square.py], protocol: lines}
     placement: {process: own}
   - name: out
     sink: {sqlite: {path: out.db}}
@@ -63,7 +64,7 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {countdown: {start: NUMBERS, perSecond: 500}}
+    source: {countdown: {start: $numbers, perSecond: 500}}
   - name: half
     udf: {python: "steps.py:half"}
   - name: once
@@ -91,7 +92,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pipeline(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a pipeline of toys."""
     monkeypatch.setenv("PYTHONPATH", str(installed))
-    (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("NUMBERS", str(NUMBERS)))
+    (tmp_path / "pipeline.yaml").write_text(Template(PIPELINE).substitute(numbers=NUMBERS))
     return tmp_path
 
 
@@ -99,13 +100,13 @@ def pipeline(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def squares(pipeline: Path) -> Path:
     """The directory of a pipeline with a function that speaks the protocol of the toys."""
     shutil.copy(TOYS / "square.py", pipeline)
-    text = SQUARES.replace("NUMBERS", str(NUMBERS)).replace("PYTHON", sys.executable)
+    text = Template(SQUARES).substitute(numbers=NUMBERS, python=sys.executable)
     (pipeline / "pipeline.yaml").write_text(text)
     return pipeline
 
 
 def endless(pipeline: str, per_second: int) -> str:
-    text = pipeline.replace("NUMBERS", str(ENDLESS)).replace("PYTHON", sys.executable)
+    text = Template(pipeline).substitute(numbers=ENDLESS, python=sys.executable)
     return re.sub("perSecond: [0-9]+", f"perSecond: {per_second}", text)
 
 
@@ -131,7 +132,7 @@ def test_the_page_shows_the_code_that_runs_here() -> None:
     assert [name for name, text in blocks if text not in (TOYS / name).read_text()] == []
     ends = re.search(r"```yaml\n(- name: in\n.*?)```", PAGE.read_text(), re.DOTALL)
     assert ends is not None
-    assert textwrap.indent(ends[1], "  ") in PIPELINE.replace("NUMBERS", str(NUMBERS))
+    assert textwrap.indent(ends[1], "  ") in Template(PIPELINE).substitute(numbers=NUMBERS)
 
 
 async def test_validate_knows_the_connectors_of_an_installed_package(pipeline: Path) -> None:
@@ -183,7 +184,7 @@ async def test_each_record_of_theirs_counts_once_though_both_ends_are_killed(pip
 @pytest.fixture
 def once(pipeline: Path) -> Path:
     """The directory of a pipeline in which each value comes twice, and goes through `dedup`."""
-    (pipeline / "pipeline.yaml").write_text(ONCE.replace("NUMBERS", str(NUMBERS)))
+    (pipeline / "pipeline.yaml").write_text(Template(ONCE).substitute(numbers=NUMBERS))
     (pipeline / "steps.py").write_text("def half(value):\n    return str(int(value) // 2)\n")
     return pipeline
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -27,9 +28,9 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {redisStreams: SOURCE}
+    source: {redisStreams: $source}
   - name: out
-    sink: {file: SINK}
+    sink: {file: $sink}
   edges:
   - {from: in, to: out, chain: false}
 """
@@ -66,7 +67,7 @@ def prepared(directory: Path) -> Iterator[Outside]:
         bucket = objects.bucket()
         source = {**redis.settings, "stream": "numbers", "stopAtEnd": True}
         sink = {"path": bucket.url("out"), "store": objects.settings, "rolling": {"maxRecords": 100}}
-        text = PIPELINE.replace("SOURCE", json.dumps(source)).replace("SINK", json.dumps(sink))
+        text = Template(PIPELINE).substitute(source=json.dumps(source), sink=json.dumps(sink))
         (directory / "pipeline.yaml").write_text(text)
         outside = Outside(redis, objects, bucket)
         outside.kill()
@@ -117,8 +118,8 @@ async def test_vertices_that_wait_for_their_systems_end_when_they_are_told_to(tm
 async def test_a_chain_whose_target_is_away_ends_when_it_is_told_to(tmp_path: Path) -> None:
     with open_redis() as redis:
         sink = json.dumps({**redis.settings, "stream": "numbers"})
-        text = PIPELINE.replace("redisStreams: SOURCE", f"generator: {{rpu: 100, records: {RECORDS}}}")
-        text = text.replace("file: SINK", f"redisStreams: {sink}").replace("chain: false", "chain: true")
+        text = PIPELINE.replace("redisStreams: $source", f"generator: {{rpu: 100, records: {RECORDS}}}")
+        text = text.replace("file: $sink", f"redisStreams: {sink}").replace("chain: false", "chain: true")
         (tmp_path / "pipeline.yaml").write_text(text)
         redis.kill()
         async with start(tmp_path, "run", "pipeline.yaml") as run:

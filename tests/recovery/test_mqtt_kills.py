@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -23,12 +24,12 @@ spec:
   vertices:
   - name: in
     source:
-      mqtt: FROM
+      mqtt: $source
       guarantee: exactlyOnce
   - name: same
     udf: {builtin: {name: cat}}
   - name: out
-    sink: {mqtt: TO}
+    sink: {mqtt: $target}
   edges:
   - {from: in, to: same}
   - {from: same, to: out}
@@ -42,8 +43,9 @@ async def test_each_message_counts_once_though_everything_is_killed(mqtt: MqttSe
     source, target = mqtt.topic(), mqtt.topic()
     (tmp_path / "password").write_text(PASSWORD)
     settings = {**mqtt.settings, "password": {"file": "password"}}
-    text = PIPELINE.replace("FROM", json.dumps({**settings, "topic": source, "session": f"s-{source}"}))
-    (tmp_path / "pipeline.yaml").write_text(text.replace("TO", json.dumps({**settings, "topic": target})))
+    read, written = {**settings, "topic": source, "session": f"s-{source}"}, {**settings, "topic": target}
+    text = Template(PIPELINE).substitute(source=json.dumps(read), target=json.dumps(written))
+    (tmp_path / "pipeline.yaml").write_text(text)
     victims = ("in-0", OUTSIDE, "in-0", "broker", "in-0")
     mqtt.keep(target)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -47,8 +48,8 @@ kind: Pipeline
 metadata: {name: p}
 spec:
   vertices:
-  - {name: in, source: {postgres: SOURCE, guarantee: exactlyOnce}}
-  - {name: out, sink: {postgres: SINK, guarantee: exactlyOnce}}
+  - {name: in, source: {postgres: $source, guarantee: exactlyOnce}}
+  - {name: out, sink: {postgres: $sink, guarantee: exactlyOnce}}
   edges:
   - {from: in, to: out}
 """
@@ -89,7 +90,7 @@ async def test_each_row_of_a_query_is_read_once_though_everything_is_killed(
     await database.execute("CREATE TABLE rows (n bigserial PRIMARY KEY)", "CREATE TABLE copies (n bigint)")
     source = {**database.settings, "query": "SELECT n FROM rows", "cursor": ["n"], "pollEvery": "10ms"}
     sink = {**database.settings, "table": "copies", "columns": [{"name": "n"}]}
-    text = COPYING.replace("SOURCE", json.dumps(source)).replace("SINK", json.dumps(sink))
+    text = Template(COPYING).substitute(source=json.dumps(source), sink=json.dumps(sink))
     (tmp_path / "pipeline.yaml").write_text(text)
     done = asyncio.Event()
     async with start(tmp_path, "run", "pipeline.yaml") as run, asyncio.TaskGroup() as tasks:
@@ -122,9 +123,8 @@ async def test_each_change_is_read_once_though_everything_is_killed(tmp_path: Pa
         cdc = {"publication": "ours", "slot": "ours", "tables": ["rows"], "createPublication": True}
         columns = [{"name": "op"}, {"name": "n", "field": "after.n"}]
         sink = {**database.settings, "table": "copies", "columns": columns}
-        text = COPYING.replace("SOURCE", json.dumps({**database.settings, "cdc": cdc})).replace(
-            "SINK", json.dumps(sink)
-        )
+        source = {**database.settings, "cdc": cdc}
+        text = Template(COPYING).substitute(source=json.dumps(source), sink=json.dumps(sink))
         (tmp_path / "pipeline.yaml").write_text(text)
         done = asyncio.Event()
         async with start(tmp_path, "run", "pipeline.yaml") as run, asyncio.TaskGroup() as tasks:

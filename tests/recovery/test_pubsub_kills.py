@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -20,7 +21,7 @@ spec:
   vertices:
   - name: in
     source:
-      pubsub: FROM
+      pubsub: $source
       guarantee: exactlyOnce
   - name: same
     udf: {builtin: {name: cat}}
@@ -28,7 +29,7 @@ spec:
     sink:
       file: {path: out, format: jsonl}
   - name: topic
-    sink: {pubsub: TO}
+    sink: {pubsub: $target}
   edges:
   - {from: in, to: same}
   - {from: same, to: out}
@@ -42,7 +43,8 @@ _EACH = 40
 async def test_each_message_counts_once_though_everything_is_killed(pubsub: PubsubServer, tmp_path: Path) -> None:
     source, target = pubsub.queue(), pubsub.queue()
     read = {**pubsub.source(source), "ackDeadline": "3s"}
-    text = PIPELINE.replace("FROM", json.dumps(read)).replace("TO", json.dumps(pubsub.sink(target)))
+    settings = {"source": json.dumps(read), "target": json.dumps(pubsub.sink(target))}
+    text = Template(PIPELINE).substitute(settings)
     (tmp_path / "pipeline.yaml").write_text(text)
     victims = ("in-0", "broker", "topic-0", "in-0")
 

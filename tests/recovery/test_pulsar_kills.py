@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -20,14 +21,14 @@ spec:
   vertices:
   - name: in
     source:
-      pulsar: SOURCE
+      pulsar: $source
       guarantee: exactlyOnce
     partitions: 2
   - name: same
     udf: {builtin: {name: cat}}
   - name: out
     sink:
-      pulsar: SINK
+      pulsar: $target
       guarantee: exactlyOnce
   edges:
   - {from: in, to: same}
@@ -42,8 +43,8 @@ _EACH = 500
 async def test_each_message_counts_once_though_everything_is_killed(pulsar: PulsarServer, tmp_path: Path) -> None:
     source, target = pulsar.topic(2), pulsar.topic(2, EXACT)
     settings = {**pulsar.settings, "topic": source, "subscriptionName": "totals"}
-    text = PIPELINE.replace("SOURCE", json.dumps(settings))
-    text = text.replace("SINK", json.dumps({**pulsar.settings, "topic": target}))
+    written = {**pulsar.settings, "topic": target}
+    text = Template(PIPELINE).substitute(source=json.dumps(settings), target=json.dumps(written))
     (tmp_path / "pipeline.yaml").write_text(text)
     victims = ("out-0", OUTSIDE, "in-0")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -20,12 +21,12 @@ spec:
   vertices:
   - name: in
     source:
-      rabbitmq: {queue: FROM, url: URL, stream: STREAM}
+      rabbitmq: {queue: $source, url: $url, stream: $stream}
       guarantee: exactlyOnce
   - name: same
     udf: {builtin: {name: cat}}
   - name: out
-    sink: {rabbitmq: {routingKey: TO, url: URL}}
+    sink: {rabbitmq: {routingKey: $target, url: $url}}
   edges:
   - {from: in, to: same}
   - {from: same, to: out}
@@ -40,12 +41,8 @@ async def test_each_message_counts_once_though_everything_is_killed(
     rabbit: RabbitServer, tmp_path: Path, stream: bool
 ) -> None:
     source, target = rabbit.stream() if stream else rabbit.queue("quorum"), rabbit.queue()
-    text = (
-        PIPELINE.replace("STREAM", str(stream).lower())
-        .replace("FROM", source)
-        .replace("TO", target)
-        .replace("URL", rabbit.settings["url"])
-    )
+    names = {"source": source, "target": target, "url": rabbit.settings["url"], "stream": str(stream).lower()}
+    text = Template(PIPELINE).substitute(names)
     (tmp_path / "pipeline.yaml").write_text(text)
     victims = ("in-0", OUTSIDE, "in-0", "broker", "in-0")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -20,12 +21,12 @@ spec:
   vertices:
   - name: in
     source:
-      sqs: FROM
+      sqs: $source
       guarantee: exactlyOnce
   - name: same
     udf: {builtin: {name: cat}}
   - name: out
-    sink: {sqs: TO}
+    sink: {sqs: $target}
   edges:
   - {from: in, to: same}
   - {from: same, to: out}
@@ -38,7 +39,8 @@ _EACH = 40
 async def test_each_message_counts_once_though_everything_is_killed(sqs: SqsServer, tmp_path: Path) -> None:
     source, target = sqs.queue(), sqs.queue(fifo=True)
     read = {**sqs.settings(source), "visibilityTimeout": "3s"}
-    text = PIPELINE.replace("FROM", json.dumps(read)).replace("TO", json.dumps(sqs.settings(target)))
+    settings = {"source": json.dumps(read), "target": json.dumps(sqs.settings(target))}
+    text = Template(PIPELINE).substitute(settings)
     (tmp_path / "pipeline.yaml").write_text(text)
     victims = ("in-0", "broker", "in-0")
 

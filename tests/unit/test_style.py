@@ -57,6 +57,11 @@ def test_committed_texts_hold_nothing_of_one_machine() -> None:
         ("tests/unit/test_a.py", "from time import sleep\n", "time.sleep"),
         ("tests/unit/test_a.py", "async def test_a():\n    await asyncio.sleep(0.1)\n", "does not sleep"),
         ("tests/unit/test_a.py", "asyncio.ensure_future(run())\n", "drops it"),
+        (
+            "tests/unit/test_a.py",
+            "def fill():\n    text = A.replace('FROM', x)\n    return text.replace('TO', y)\n",
+            "fills in FROM, TO one after the other",
+        ),
         ("tests/unit/test_a.py", "process = await asyncio.create_subprocess_exec('a')\n", "leaves this process behind"),
         ("tests/unit/test_a.py", "await asyncio.gather(a(), b())\n", "leaves the other calls behind"),
         ("millstream/a.py", '"""A."""\npath.write_text("")\n', "creates or empties a file"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -25,8 +26,8 @@ spec:
       guarantee: exactlyOnce
   - name: out
     sink:
-      SINK
-      guarantee: DEMAND
+      $sink
+      guarantee: $demand
   edges:
   - {from: in, to: out}
 """
@@ -34,7 +35,7 @@ spec:
 
 def written(directory: Path, sink: str, demand: str = "exactlyOnce") -> str:
     path = directory / "p.yaml"
-    path.write_text(PIPELINE.replace("SINK", sink).replace("DEMAND", demand))
+    path.write_text(Template(PIPELINE).substitute(sink=sink, demand=demand))
     return str(path)
 
 
