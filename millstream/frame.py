@@ -69,6 +69,13 @@ class Frame:
             + len(self.ids_column)
         )
 
+    @property
+    def form(self) -> bytes:
+        """Frames with the same one are joined in it: the names and types of Arrow columns, or empty for values. Others
+        would be joined as values."""
+        # An Arrow IPC stream begins with the schema: a mark, its length, and as many bytes.
+        return self.arrow_column[: 8 + int.from_bytes(self.arrow_column[4:8], "little")]
+
     def encode(self) -> bytes:
         """The bytes to store and send: a `SealedFrame`."""
         return b"".join(self.parts())
@@ -140,10 +147,10 @@ class Frame:
             columns.check_bytes(self.ids_column, self.records, text=True)
 
     def check_arrow(self) -> None:
-        """Raises `UdfError` unless its Arrow columns, if it has any, can be read."""
+        """Raises `UdfError` unless its Arrow columns, if it has any, can be read, and stand for JSON."""
         if self.arrow_column:
             with _checked_arrow() as arrow_values:
-                arrow_values.unpacked(self.arrow_column, self.records)
+                arrow_values.check(self.arrow_column, self.records)
 
     def with_values(self) -> Frame:
         """The same records, with values in place of Arrow columns. Raises `UdfError` if the function that made them

@@ -91,18 +91,21 @@ async def test_windows_of_columns_hold_what_they_hold_of_json(
 async def test_a_log_of_columns_is_continued_by_a_program_that_takes_values(
     files: PipelineFiles, tmp_path: Path
 ) -> None:
+    """Beside records that come as values, in entries of their own."""
     events = steady(4_000, keys=5, per_s=100)
-    write_events(tmp_path / "in.jsonl", events)
-    followed = source(more=", follow: true")
-    window = "{fixed: {length: 20s}}"
-    files.write(followed + TYPED_MAP + reduce(window, group_by=KEEPS) + files.file_sink("out"), TO_OUT)
+    for part, name in enumerate(("in", "more")):
+        write_events(tmp_path / f"{name}.jsonl", events[part::2])
+    followed = source(more=", follow: true") + source("more", more=", follow: true") + TYPED_MAP
+    window, to_sum = "{fixed: {length: 20s}}", [*TO_OUT, "more -> sum"]
+    files.write(followed + reduce(window, group_by=KEEPS) + files.file_sink("out"), to_sum)
     async with start(tmp_path, "run", "pipeline.yaml", "--quiet") as run:
         await run.until_more("sum", than=len(events) - 1)
-    assert set(columns_in(tmp_path / ".millstream")) == {True}
+    assert set(columns_in(tmp_path / ".millstream")) == {True, False}
     by_function = reduce(window, group_by=KEEPS, program="python: 'reduces.py:contents'")
-    files.write(followed + TYPED_MAP + by_function + files.file_sink("out"), TO_OUT)
+    files.write(followed + by_function + files.file_sink("out"), to_sum)
     more = [Event(len(events) + event.n, 40 + event.s, event.k) for event in events]
-    write_events(tmp_path / "in-more.jsonl", more)
+    for part, name in enumerate(("in", "more")):
+        write_events(tmp_path / f"{name}-2.jsonl", more[part::2])
     async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json") as run:
         await run.until_more("sum", than=2 * len(events) - 1)
         run.interrupt()

@@ -7,6 +7,8 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from millstream_udf import arrow_values
+
 INTEGERS = {
     getattr(pa, f"{sign}int{bits}")(): st.integers(*(bounds))
     for bits in (8, 16, 32, 64)
@@ -26,7 +28,7 @@ NAMES = st.lists(TEXTS, min_size=1, max_size=4, unique=True)
 
 @st.composite
 def tables(draw: st.DrawFn, names: st.SearchStrategy[list[str]] = NAMES, *, rows_max: int = 6) -> pa.RecordBatch:
-    """Rows with nulls, at least one."""
+    """Rows with nulls, at least one, in columns that may travel: with narrow ones there are wide ones."""
     rows = draw(st.integers(1, rows_max))
     columns: list[Any] = []
     of_columns = draw(names)
@@ -34,4 +36,8 @@ def tables(draw: st.DrawFn, names: st.SearchStrategy[list[str]] = NAMES, *, rows
         kind = draw(st.sampled_from(list(CELLS)))
         cells = draw(st.lists(st.none() | CELLS[kind], min_size=rows, max_size=rows))
         columns.append(pa.array(cells, kind))
-    return pa.RecordBatch.from_arrays(columns, names=of_columns)
+    table = pa.RecordBatch.from_arrays(columns, names=of_columns)
+    while not arrow_values.packed(table):
+        wide: Any = pa.array(range(rows), pa.int64())
+        table = table.append_column(f"{table.num_columns} wide", wide)
+    return table

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from millstream import codes
 from millstream.frame import Frame, frame_of_records, join_frames
-from millstream.record import Record
+from millstream.ledger.packs import Pack
+from millstream.record import BufferId, Record
 from millstream_udf import arrow_values
 from millstream_udf.json_rows import rows_as_json
+from millstream_writer.committer import join_small, packed
 from millstream_writer.routing import FrameLimits, cut
 from tests.support.arrow_tables import tables
 from tests.support.columns import IMPLEMENTATIONS, implemented_in
@@ -85,6 +87,26 @@ def test_pieces_of_a_frame_keep_the_limits(rows: pa.RecordBatch, records: int, s
 
 
 ROWS = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
+BUFFER = BufferId("e", 0)
+
+
+def test_a_commit_joins_only_frames_of_one_form() -> None:
+    """As values, frames of columns may exceed what a frame or a pack may have."""
+    frame, other = of_columns(ROWS)
+    third, _ = of_columns(pa.RecordBatch.from_pydict({"text": ["a", "b", "c"]}))
+    given = [(BUFFER, one) for one in (frame, frame.slice(0, 2), other, other, third, frame)]
+    joined = join_small(given, lambda _: 100)
+    assert [one.records for _, one in joined] == [5, 6, 3, 3]
+    assert [bool(one.arrow_column) for _, one in joined] == [True, False, True, True]
+    packs = [one for _, one in packed(given, lambda _: FrameLimits(100, 10_000))]
+    assert [len(one.frames) if isinstance(one, Pack) else 1 for one in packs] == [2, 2, 1, 1]
+
+
+def test_frames_of_the_same_columns_have_the_same_form() -> None:
+    frame, other = of_columns(ROWS)
+    assert frame.form == frame.slice(1, 2).form == join_frames([frame, frame]).form != b""
+    assert other.form == b""
+    assert frame.form != of_columns(ROWS.rename_columns(["m"]))[0].form
 
 
 def test_what_is_done_with_columns_that_cannot_be_read() -> None:

@@ -60,12 +60,12 @@ def batch_of_frames(frames: Sequence[Frame]) -> pa.RecordBatch:
             arrays.append(_joined([_keys(frame) for frame in frames]))
         if has_headers:
             arrays.append(_joined([_headers(frame) for frame in frames]))
+        kinds: list[pa.Field[Any]] = [pa.field("value", arrays[0].type), *list(schema(has_keys, has_headers))[1:]]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))
     except (ValueError, DecodeError, pa.ArrowInvalid) as error:
         raise DamageError(
             codes.SEGMENT_DAMAGED, f"a frame of {frames[0].records} records or one after it cannot be read: {error}"
         ) from error
-    kinds: list[pa.Field[Any]] = [pa.field("value", arrays[0].type), *list(schema(has_keys, has_headers))[1:]]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))
 
 
 def value_fields_of(batch: pa.RecordBatch) -> bytes:

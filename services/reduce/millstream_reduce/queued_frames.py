@@ -58,8 +58,7 @@ def late_frames_of(frames: Sequence[QueuedFrame], placed: Sorted) -> list[Frame]
     for item, begin, end in rows_of_frames(frames):
         low, high = np.searchsorted(placed.late, (begin, end))
         if high > low:
-            # Where they go, nothing takes columns.
-            late.append(item.frame.take((placed.late[low:high] - begin).tolist()).with_values())
+            late.append(item.frame.take((placed.late[low:high] - begin).tolist()))
     return late
 
 

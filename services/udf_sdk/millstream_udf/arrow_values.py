@@ -6,13 +6,18 @@ Above it: `arrow`, and frames, whose parts are made here. Below it: pyarrow, imp
 The columns stand for the JSON objects that `rows_as_json` writes of their rows. They are used only where that makes no
 difference to the second function: with cells that stay the same when they are written as JSON and parsed with their
 types. Every other value travels as JSON, and what needs JSON gets it from the columns.
+
+That JSON is never much larger than the columns, whichever rows are taken from them: otherwise limits that hold for one
+form would not hold for the other.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf.failures import BadOutput
@@ -20,6 +25,10 @@ from millstream_udf.failures import BadOutput
 if TYPE_CHECKING:
     import pyarrow as pa
 
+JSON_TIMES = 8
+"""Bytes of JSON for a byte of columns, at most."""
+_COLUMNS_MAX = 256
+"""More would make the schema, which is in every frame, a large part of small ones."""
 _JSON_BYTES_MAX = 6 * 1024 * 1024
 """All rows of a batch, if they were one JSON object: less than the largest record, so none of them is too large."""
 _ESCAPED = 6
@@ -35,11 +44,16 @@ def available() -> bool:
 
 def packed(rows: pa.RecordBatch) -> bytes:
     """Rows as an Arrow IPC stream; empty if they have to travel as JSON."""
-    names = rows.schema.names
-    texts = rows.nbytes + sum(len(name.encode()) for name in names)
-    if len(set(names)) != len(names) or _ESCAPED * texts + _CELL_BYTES_MAX * len(names) > _JSON_BYTES_MAX:
+    import pyarrow as pa
+
+    fields: list[pa.Field[Any]] = [field.remove_metadata() for field in rows.schema]
+    schema = pa.schema(fields)
+    texts = rows.nbytes + sum(len(name.encode()) for name in schema.names)
+    if _fault_of(schema) or _ESCAPED * texts + _CELL_BYTES_MAX * len(fields) > _JSON_BYTES_MAX:
         return b""
-    return _stream(rows) if all(map(_stays_the_same, rows.columns)) else b""
+    if not all(map(_stays_the_same, rows.columns)):
+        return b""
+    return _stream(pa.RecordBatch.from_arrays(rows.columns, schema=schema))
 
 
 def _stream(rows: pa.RecordBatch) -> bytes:
@@ -49,6 +63,38 @@ def _stream(rows: pa.RecordBatch) -> bytes:
     with pa.ipc.new_stream(target, rows.schema) as stream:
         stream.write_batch(rows)
     return target.getvalue().to_pybytes()
+
+
+@lru_cache(maxsize=64)
+def _fault_of(schema: pa.Schema) -> str:
+    """Why rows with these columns travel as JSON, whatever they hold; empty if they need not."""
+    if not 0 < len(schema) <= _COLUMNS_MAX:
+        return f"{len(schema)} columns"
+    if len(set(schema.names)) != len(schema):
+        return "two columns of one name"
+    of_columns, of_json = 0.0, 2
+    for field in schema:
+        if (sizes := _sizes(field.type)) is None:
+            return f"a column of type {field.type}"
+        of_columns += sizes[0]
+        of_json += len(encode_basestring(field.name).encode()) + 2 + sizes[1]
+    # What texts add to both is less than that.
+    return "JSON that would be much larger" if of_json > JSON_TIMES * of_columns else ""
+
+
+def _sizes(kind: Any) -> tuple[float, int] | None:
+    """Bytes of a cell in a column, and at most as JSON, without those of a text; None for other types than JSON has."""
+    import pyarrow as pa
+
+    if pa.types.is_boolean(kind):
+        return 1 / 8, len("false")
+    if pa.types.is_integer(kind):
+        return kind.bit_width / 8, max(len("null"), len(str(-(1 << kind.bit_width - 1))))
+    if _is_number(kind):
+        return kind.bit_width / 8, len("-1.2345678901234567e-308")
+    if _is_text(kind):
+        return 8 if pa.types.is_large_string(kind) else 4, len("null")
+    return None
 
 
 def _is_text(kind: Any) -> bool:
@@ -63,15 +109,8 @@ def _is_number(kind: Any) -> bool:
     return pa.types.is_float64(kind) or pa.types.is_float32(kind)
 
 
-def _may_stay_the_same(kind: Any) -> bool:
-    """Whether there is a column of this type whose cells JSON keeps as they are."""
-    import pyarrow as pa
-
-    return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or _is_text(kind) or _is_number(kind)
-
-
 def _stays_the_same(column: Any) -> bool:
-    """Whether JSON keeps the cells as they are."""
+    """Whether JSON keeps the cells as they are, in a column of a type that it has."""
     import pyarrow as pa
 
     if _is_text(column.type):
@@ -80,13 +119,12 @@ def _stays_the_same(column: Any) -> bool:
             column.validate(full=True)
         except pa.ArrowInvalid:
             return False
-        return True
     if _is_number(column.type):
         import pyarrow.compute as pc
 
         # Infinity and NaN become null.
         return pc.all(pc.is_finite(column)).as_py() is not False
-    return _may_stay_the_same(column.type)
+    return True
 
 
 def unpacked(column: bytes, count: int) -> pa.RecordBatch:
@@ -98,14 +136,24 @@ def unpacked(column: bytes, count: int) -> pa.RecordBatch:
         with pa.ipc.open_stream(column) as stream:
             rows = stream.read_next_batch()
             rows.validate(full=True)
+            more = next(stream, None)
     except (pa.ArrowException, OSError, StopIteration) as error:
         raise ValueError(f"the values are not Arrow columns: {error!r}") from error
     if rows.num_rows != count:
         raise ValueError(f"a frame with {count} records has {rows.num_rows} rows of Arrow columns")
-    names = rows.schema.names
-    if len(set(names)) != len(names) or not all(map(_may_stay_the_same, rows.schema.types)):
-        raise ValueError(f"Arrow columns that do not stand for JSON objects: {rows.schema.to_string()}")
+    if more is not None or rows.nbytes > len(column):
+        raise ValueError("the values are not Arrow columns: several batches, or compressed ones")
+    if fault := _fault_of(rows.schema):
+        raise ValueError(f"Arrow columns that do not stand for JSON objects: {fault}")
     return rows
+
+
+def check(column: bytes, count: int) -> None:
+    """Raises `ValueError` unless the columns can be read, and JSON would not change a cell."""
+    rows = unpacked(column, count)
+    for name, cells in zip(rows.schema.names, rows.columns, strict=True):
+        if not _stays_the_same(cells):
+            raise ValueError(f"Arrow columns that do not stand for JSON objects: JSON changes cells of {name}")
 
 
 def parts(column: bytes, count: int, groups: Sequence[Sequence[int]]) -> list[bytes]:

@@ -31,6 +31,7 @@ from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.protocol import MapStream
 from millstream.watermark import future
 from millstream_udf import columns
+from millstream_udf.arrow_values import JSON_TIMES
 
 Tags = Sequence[tuple[bytes, ...]]
 
@@ -487,7 +488,8 @@ def _size(value: bytes, keys: Sequence[bytes], headers: Mapping[str, bytes]) -> 
 
 def _is_too_large(frame: Frame) -> bool:
     """Whether one of the records exceeds the size limit of a record."""
-    if frame.size <= RECORD_BYTES_MAX:
+    # Where columns are few bytes, their JSON may still be too many.
+    if frame.size + (JSON_TIMES - 1) * len(frame.arrow_column) <= RECORD_BYTES_MAX:
         return False
     frame = frame.with_values()
     rows = zip(frame.values(), frame.keys(), frame.headers(), strict=True)

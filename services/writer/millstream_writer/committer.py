@@ -521,8 +521,8 @@ def _left_out(
 def join_small(
     frames: Sequence[tuple[BufferId, Frame]], joins_below: Callable[[BufferId], int]
 ) -> list[tuple[BufferId, Frame]]:
-    """The same records in the same order per buffer, with small neighbouring frames joined. `joins_below`: see
-    `Router`."""
+    """The same records in the same order per buffer, with small neighbouring frames of one form joined. `joins_below`:
+    see `Router`."""
     runs: dict[BufferId, list[list[Frame]]] = {}
     for buffer, frame in frames:
         buffer_runs = runs.setdefault(buffer, [])
@@ -532,6 +532,7 @@ def join_small(
             last is not None
             and frame.records < below
             and last[-1].records < below
+            and last[-1].form == frame.form
             and sum(part.records for part in last) + frame.records <= JOINED_RECORDS_MAX
             and sum(part.size for part in last) + frame.size <= FRAME_BYTES_MAX
         ):
@@ -544,12 +545,14 @@ def join_small(
 def packed(
     frames: Sequence[tuple[BufferId, Frame]], limits: Callable[[BufferId], FrameLimits]
 ) -> Sequence[tuple[BufferId, Frame | Pack]]:
-    """The same frames in the same order, with neighbours to the same buffer in packs. `limits`: see `Router.pack`."""
+    """The same frames in the same order, with neighbours of one form to the same buffer in packs. `limits`: see
+    `Router.pack`."""
     made: list[tuple[BufferId, list[Frame]]] = []
     records = size = 0
     for buffer, frame in frames:
         records, size = records + frame.records, size + frame.size
-        if made and made[-1][0] == buffer and _fits(records, size, limits(buffer)):
+        joins = bool(made) and made[-1][0] == buffer and made[-1][1][-1].form == frame.form
+        if joins and _fits(records, size, limits(buffer)):
             made[-1][1].append(frame)
         else:
             made.append((buffer, [frame]))

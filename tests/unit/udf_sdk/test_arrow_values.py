@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -117,14 +118,72 @@ def test_columns_of_other_names_or_types_are_not_joined() -> None:
         assert arrow_values.joined([arrow_values.packed(ROWS), arrow_values.packed(other)], [3, 3]) == b""
 
 
-@pytest.mark.parametrize("column", [pa.array([b"x"]), pa.array([[1]]), pa.array([0], pa.timestamp("us"))])
-def test_columns_of_types_that_no_function_may_return_are_refused(column: Any) -> None:
+NO_COLUMNS = ROWS.slice(1).select([])
+
+
+def stream_of(*batches: pa.RecordBatch, compression: Any = None) -> bytes:
+    """What a function outside the SDK might send."""
     sink = pa.BufferOutputStream()
-    rows = pa.RecordBatch.from_arrays([column], names=["a"])
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_batch(rows)
-    with pytest.raises(ValueError, match="do not stand for JSON objects: a: "):
-        arrow_values.unpacked(sink.getvalue().to_pybytes(), 1)
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "words"),
+    [
+        (stream_of(pa.RecordBatch.from_pydict({"a": [b"x"]})), 1, "a column of type binary"),
+        (stream_of(pa.RecordBatch.from_pydict({"a": pa.array([0], pa.timestamp("us"))})), 1, "type timestamp[us]"),
+        (stream_of(pa.RecordBatch.from_arrays([pa.array([1])] * 2, names=["a", "a"])), 1, "two columns of one name"),
+        (stream_of(pa.RecordBatch.from_arrays([pa.array([True])], names=["a"])), 1, "JSON that would be much larger"),
+        (stream_of(pa.RecordBatch.from_pydict({f"{n}": [1] for n in range(257)})), 1, "257 columns"),
+        (stream_of(NO_COLUMNS), 2, "0 columns"),
+        (stream_of(ROWS, ROWS), 3, "several batches"),
+        (stream_of(pa.RecordBatch.from_pydict({"a": [7] * 9999}), compression="zstd"), 9999, "compressed"),
+    ],
+    ids=["bytes", "times", "one name", "narrow", "many", "none", "batches", "compressed"],
+)  # fmt: skip
+def test_columns_that_no_function_may_return_are_refused(data: bytes, count: int, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        arrow_values.unpacked(data, count)
+
+
+def test_cells_that_json_changes_are_found() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": [1.0, math.nan]})
+    data = stream_of(rows)
+    assert arrow_values.unpacked(data, 2).num_rows == 2
+    with pytest.raises(ValueError, match="JSON changes cells of a"):
+        arrow_values.check(data, 2)
+    arrow_values.check(arrow_values.packed(ROWS), 3)
+
+
+@given(tables(), st.data())
+def test_their_json_is_never_much_larger(rows: pa.RecordBatch, data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.integers(0, rows.num_rows - 1), min_size=1))
+    (part,) = arrow_values.parts(arrow_values.packed(rows), rows.num_rows, [chosen])
+    assert sum(map(len, arrow_values.as_json(part, len(chosen)))) <= arrow_values.JSON_TIMES * len(part)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pa.RecordBatch.from_arrays([pa.array([True, None])], names=["a column with a long name"]),
+        pa.RecordBatch.from_arrays([pa.array([1, 2])] * 257, names=[f"{n}" for n in range(257)]),
+    ],
+    ids=["narrow", "many"],
+)
+def test_what_would_be_much_larger_as_json_or_has_a_large_schema_travels_as_json(rows: pa.RecordBatch) -> None:
+    assert arrow_values.packed(rows) == b""
+
+
+def test_what_a_schema_says_besides_names_and_types_does_not_travel() -> None:
+    """It would be in each part, however small."""
+    fields: list[Any] = [pa.field("a", pa.int64(), metadata={"x": "y" * 9999}), pa.field("b", pa.string())]
+    schema = pa.schema(fields, metadata={"pandas": "y" * 9999})
+    plain = arrow_values.packed(ROWS)
+    assert arrow_values.packed(pa.RecordBatch.from_arrays(ROWS.columns, schema=schema)) == plain
 
 
 def test_two_columns_of_one_name_travel_as_json() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -156,6 +157,16 @@ async def test_columns_that_cannot_be_read_break_the_protocol() -> None:
             await chain.step._outlet.take(frame, None, Lineage("1/"), None, 0)
         with pytest.raises(UdfError, match="breaks its protocol"):
             await ToBuffers(Router([Route(OUT.edge, 1, None)]), takes_arrow=True).take(frame, None, Lineage(), None, 0)
+
+
+async def test_cells_that_json_changes_are_not_stored() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": [math.nan]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_batch(rows)
+    frame = replace(records_of(b"a"), values_column=b"", arrow_column=sink.getvalue().to_pybytes())
+    with raises(codes.FUNCTION_PROTOCOL, match="JSON changes cells of a"):
+        await ToBuffers(Router([Route(OUT.edge, 1, None)]), takes_arrow=True).take(frame, None, Lineage(), None, 0)
 
 
 async def test_a_commit_holds_columns_only_for_readers_that_take_them() -> None:

@@ -66,6 +66,8 @@ class ReduceInputs:
         self.inputs = tuple(inputs)
         self._taken: deque[Taken] = deque()
         self._bytes = 0
+        self.left_other_form = False
+        """Whether frames of another form were left when frames were taken last."""
         self._room = asyncio.Event()
         self._gate: Mapping[str, int] | None = None
         self.stopped = False
@@ -149,12 +151,22 @@ class ReduceInputs:
                 return
 
     def take(self, bytes_max: int) -> list[Taken]:
-        """Take what has been read: at most this many bytes but at least one frame; empty if there is none."""
+        """Take what has been read: at most this many bytes but at least one frame, all of one form; empty if there is
+        none. Frames of each edge are in order."""
         frames: list[Taken] = []
+        left: deque[Taken] = deque()
+        passed_over: set[str] = set()
         size = 0
         while self._taken and (not frames or size + self._taken[0].read.frame.size <= bytes_max):
-            frames.append(self._taken.popleft())
-            size += frames[-1].read.frame.size
+            taken = self._taken.popleft()
+            if taken.edge in passed_over or (frames and taken.read.frame.form != frames[0].read.frame.form):
+                passed_over.add(taken.edge)
+                left.append(taken)
+                continue
+            frames.append(taken)
+            size += taken.read.frame.size
+        self._taken.extendleft(reversed(left))
+        self.left_other_form = bool(left)
         for taken in frames:
             self._input_of(taken.edge).sequence = taken.read.sequence
         self._bytes -= size

@@ -88,7 +88,8 @@ class Intake:
         """
         await self.inputs.wait(pause_s)
         clock = self._progress.core.clock
-        if (missing_s := self._looked_s + GATHER_S - clock.monotonic_s()) > 0:
+        missing_s = self._looked_s + GATHER_S - clock.monotonic_s()
+        if missing_s > 0 and not self.inputs.left_other_form:
             await self.inputs.gather(missing_s, TAKE_BYTES, when_due())
         self._looked_s = clock.monotonic_s()
         return await self._append()

@@ -69,6 +69,12 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.windows)
 
+    @property
+    def value_kind(self) -> pa.DataType | None:
+        """The type of the values, which may be bytes or columns."""
+        values = self.arrays.get("value")
+        return values.type if values is not None else None
+
 
 class Log:
     """The entries that a task reads. Each is checked once."""
@@ -165,11 +171,11 @@ def _cut(runs: Runs) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int
 
 
 def glued(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The same rows in fewer chunks."""
+    """The same rows in fewer chunks, each with values of one type."""
     waiting: list[Chunk] = []
     rows = 0
     for chunk in chunks:
-        if waiting and rows + len(chunk) > BATCH_ROWS_MAX:
+        if waiting and (rows + len(chunk) > BATCH_ROWS_MAX or chunk.value_kind != waiting[0].value_kind):
             yield join(waiting)
             waiting, rows = [], 0
         waiting.append(chunk)
@@ -187,15 +193,8 @@ def join(chunks: Sequence[Chunk]) -> Chunk:
         return chunks[0]
     return Chunk(
         np.concatenate([chunk.windows for chunk in chunks]),
-        {name: _concatenated([chunk.arrays[name] for chunk in chunks]) for name in chunks[0].arrays},
+        {name: pa.concat_arrays([chunk.arrays[name] for chunk in chunks]) for name in chunks[0].arrays},
     )
-
-
-def _concatenated(arrays: Sequence[Array]) -> Array:
-    if any(array.type != arrays[0].type for array in arrays):
-        # Values with other columns, or with none.
-        arrays = list(map(as_bytes, arrays))
-    return pa.concat_arrays(arrays)
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> Array:

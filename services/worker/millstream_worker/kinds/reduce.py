@@ -43,7 +43,9 @@ class Reduce(UdfKind):
 
     def takes_arrow(self, settings: Udf) -> bool:
         value = settings.sql.value if settings.sql is not None else None
-        return value is not None and value.format == "json"
+        # Late records go to an edge as values, and are larger then than what was taken in.
+        late_to_edge = settings.group_by is not None and settings.group_by.on_late == "edge"
+        return value is not None and value.format == "json" and not late_to_edge
 
     def late_asked(self, written: Mapping[str, Any]) -> Path | None:
         group_by = written.get("groupBy")
