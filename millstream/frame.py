@@ -309,7 +309,7 @@ def _arrow_values() -> ModuleType:
         raise UserError(
             codes.EXTRA_NEEDED,
             "frames whose values are Arrow columns need the package pyarrow, which is not installed here: "
-            "`pip install 'millstream[reduce]'`",
+            "`pip install 'millstream[arrow]'`",
         )
     return arrow_values
 
