@@ -17,6 +17,7 @@ import json
 import os
 import statistics
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from json_map import FEW, run
@@ -130,9 +131,9 @@ spec:
     - {name: in, source: {file: {paths: [orders.txt]}}}
 """
 WAYS = {
-    "a buffer": TWO.format(chain=", chain: false"),
-    "a chain": TWO.format(chain=", chain: true"),
-    "one function": ONE,
+    "a buffer": HEAD + TWO.format(chain=", chain: false"),
+    "a chain": HEAD + TWO.format(chain=", chain: true"),
+    "one function": HEAD + ONE,
 }
 
 
@@ -145,34 +146,35 @@ def seconds_of(directory: Path, kind: str, pipeline: str, records: int) -> float
     return run(directory)[0]
 
 
-def measure(records: int, rounds: int) -> dict[str, float]:
-    """For a million records, by kind and way."""
+def measure(ways: Mapping[str, str], few: int, records: int, rounds: int) -> dict[str, float]:
+    """For a million records, by kind and way. `ways`: pipelines by name; `few`: records of the subtracted run."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for kind in KINDS:
-            for way in WAYS:
+            for way, pipeline in ways.items():
                 with tempfile.TemporaryDirectory(prefix="millstream-typed-") as name:
-                    few = seconds_of(Path(name, "few"), kind, HEAD + WAYS[way], FEW)
-                    many = seconds_of(Path(name, "many"), kind, HEAD + WAYS[way], records)
-                found.setdefault(f"{kind}, {way}", []).append((many - few) / (records - FEW) * 1e6)
+                    start = seconds_of(Path(name, "few"), kind, pipeline, few)
+                    whole = seconds_of(Path(name, "many"), kind, pipeline, records)
+                found.setdefault(f"{kind}, {way}", []).append((whole - start) / (records - few) * 1e6)
     return {name: statistics.median(each) for name, each in found.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=600_000)
+def tell(benchmark: str, text: str | None, ways: Mapping[str, str], few: int, records: int) -> None:
+    """Measure as the command line says, and print the figures. `text`: what the help says; `records`: the default."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=records)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     options = parser.parse_args()
     if not options.json:
         print(f"load before: {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors", flush=True)
-    found = measure(options.records, options.rounds)
+    found = measure(ways, few, options.records, options.rounds)
     if options.json:
-        print(json.dumps({"benchmark": "typed_chain", **found}))
+        print(json.dumps({"benchmark": benchmark, **found}))
         return
     for name, each in found.items():
         print(f"  {each:6.2f} processor s for a million records: {name}")
 
 
 if __name__ == "__main__":
-    main()
+    tell("typed_chain", __doc__, WAYS, FEW, 600_000)

@@ -12,14 +12,7 @@ those of `typed_chain.py`.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import statistics
-import tempfile
-from pathlib import Path
-
-from typed_chain import HEAD, KINDS, seconds_of
+from typed_chain import HEAD, tell
 
 FEW = 500_000
 WINDOWS = (
@@ -43,33 +36,5 @@ WINDOWS = (
 )
 
 
-def measure(records: int, rounds: int) -> dict[str, float]:
-    """For a million records, by kind of function."""
-    found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for kind in KINDS:
-            with tempfile.TemporaryDirectory(prefix="millstream-typed-") as name:
-                few = seconds_of(Path(name, "few"), kind, WINDOWS, FEW)
-                many = seconds_of(Path(name, "many"), kind, WINDOWS, records)
-            found.setdefault(kind, []).append((many - few) / (records - FEW) * 1e6)
-    return {name: statistics.median(each) for name, each in found.items()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=4_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    options = parser.parse_args()
-    if not options.json:
-        print(f"load before: {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors", flush=True)
-    found = measure(options.records, options.rounds)
-    if options.json:
-        print(json.dumps({"benchmark": "typed_windows", **found}))
-        return
-    for name, each in found.items():
-        print(f"  {each:6.2f} processor s for a million records: {name}")
-
-
 if __name__ == "__main__":
-    main()
+    tell("typed_windows", __doc__, {"windows": WINDOWS}, FEW, 4_000_000)

@@ -71,8 +71,8 @@ class Frame:
 
     @property
     def form(self) -> bytes:
-        """Frames with the same one are joined in it: the names and types of Arrow columns, or empty for values. Others
-        would be joined as values."""
+        """What frames that are joined as they are have in common: the names and types of their Arrow columns; empty for
+        values. Frames of different forms are joined as values."""
         # An Arrow IPC stream begins with the schema: a mark, its length, and as many bytes.
         return self.arrow_column[: 8 + int.from_bytes(self.arrow_column[4:8], "little")]
 

@@ -145,6 +145,7 @@ class BufferReader:
             frames = [decoded(writer, self.buffer, stored)]
         skip, self._skip = self._skip, 0
         first, sizes = 0, shares_of(frames, len(stored.data))
+        # What is counted is what is stored, in whichever form it is handed out.
         if not self._takes_arrow:
             frames = [frame.with_values() for frame in frames]
         for number, frame in enumerate(frames, 1):

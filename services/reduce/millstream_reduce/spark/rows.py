@@ -134,18 +134,19 @@ def chunks_of(log: Log, entries: Iterable[Runs], names: Sequence[str], *, takes_
     for runs in entries:
         batch = log.body(runs)
         arrays = {name: column_of(batch, name) for name in names}
-        if "value" in arrays and not takes_arrow:
-            arrays["value"] = as_bytes(arrays["value"])
         for windows, first_rows, rows in _cut(runs):
             total = int(rows.sum())
             of_rows = np.repeat(windows.astype(np.int32), rows)
             if len(rows) == 1 or (first_rows[1:] == first_rows[:-1] + rows[:-1]).all():
                 first = int(first_rows[0])
-                yield Chunk(of_rows, {name: array.slice(first, total) for name, array in arrays.items()})
+                chosen = {name: array.slice(first, total) for name, array in arrays.items()}
             else:
                 before = np.cumsum(rows) - rows
                 indexes: Any = pa.array(np.repeat(first_rows - before, rows) + np.arange(total))
-                yield Chunk(of_rows, {name: array.take(indexes) for name, array in arrays.items()})
+                chosen = {name: array.take(indexes) for name, array in arrays.items()}
+            if "value" in chosen and not takes_arrow:
+                chosen["value"] = as_bytes(chosen["value"])
+            yield Chunk(of_rows, chosen)
 
 
 def _cut(runs: Runs) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
@@ -243,10 +244,10 @@ class RowReader:
             needed.append("keys")
         if self._columns.raw or self._columns.decoder is not None:
             needed.append("value")
+        takes_arrow = self._columns.decoder is not None and self._columns.decoder.takes_arrow
         for batch in tasks:
             tasks_of_batch: Any = batch.column(0).to_pylist()
             for task in tasks_of_batch:
-                takes_arrow = self._columns.decoder is not None and self._columns.decoder.takes_arrow
                 chunks = glued(chunks_of(log, manifest.by_entry(task), needed, takes_arrow=takes_arrow))
                 with closing(ahead(self._batch(chunk, manifest.spans) for chunk in chunks)) as batches:
                     if self._partials is None:
