@@ -35,6 +35,7 @@ import millstream_udf as udf
 def told(keys, records, window):
     numbers = sorted(json.loads(record.value)["n"] for record in records)
     bounds = {"window_start": window.start.isoformat(), "window_end": window.end.isoformat()}
+    bounds["window_early"] = window.early
     return {"key": keys[0] if keys else None, "c": len(numbers), "ns": numbers, **bounds}
 
 

@@ -139,6 +139,47 @@ async def test_global_windows_that_count(files: PipelineFiles, tmp_path: Path, s
     assert account.dropped == {}
 
 
+@pytest.mark.guarantee("I4")
+@pytest.mark.usefixtures("functions")
+async def test_results_of_a_key_leave_in_their_order(files: PipelineFiles, tmp_path: Path, spark: SparkDriver) -> None:
+    """Many windows of a key in one hand-over, computed where the rows are read, by Spark alone, and by a function."""
+    events = steady(400, keys=10, per_s=20)
+    write_events(tmp_path / "in.jsonl", events)
+    bounds = "window_start, window_end, window_early"
+    totals, counts = "{global: {trigger: {count: 1}, accumulate: true}}", "{global: {trigger: {count: 1}}}"
+    fixed, sliding = "{fixed: {length: 1s, streaming: true}}", "{sliding: {length: 2s, slide: 1s}}"
+    sessions = "{session: {timeout: 400ms, streaming: true}}"
+    simple, distinct = "count(*)", "count(DISTINCT value.n)"
+    kinds = [
+        *((totals, simple), (totals, distinct), (totals, "python"), (counts, simple)),
+        *((fixed, simple), (fixed, "python"), (sliding, simple), (sessions, distinct)),
+    ]
+    vertices = ""
+    for place, (window, program) in enumerate(kinds):
+        query = f"SELECT key, {bounds}, {program} AS c FROM window GROUP BY key, {bounds}"
+        function = "python: 'reduces.py:contents'" if program == "python" else None
+        group_by = "keyed: true, early: {count: 1}" if "streaming" in window else "keyed: true"
+        vertices += reduce(window, name=f"sum-{place}", query=query, program=function, group_by=group_by)
+        vertices += files.file_sink(f"out-{place}")
+    edges = [edge for n in range(len(kinds)) for edge in (f"in -> sum-{n}", f"sum-{n} -> out-{n}")]
+    path = files.write(source() + vertices, edges)
+    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
+        await run.run()
+        await assert_balanced(run)
+    for place, kind in enumerate(kinds):
+        rows = files.rows(f"out-{place}")
+        by_key: dict[str, list[tuple[str, int, int]]] = {}
+        for row in rows:
+            by_key.setdefault(row["key"], []).append((row["window_end"], row["window_early"] or 1000, row["c"]))
+        assert len(by_key) == 10
+        for results in by_key.values():
+            # Those of one window by number, the final one last; and those of one number by window.
+            assert sorted(results, key=lambda one: one[0]) == sorted(results), kind
+            assert sorted(results, key=lambda one: one[1]) == sorted(results, key=lambda one: (one[1], one[0])), kind
+            if kind[0] == totals:
+                assert [count for _, _, count in results] == [*range(1, 41), 40], kind
+
+
 @pytest.mark.guarantee("I1", "I2", "I3")
 async def test_partitions_and_replicas_behind_a_map_with_others(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver

@@ -44,12 +44,13 @@ def judge(
     lost: int | None,
     exact: bool,
 ) -> None:
-    """Raises `Violation`. `lost`: late records that were dropped; None where they go to `late_rows`. `exact`: nothing
-    can be late."""
+    """Raises `Violation`. `written`: in the order of each buffer. `lost`: late records that were dropped; None where they
+    go to `late_rows`. `exact`: nothing can be late."""
     results = [_result_of(where, row) for row in written]
     _check_unique(where, results)
     finals = [result for result in results if not result.early]
     _check_early(where, results)
+    _check_order(where, results)
     if group_by.early is not None and group_by.early.count is not None:
         _check_early_counts(where, results, group_by.early.count)
     inputs = [replace(row, value=name_of(row.value)) for row in inputs]
@@ -134,6 +135,22 @@ def _check_early(where: str, results: Sequence[Result]) -> None:
         for before, after in pairwise(members):
             if not set(before.members) <= set(after.members):
                 raise Violation(f"I3: {where}: {after} does not hold all of {before}")
+
+
+def _check_order(where: str, results: Sequence[Result]) -> None:
+    """Of each key: final results by end, and the results of one window by number, the final one last."""
+    last_ends: dict[Key, int] = {}
+    last_numbers: dict[tuple[int, int, Key], int] = {}
+    for result in results:
+        number = result.early or 1 << 60
+        place = (result.start_us, result.end_us, result.key)
+        if number <= last_numbers.get(place, 0):
+            raise Violation(f"I4: {where}: {result} follows result {last_numbers[place]} of its window")
+        last_numbers[place] = number
+        if not result.early:
+            if result.end_us < last_ends.get(result.key, result.end_us):
+                raise Violation(f"I4: {where}: {result} follows one of its key that ends at {last_ends[result.key]}")
+            last_ends[result.key] = result.end_us
 
 
 def _check_early_counts(where: str, results: Sequence[Result], count: int) -> None:

@@ -42,8 +42,9 @@ class Engine(Protocol):
     async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
         """Compute the windows of a request: each is a list of row ranges in the segments of `request.directory`.
 
-        Rows have `RESULT_SCHEMA`; windows, and the groups of a window, are in any order. A window for which its program
-        failed is in `summary.failures` with its index, and has no rows; the others are not affected.
+        Rows have `RESULT_SCHEMA`; windows, and the groups of a window, are in any order, and the results of one group
+        in the order in which its program returned them. A window for which its program failed is in `summary.failures`
+        with its index, and has no rows; the others are not affected.
 
         Waits for an engine that is not reachable or has died, however long, and asks again. Raises errors that a
         repetition would not change: `DamageError` (a segment is missing or has a wrong checksum), `UserError` (a

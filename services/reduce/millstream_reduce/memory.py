@@ -56,7 +56,7 @@ class MemoryEngine:
     def __init__(
         self, compute: Compute, *, faults: EngineFaults | None = None, rng: random.Random | None = None
     ) -> None:
-        """`rng`: shuffles the groups of a window, as a real shuffle would."""
+        """`rng`: shuffles the groups of all windows, as a real shuffle would."""
         self._compute = compute
         self.faults = faults or EngineFaults()
         self._rng = rng
@@ -74,7 +74,7 @@ class MemoryEngine:
     def _run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
         summary = engine_pb2.RunSummary(job_windows=request.windows.count, job_requests=1, job_tag="memory")
         failing, self.faults.failing = self.faults.failing, set()
-        rows: list[dict[str, Any]] = []
+        groups: list[list[dict[str, Any]]] = []
         windows = WindowTable.from_message(request.windows)
         for index, (window, size) in enumerate(zip(windows, windows.rows.tolist(), strict=True)):
             if index in failing:
@@ -82,23 +82,23 @@ class MemoryEngine:
                 continue
             held = rows_of(Path(request.directory), window, size)
             try:
-                rows += self._results(index, held, keyed=request.program.keyed)
+                groups += self._results(index, held, keyed=request.program.keyed)
             except Exception as error:  # noqa: BLE001  # whatever a program raises fails its window alone
                 summary.failures.add(window=index, reason=f"{type(error).__name__}: {error}")
+        if self._rng is not None:
+            self._rng.shuffle(groups)
+        rows = [row for group in groups for row in group]
         return pa.Table.from_pylist(rows, schema=RESULT_SCHEMA), summary
 
-    def _results(self, index: int, held: Sequence[Row], *, keyed: bool) -> list[dict[str, Any]]:
+    def _results(self, index: int, held: Sequence[Row], *, keyed: bool) -> list[list[dict[str, Any]]]:
+        """Those of each group."""
         groups: dict[tuple[str, ...], list[Row]] = {}
         for row in held:
             groups.setdefault(row.keys if keyed else (), []).append(row)
-        results = [
-            {"window": index, "keys": list(keys) or None, "value": value}
+        return [
+            [{"window": index, "keys": list(keys) or None, "value": value} for value in self._compute(keys, rows)]
             for keys, rows in groups.items()
-            for value in self._compute(keys, rows)
         ]
-        if self._rng is not None:
-            self._rng.shuffle(results)
-        return results
 
 
 def rows_of(directory: Path, window: WindowContents, size: int) -> Sequence[Row]:

@@ -1,4 +1,5 @@
-"""Computes hand-overs for a reduce lane: runs of the engine, and the handling of windows that fail.
+"""Computes hand-overs for a reduce lane: runs of the engine, the order of results, and the handling of windows that
+fail.
 
 Above it: the reduce lane. Below it: an engine. It knows rows of results and the retry policy; it does
 not know where the windows came from.
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError
 from millstream import codes
 from millstream.errors import DamageError, UdfError, UserError
 from millstream.frame import KEY_SEPARATOR
+from millstream.limits import MIB
 from millstream.record import LaneId
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.tracebacks import places
@@ -27,6 +29,10 @@ from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.engine import Engine
 from millstream_reduce.values import WindowContents
 from millstream_reduce.window_table import WindowTable
+from millstream_reduce.windows.grouping import rises, stable_order
+
+_ORDERED_BYTES = 1024 * MIB
+"""At most so many bytes of results are ordered at once: Arrow joins them to one array, whose offsets have 32 bits."""
 
 
 @dataclass(slots=True)
@@ -34,6 +40,7 @@ class Computed:
     """The results for the windows of one hand-over."""
 
     rows: pa.Table
+    """Window by window, in the order of the hand-over."""
     failures: list[engine_pb2.WindowFailure] = field(default_factory=list)
     """Windows that no attempt could compute, for the dead-letter edge or the count of dropped records."""
     retries: int = 0
@@ -132,7 +139,7 @@ class HandOverJobs:
             results.retries += len(failures)
             waiting = sorted(failures)
             await asyncio.sleep(self._policy.backoff.delay_s(attempt, self._rng))
-        results.rows = pa.concat_tables(tables)
+        results.rows = in_order_of_windows(pa.concat_tables(tables))
         return results
 
     def _give_up(
@@ -183,6 +190,22 @@ def time_text(time_us: int) -> str:
 
 def _key_parts(key: bytes) -> list[str]:
     return [part.decode(errors="replace") for part in key.split(KEY_SEPARATOR)]
+
+
+def in_order_of_windows(table: pa.Table, bytes_max: int = _ORDERED_BYTES) -> pa.Table:
+    """The results window by window, those of one window in the order that they have.
+
+    An engine returns windows in any order, and a window that was tried again comes last. A hand-over may have many
+    windows of a key, in the order of that key's results.
+    """
+    windows = table.column("window").to_numpy()
+    if rises(windows):
+        return table
+    if table.nbytes <= bytes_max:
+        return table.take(pa.array(stable_order(windows)))
+    middle = (int(windows.min()) + int(windows.max()) + 1) // 2
+    halves = (table.filter(pa.array(some)) for some in (windows < middle, windows >= middle))
+    return pa.concat_tables([in_order_of_windows(half, bytes_max) for half in halves])
 
 
 def _with_windows(table: pa.Table, indexes: Sequence[int]) -> pa.Table:
