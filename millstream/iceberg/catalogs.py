@@ -1,17 +1,23 @@
 """A connector's way to a table of Apache Iceberg, and what its errors mean to a lane.
 
-Above it: connectors. Below it: pyiceberg, an extra. Every failure becomes a Millstream error, by who must act: one that
-passes by itself becomes `RetryLaterError`, so the lane waits for a catalog or store that is away.
+Above it: connectors. Below it: pyiceberg, an extra. Tables and answers of catalogs are data of others: nothing is
+loaded by a name in them (`imports`), and only listed properties of them are used (`answers`). Every failure becomes a
+Millstream error, by who must act: one that passes by itself becomes `RetryLaterError`, so the lane waits for a catalog
+or store that is away.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from ssl import SSLContext
+from types import MappingProxyType
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.rest import RestCatalog, TableResponse
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
@@ -26,9 +32,12 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     UnauthorizedError,
 )
+from pyiceberg.io import FileIO
+from pyiceberg.table import StagedTable, Table
 from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from requests.exceptions import SSLError
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
@@ -38,10 +47,16 @@ from millstream import codes
 from millstream.aws.settings import AwsService
 from millstream.aws.signing import AwsCredentials, open_credentials, signed_headers
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.iceberg.answers import of_catalog, of_files
+from millstream.iceberg.files import DurableFileIO
+from millstream.iceberg.imports import DURABLE, load_nothing_by_name
 from millstream.iceberg.settings import IcebergCatalog, IcebergTable
 from millstream.objects.certificates import distrust
 from millstream.objects.settings import ObjectStore, is_url
 from millstream.spec.references import resolve
+from millstream.wire.client_tls import trusting
+
+load_nothing_by_name()
 
 FAILURES = (OSError, SQLAlchemyError, RESTError, NoSuchNamespaceError, NoSuchTableError, ValueError)
 """Exceptions of the client: everything that can go wrong between a lane and its table. A file with invalid contents
@@ -61,25 +76,41 @@ _REFUSED = re.compile(
 _MISSING = re.compile(r"NoSuchBucket|NO_SUCH_BUCKET|bucket does not exist|Bucket '[^']*' not found", re.IGNORECASE)
 
 
-class _Timed(HTTPAdapter):
-    """Gives requests a timeout: pyiceberg sets none."""
+class _Sent(HTTPAdapter):
+    """Sends requests with a timeout, which pyiceberg does not set, and with this client's own authorities: `requests`
+    prefers those of variables of the environment. Follows no redirect."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, context: SSLContext) -> None:
         self._timeout_s = timeout_s
+        self._context = context
         super().__init__()
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs, ssl_context=self._context)
+
+    def cert_verify(self, conn: Any, url: str, verify: object, cert: object) -> None:
+        # The context has the authorities. `requests` would add those of its own package to it.
+        conn.cert_reqs = "CERT_REQUIRED"
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
         kwargs["timeout"] = (min(self._timeout_s, _CONNECT_S), self._timeout_s)
-        return super().send(request, *args, **kwargs)
+        answer = super().send(request, *args, **kwargs)
+        if answer.is_redirect:
+            to = urlsplit(answer.headers["Location"])
+            what = f"the server redirects to {to.scheme}://{to.hostname}" if to.hostname else "the server redirects"
+            raise ValueError(f"{what}; redirects are not followed. Set `rest` to the target of the redirect")
+        return answer
 
 
-class _Signed(_Timed):
+class _Signed(_Sent):
     """Signs requests, too, for a service of AWS. pyiceberg does so only with boto3, which needs other packages."""
 
-    def __init__(self, timeout_s: float, settings: AwsService, credentials: AwsCredentials) -> None:
+    def __init__(
+        self, timeout_s: float, context: SSLContext, settings: AwsService, credentials: AwsCredentials
+    ) -> None:
         self._settings = settings
         self._credentials = credentials
-        super().__init__(timeout_s)
+        super().__init__(timeout_s, context)
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
         # pyiceberg sends JSON, which requests has made text or bytes.
@@ -93,7 +124,7 @@ class _Signed(_Timed):
 
 
 class _ServerCatalog(RestCatalog):
-    """A REST catalog, all requests to which use one adapter."""
+    """A REST catalog, all requests to which use one adapter. Of its answers, only what `answers` names is used."""
 
     def __init__(self, name: str, adapter: HTTPAdapter, **properties: Any) -> None:
         self._adapter = adapter
@@ -102,8 +133,37 @@ class _ServerCatalog(RestCatalog):
     def _config_headers(self, session: Session) -> None:
         """Called before the session is used for anything, even to request a token."""
         super()._config_headers(session)
+        # Neither proxies nor credentials nor authorities of the environment.
+        session.trust_env = False
         for scheme in ("http://", "https://"):
             session.mount(scheme, self._adapter)
+
+    def _fetch_config(self) -> None:
+        ours, uri = dict(self.properties), self.uri
+        super()._fetch_config()
+        self.properties, self.uri = {**ours, **of_catalog(self.properties)}, uri
+
+    def _load_file_io(
+        self, properties: Mapping[str, Any] = MappingProxyType({}), location: str | None = None
+    ) -> FileIO:
+        """`properties`: of the table as well, so none of them is used."""
+        return DurableFileIO(self.properties)
+
+    def _response_to_table(self, identifier_tuple: tuple[str, ...], table_response: TableResponse) -> Table:
+        table = super()._response_to_table(identifier_tuple, table_response)
+        table.io = self._files(table_response)
+        return table
+
+    def _response_to_staged_table(
+        self, identifier_tuple: tuple[str, ...], table_response: TableResponse
+    ) -> StagedTable:
+        table = super()._response_to_staged_table(identifier_tuple, table_response)
+        table.io = self._files(table_response)
+        return table
+
+    def _files(self, answer: TableResponse) -> FileIO:
+        vended = self._resolve_storage_credentials(answer.storage_credentials, answer.metadata_location)
+        return DurableFileIO({**self.properties, **of_files({**answer.config, **vended})})
 
 
 class _FileCatalog(SqlCatalog):
@@ -115,6 +175,12 @@ class _FileCatalog(SqlCatalog):
         # Of its own accord, pyiceberg keeps the file open after the lane has ended.
         self.engine = create_engine(url, poolclass=NullPool)
         event.listen(self.engine, "connect", _sync_every_commit)
+
+    def _load_file_io(
+        self, properties: Mapping[str, Any] = MappingProxyType({}), location: str | None = None
+    ) -> FileIO:
+        """`properties`: of the table, so none of them is used."""
+        return DurableFileIO(self.properties)
 
 
 def _sync_every_commit(connection: Any, _: object) -> None:
@@ -130,7 +196,7 @@ def open_catalog(
     Raises `UserError` for missing credentials, and otherwise exceptions that `error_of` converts.
     """
     properties = _store_properties(store or ObjectStore(), base_dir, where)
-    properties["py-io-impl"] = "millstream.iceberg.files.DurableFileIO"
+    properties["py-io-impl"] = DURABLE
     if settings.warehouse is not None:
         plain = settings.rest is not None or is_url(settings.warehouse)
         properties["warehouse"] = settings.warehouse if plain else str((base_dir / settings.warehouse).resolve())
@@ -157,13 +223,20 @@ def open_catalog(
     for name, value in named:
         if value is not None:
             properties[name] = resolve(value, base_dir, f"{where}: the {name} for {settings.rest}")
-    more: dict[str, Any] = {}
-    if settings.ca is not None:
-        more["ssl"] = {"cabundle": str((base_dir / settings.ca).resolve())}
-    adapter = _Timed(_TIMEOUT_S)
+    context = _context(settings.ca, base_dir, where)
+    adapter = _Sent(_TIMEOUT_S, context)
     if (aws := settings.aws) is not None:
-        adapter = _Signed(_TIMEOUT_S, aws, open_credentials(aws, base_dir, f"{where}: catalog.aws"))
-    return _ServerCatalog(settings.name, adapter, uri=address, **properties, **more)
+        adapter = _Signed(_TIMEOUT_S, context, aws, open_credentials(aws, base_dir, f"{where}: catalog.aws"))
+    return _ServerCatalog(settings.name, adapter, uri=address, **properties)
+
+
+def _context(ca: str | None, base_dir: Path, where: str) -> SSLContext:
+    """What a catalog's certificate is checked with. Raises `UserError` for a file that has no certificates."""
+    try:
+        return trusting((base_dir / ca if ca is not None else Path(DEFAULT_CA_BUNDLE_PATH)).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        what = f"{where}: `catalog.ca`: {ca} has no certificates that can be used: {error}"
+        raise UserError(codes.CERTIFICATES, what) from error
 
 
 def _store_properties(store: ObjectStore, base_dir: Path, where: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Files of Iceberg tables, which are durable on a local disk when they are closed, before anything refers to them.
 
-pyiceberg finds the class by its name, which is one of the properties of a catalog (`catalogs`). Object stores go
+`catalogs` makes it for every table: no property of a table or of an answer names another class. Object stores go
 through Arrow, as in pyiceberg itself.
 """
 
@@ -8,15 +8,30 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pyarrow.fs import FileSystem
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+
+from millstream.iceberg.answers import for_files
+
+_SCHEMES = ("file", "s3", "s3a", "s3n", "gs", "gcs")
+"""Of the places that a table's metadata may name. Arrow would start a JVM for Hadoop's file systems."""
 
 
 class DurableFileIO(PyArrowFileIO):
     """pyiceberg's class, with an fsync of local files."""
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        super().__init__(for_files(properties))
+
+    def _initialize_fs(self, scheme: str, netloc: str | None = None) -> FileSystem:
+        if scheme not in _SCHEMES:
+            raise ValueError(f"{scheme}:// is not a place for the files of a table (expected: s3://, gs:// or file://)")
+        return super()._initialize_fs(scheme, netloc)
 
     def new_output(self, location: str) -> PyArrowFile:
         file = super().new_output(location)

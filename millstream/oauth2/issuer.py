@@ -28,7 +28,7 @@ from ssl import SSLContext, SSLEOFError, SSLError
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote_plus, urlencode, urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
@@ -85,7 +85,8 @@ class Issuer:
         """`client`: its id and secret."""
         self._settings = settings
         self._client = client
-        self._opener = build_opener(_NoRedirects(), HTTPSHandler(context=context))
+        # Without the proxies of the environment, as for every other address that a pipeline file names.
+        self._opener = build_opener(_NoRedirects(), ProxyHandler({}), HTTPSHandler(context=context))
         self._place = f"{where}: the issuer of tokens at {settings.address}"
         self._now_s = now_s
         self._lock = threading.Lock()

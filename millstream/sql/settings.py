@@ -40,6 +40,9 @@ def _checked_url(written: str) -> str:
         options = {name.lower() for name, _ in parse_qsl(parts.query)}
     except ValueError:
         parts, valid, options = SplitResult("", "", "", "", ""), False, set()
+    if "plugin" in options:
+        what = f"{without_secrets(written)!r} names a plugin, which is code that SQLAlchemy would load"
+        raise problem(codes.VALUE_MALFORMED, what, "a URL without the option `plugin`")
     is_file = parts.scheme.partition("+")[0] == SQLITE
     if is_file:
         valid = valid and not parts.netloc and len(parts.path) > 1 and ":memory:" not in parts.path

@@ -204,6 +204,7 @@ async def test_a_database_that_is_locked_is_waited_for(file: Path, monkeypatch: 
         ({"url": "mariadb+pymysql://h/d", "table": "t", "follow": True}, "which `follow` would miss"),
         ({"url": "mariadb+pymysql://me:s3cret@h/d", "table": "t"}, "is not the address of a database"),
         ({"url": "mariadb+pymysql://h/d?password=s3cret", "table": "t"}, "is not the address of a database"),
+        ({"url": "mariadb+pymysql://h/d?plugin=p", "table": "t"}, "names a plugin, which is code"),
         ({"url": "sqlite://", "table": "t"}, "is not the address of a database"),
         ({"url": "sqlite:///:memory:", "table": "t"}, "is not the address of a database"),
         ({"url": "sqlite:///shop.db", "table": "t", "password": {"env": "P"}}, "has no effect with SQLite"),

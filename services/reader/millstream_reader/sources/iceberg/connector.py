@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, closing
 from typing import TYPE_CHECKING, ClassVar
 
 from millstream.iceberg.settings import IcebergTable, table_findings, table_notes, table_problems
@@ -61,7 +61,8 @@ class _Iceberg(SourceConnector[IcebergSource]):
     async def online_findings(self, settings: IcebergSource, place: Place) -> Sequence[Finding]:
         from millstream_reader.sources.iceberg.snapshots import Snapshots
 
-        await asyncio.to_thread(Snapshots(settings, place.base_dir, "validate").open)
+        with closing(Snapshots(settings, place.base_dir, "validate")) as table:
+            await asyncio.to_thread(table.open)
         return ()
 
     def notes(self, settings: IcebergSource, path: Path) -> Iterator[tuple[Path, str]]:

@@ -58,6 +58,10 @@ class IcebergSourceLane(TableSourceLane[Added]):
         except (LookupError, TypeError, ValueError) as error:
             raise unreadable_position(f"lane {self._owner.lane}", position, "an iceberg source") from error
 
+    def close(self) -> None:
+        """Called when the worker has ended."""
+        self._table.close()
+
     def pending_versions(self) -> int | None:
         if self._ended:
             return 0
@@ -132,3 +136,4 @@ async def open_iceberg_source(settings: IcebergSource, owner: SourceOwner) -> As
             yield lane
         finally:
             worker.finish()
+            lane.close()

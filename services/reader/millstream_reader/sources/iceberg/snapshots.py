@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from pyiceberg.catalog import Catalog
 from pyiceberg.io.pyarrow import PYARROW_PARQUET_FIELD_ID_KEY
 from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntryStatus, ManifestFile
 from pyiceberg.schema import Schema
@@ -48,15 +49,23 @@ class Snapshots:
         self._base_dir = base_dir
         self._where = where
         self._named = f"the Iceberg table {settings.table}"
+        self._catalog: Catalog | None = None
         self._table: Table | None = None
+
+    def close(self) -> None:
+        """Close connections to the catalog."""
+        if self._catalog is not None:
+            self._catalog.close()
 
     def open(self) -> str:
         """Reach the table; returns its id."""
         settings = self._settings
         if self._table is None:
             try:
-                catalog = open_catalog(settings.catalog, settings.store, self._base_dir, self._where, create=False)
-                self._table = catalog.load_table(settings.table)
+                if self._catalog is None:
+                    where, store = self._where, settings.store
+                    self._catalog = open_catalog(settings.catalog, store, self._base_dir, where, create=False)
+                self._table = self._catalog.load_table(settings.table)
             except ABSENT as error:
                 what = f"{self._where}: there is no Iceberg table {settings.table} in the catalog. Correct `table`"
                 raise UserError(codes.TARGET_UNFIT, what) from error

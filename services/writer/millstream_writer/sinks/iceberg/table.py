@@ -277,6 +277,9 @@ def _field_name(column: str, transform: str) -> str:
 
 def faults_of(table: Table, schema: pa.Schema, settings: IcebergSink) -> Iterator[Fault]:
     """What in the table does not fit the settings."""
+    if TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL in table.properties:
+        what = f"its property {TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL} names code, which is never loaded"
+        yield Fault(("table",), what, "a table without this property")
     there = {field.name: field for field in table.schema().fields}
     for field in schema:
         loc, expected = settings.place_of(field.name), _TYPES[str(field.type)]
