@@ -24,36 +24,77 @@ type panicked struct {
 
 func (p *panicked) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 
-// guard converts a panic to an error.
-func guard(call func() error) (err error) {
-	defer func() {
-		if value := recover(); value != nil {
-			err = &panicked{value, string(debug.Stack())}
-		}
-	}()
-	return call()
+// errGoexit is the failure of a function that has ended its goroutine.
+var errGoexit = errors.New("the function called runtime.Goexit (as testing.T.FailNow does): return an error instead")
+
+// left returns the failure of a call that has not returned: a panic with this value, or the end of its goroutine.
+func left(value any) error {
+	if value == nil {
+		return errGoexit
+	}
+	return &panicked{value, string(debug.Stack())}
 }
 
-// each calls call for 0 to len(failures)-1 and stores the results. A panic is the failure of its own index only.
+// guard converts a panic, or the end of the goroutine, to an error. Nothing stops runtime.Goexit, so the call has a
+// goroutine of its own.
+func guard(call func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		returned := false
+		var err error
+		defer func() {
+			if !returned {
+				err = left(recover())
+			}
+			result <- err
+		}()
+		err = sound(call())
+		returned = true
+	}()
+	return <-result
+}
+
+// each calls call for 0 to len(failures)-1 and stores the results. A panic, or the end of the goroutine, is the failure
+// of its own index only.
 func each(failures []error, call func(i int) error) {
 	for next := 0; next < len(failures); {
 		next = some(failures, next, call)
 	}
 }
 
-// some continues until the end or the first panic, and returns the index to continue from: guarding every call would
-// cost as much as a short function.
-func some(failures []error, next int, call func(i int) error) (after int) {
-	defer func() {
-		if value := recover(); value != nil {
-			failures[next] = &panicked{value, string(debug.Stack())}
-			after = next + 1
+// some continues until the end or the first call that does not return, and returns the index to continue from: guarding
+// every call would cost as much as a short function.
+func some(failures []error, next int, call func(i int) error) int {
+	after := make(chan int, 1)
+	go func() {
+		defer func() {
+			if next < len(failures) {
+				failures[next] = left(recover())
+				next++
+			}
+			after <- next
+		}()
+		for ; next < len(failures); next++ {
+			failures[next] = sound(call(next))
 		}
 	}()
-	for ; next < len(failures); next++ {
-		failures[next] = call(next)
+	return <-after
+}
+
+// sound returns err, or another error if err cannot be read: a method of a nil pointer to an error of the function's own
+// panics.
+func sound(err error) (readable error) {
+	if err == nil {
+		return nil
 	}
-	return next
+	defer func() {
+		if value := recover(); value != nil {
+			readable = fmt.Errorf("the function returned an error (%T) that cannot be read: panic: %v", err, value)
+		}
+	}()
+	_ = err.Error()
+	_ = errors.Is(err, errGoexit)
+	return err
 }
 
 // told returns the error on one line, and the full text if there is more.

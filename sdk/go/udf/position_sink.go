@@ -58,7 +58,13 @@ func (s *service) positionSink(stream sinkStream, hello *udfv1.Hello) error {
 			"the pipeline again, if the program was changed, or install a newer Millstream")
 	}
 	lane := &positionLane{hello: hello, instance: s.function.positions}
-	_, lane.checks = lane.instance().(Checker)
+	err := guard(func() error {
+		_, lane.checks = lane.instance().(Checker)
+		return nil
+	})
+	if err != nil {
+		return opened("sink", err)
+	}
 	welcome := s.welcome()
 	welcome.KeepsPositions, welcome.Checks = true, lane.checks
 	if err := stream.Send(&udfv1.SinkResponse{Message: &udfv1.SinkResponse_Welcome{Welcome: welcome}}); err != nil {

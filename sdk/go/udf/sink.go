@@ -27,8 +27,11 @@ func (s *service) Sink(stream sinkStream) error {
 	}
 	var sink Sink
 	if s.function.sink != nil {
-		sink = s.function.sink()
-		if err := guard(func() error { return sink.Open(withCall(stream.Context(), hello, Call{})) }); err != nil {
+		err := guard(func() error {
+			sink = s.function.sink()
+			return sink.Open(withCall(stream.Context(), hello, Call{}))
+		})
+		if err != nil {
 			return opened("sink", err)
 		}
 		defer closed("sink", sink.Close)

@@ -37,12 +37,15 @@ func (s *service) Source(stream sourceStream) error {
 		return status.Error(codes.InvalidArgument, "the second message of a source stream must be SourceOpen")
 	}
 	lane := &sourceLane{
-		source:   s.function.source(),
 		ctx:      withCall(stream.Context(), hello, Call{}),
 		position: second.GetOpen().GetPosition(),
 	}
 	start := SourceStart{lane.position, int(second.GetOpen().GetPartition()), int(second.GetOpen().GetPartitions())}
-	if err := guard(func() error { return lane.source.Open(lane.ctx, start) }); err != nil {
+	err = guard(func() error {
+		lane.source = s.function.source()
+		return lane.source.Open(lane.ctx, start)
+	})
+	if err != nil {
 		return opened("source", err)
 	}
 	defer closed("source", lane.source.Close)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"reflect"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -105,6 +106,64 @@ func TestOutcomesLeaveNeighboursAlone(t *testing.T) {
 	expect(t, outcomes["key"].Reason, `the key "\xff" is not UTF-8`)
 	expect(t, outcomes["bytes"].Reason, "not \uFFFD text")
 	expect(t, len(outcomes), 9)
+}
+
+// unreadable is an error whose methods panic for a nil pointer, as of `var err *unreadable; return nil, err`.
+type unreadable struct{ reason string }
+
+func (u *unreadable) Error() string { return u.reason }
+
+// leave ends without returning, in the way that the value names.
+func leave(value []byte) error {
+	switch string(value) {
+	case "text":
+		panic("lost")
+	case "error":
+		panic(errors.New("an error"))
+	case "struct":
+		panic(struct{ number int }{7})
+	case "nothing":
+		panic(nil)
+	case "goexit":
+		runtime.Goexit()
+	case "unread":
+		var err *unreadable
+		return err
+	}
+	return nil
+}
+
+func TestHoweverAFunctionLeavesOnlyItsRecordHasFailed(t *testing.T) {
+	names := []string{"a", "text", "error", "struct", "nothing", "goexit", "unread", "b"}
+	reasons := []string{
+		"panic: lost", "panic: an error", "panic: {7}", "panic: panic called with nil argument", "runtime.Goexit",
+		"cannot be read",
+	}
+	mapping := func(_ context.Context, record udf.Record) ([]udf.Message, error) {
+		return []udf.Message{{Value: record.Value}}, leave(record.Value)
+	}
+	write := func(_ context.Context, record udf.Record) error { return leave(record.Value) }
+	for _, concurrency := range []int{1, 3} {
+		results := udftest.Map(t, udf.NewMap(mapping, udf.Concurrency(concurrency)), udftest.Values(names...)...)
+		expect(t, results.Values(), []string{"a", "b"})
+		written := udftest.Write(t, udf.NewSinkFunc(write, udf.Concurrency(concurrency)), udftest.Values(names...)...)
+		for _, outcomes := range [][]udftest.Outcome{results.Outcomes, written.Outcomes} {
+			expect(t, len(outcomes), len(reasons))
+			for at, outcome := range outcomes {
+				expect(t, outcome.Index, at+1)
+				if !strings.Contains(outcome.Reason, reasons[at]) {
+					t.Errorf("record %d: the reason is %q instead of %q", outcome.Index, outcome.Reason, reasons[at])
+				}
+			}
+		}
+	}
+	for _, name := range names[1:7] {
+		reduce := func(context.Context, udf.Group, iter.Seq[udf.Record]) ([]udf.Message, error) {
+			return nil, leave([]byte(name))
+		}
+		reduced := udftest.Reduce(t, udf.NewReduce(reduce), udftest.Input{Records: udftest.Values("a")})
+		expect(t, reduced[0].Failed != "", true)
+	}
 }
 
 type order struct {

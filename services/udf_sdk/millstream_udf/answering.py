@@ -9,7 +9,7 @@ from millstream_udf import arrow
 from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
 from millstream_udf.execution import Lane
-from millstream_udf.failures import FAILURES, Outcomes, describe, summary
+from millstream_udf.failures import FAILURES, Outcomes, describe, failure, summary
 from millstream_udf.fields import Data, field, without_large
 from millstream_udf.inputs import Inputs
 from millstream_udf.outputs import map_answer, sink_answer
@@ -58,8 +58,8 @@ def _without_frame(data: bytes) -> tuple[bytes, Data]:
 async def answer_map(
     lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data = b""
 ) -> udf_pb2.SealedMapAnswer:
-    """Never raises an `Exception`: if a call fails as a whole, the answer has an `error`. `frame`: the frame of the
-    call, if it is not in `call`."""
+    """Never raises what the function raises: if a call fails as a whole, the answer has an `error`. `frame`: the frame
+    of the call, if it is not in `call`."""
     context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
     try:
         inputs = Inputs(frame or call.frame, call.id_prefix, call.first_index)
@@ -69,7 +69,7 @@ async def answer_map(
         times_allowed = hello.kind == SOURCE_TRANSFORM
         return map_answer(call.call_id, inputs, results, times_allowed=times_allowed, encode=lane.definition.encode)
     except FAILURES as error:
-        return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=error_text(error))
+        return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=error_text(failure(error)))
 
 
 async def _answer_arrow(
@@ -106,7 +106,7 @@ async def answer_sink(
         results = await lane.results(inputs, context)
         return sink_answer(call.call_id, results)
     except FAILURES as error:
-        return udf_pb2.SinkAnswer(call_id=call.call_id, error=error_text(error))
+        return udf_pb2.SinkAnswer(call_id=call.call_id, error=error_text(failure(error)))
 
 
 def encode_map(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:

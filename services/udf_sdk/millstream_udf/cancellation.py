@@ -24,7 +24,11 @@ def failure_of(error: asyncio.CancelledError, what: str = "the work") -> Runtime
 
 def failure_in_task(error: asyncio.CancelledError, what: str = "the work") -> RuntimeError:
     """The same for code that may wait. Raises `error` if the running task is being cancelled."""
-    task = asyncio.current_task()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        # A thread without a loop.
+        task = None
     if task is not None and task.cancelling():
         raise error
     return failure_of(error, what)

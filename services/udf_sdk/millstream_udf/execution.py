@@ -29,7 +29,7 @@ from typing import Any
 from millstream_udf.cancellation import called_once, failure_of, result_in_task
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import SOURCE, Definition, Flavour, Takes
-from millstream_udf.failures import FAILURES, BadOutput
+from millstream_udf.failures import FAILURES, BadOutput, failure
 from millstream_udf.inputs import Inputs
 
 _TURN_S = 0.02
@@ -157,10 +157,8 @@ class Lane:
             for index, item in source:
                 try:
                     results[index] = call(item, *context)
-                except asyncio.CancelledError as error:
-                    results[index] = failure_of(error)
                 except FAILURES as error:
-                    results[index] = error
+                    results[index] = failure(error)
 
         loop = asyncio.get_running_loop()
         threads = min(self.definition.options.threads, len(items))
@@ -214,9 +212,10 @@ class Lane:
                         last = job
                     job.results[index] = await call(job.items[index], *job.context)
                 except asyncio.CancelledError as error:
+                    # Also if the function has cancelled the task that it runs in.
                     job.results[index] = failure_of(error)
                 except FAILURES as error:
-                    job.results[index] = error
+                    job.results[index] = failure(error)
                 cancelled = task.cancelling()
                 if cancelled:
                     self._replace_worker()
@@ -264,11 +263,8 @@ def apply(
     while True:
         try:
             results.extend(map(call, items, *arguments))
-        except asyncio.CancelledError as error:
-            results.append(failure_of(error))
-            continue
         except FAILURES as error:
-            results.append(error)
+            results.append(failure(error))
             continue
         if len(results) >= count:
             return

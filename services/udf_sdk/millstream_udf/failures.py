@@ -1,11 +1,12 @@
 """The outcomes of records that were not processed normally, from exceptions. Pure.
 
-Above it: `outputs` and `execution`. Below it: nothing. A failure is reported with the user's own traceback, without the
-frames of this package, which users cannot change.
+Above it: `outputs` and `execution`. Below it: `cancellation`. A failure is reported with the user's own traceback,
+without the frames of this package, which users cannot change.
 """
 
 from __future__ import annotations
 
+import asyncio
 import bdb
 import importlib
 import os
@@ -13,6 +14,7 @@ import traceback
 from types import TracebackType
 
 from millstream_udf import debugging
+from millstream_udf.cancellation import failure_in_task
 from millstream_udf.misfits import MISFIT_CODE, Misfit
 from millstream_udf.values import DeadLetter, Drop, Fallback, Retry
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -26,9 +28,35 @@ DETAILS_BYTES_MAX = 1024 * 1024
 _NOT_THE_USERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<frozen importlib", importlib.__file__)
 
 
-FAILURES = (Exception, SystemExit)
-"""Exceptions of users' functions. A call of `sys.exit` counts as a failure of the input, because the process does not
-belong to the function."""
+FAILURES = BaseException
+"""Exceptions of users' functions: of any class. A panic of a library in Rust is not an `Exception`, and a function that
+calls `sys.exit` or raises `KeyboardInterrupt` has failed, because the process does not belong to it. `failure` tells
+them from those that are not the function's."""
+
+
+class Gone(BaseException):
+    """The parts ended in the middle of a group, whose results are not needed. Not an `Exception`, so that functions
+    that catch these do not catch it."""
+
+
+def failure(error: BaseException) -> BaseException:
+    """The failure of users' code from which an exception came. Raises `error` again if it is not one: if it cancels the
+    running task, ends the parts of a group, or is Ctrl-C in a test."""
+    if isinstance(error, asyncio.CancelledError):
+        return failure_in_task(error)
+    if isinstance(error, Gone) or _is_interrupt(error):
+        raise error
+    return error
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether a signal has raised it. In a sidecar, signals never reach the thread of the function."""
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    return innermost is not None and innermost.tb_frame.f_code.co_filename == asyncio.runners.__file__
 
 
 class BadOutput(TypeError):

@@ -15,6 +15,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from millstream_udf.context import Context
+from millstream_udf.failures import Gone
 from millstream_udf.inputs import Inputs
 from millstream_udf.typed_values import Decoder
 from millstream_udf.values import Record, Window
@@ -123,11 +124,6 @@ class Source(Protocol):
 
     def next_blocking(self) -> Part | None:
         """The same for functions that are not async, which have to block."""
-
-
-class Gone(BaseException):
-    """The parts ended in the middle of a group, whose results are not needed. Not an `Exception`, so that functions
-    that catch these do not catch it."""
 
 
 class Chunk(NamedTuple):

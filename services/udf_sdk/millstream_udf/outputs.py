@@ -6,14 +6,12 @@ return value for it, or the exception that it raised.
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from millstream_udf import columns
-from millstream_udf.cancellation import failure_of
-from millstream_udf.failures import FAILURES, BadOutput, Outcomes
+from millstream_udf.failures import FAILURES, BadOutput, Outcomes, failure
 from millstream_udf.inputs import Inputs
 from millstream_udf.misfits import hidden
 from millstream_udf.typed_values import JSON, Encoder, is_object
@@ -90,11 +88,9 @@ def _mixed_answer(
         elif result is not None:
             try:
                 some = _each(result, encode, times_allowed=times_allowed)
-            except CancelledError as error:
-                outcomes.add(index, failure_of(error))
             except FAILURES as error:
                 # A record that fails partway (a list with one bad item, a generator that raises) has no outputs.
-                outcomes.add(index, error)
+                outcomes.add(index, failure(error))
             else:
                 outputs.extend(some)
                 parents.extend([index] * len(some))

@@ -22,7 +22,7 @@ from millstream_udf.answering import context_of, error_text
 from millstream_udf.cancellation import result_in_task, result_of_call
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import Definition, Takes
-from millstream_udf.failures import FAILURES, BadOutput, Outcomes
+from millstream_udf.failures import FAILURES, BadOutput, Outcomes, failure
 from millstream_udf.inputs import Inputs
 from millstream_udf.misfits import Misfit
 from millstream_udf.values import DeadLetter, Drop, Fallback, Fenced, Retry, SinkLane
@@ -43,7 +43,7 @@ class PositionSink:
         self._turn = asyncio.Lock()
 
     async def answer(self, request: udf_pb2.SealedSinkRequest) -> udf_pb2.SinkResponse:
-        """Answer one message. Never raises an `Exception`: the answer reports a call that fails."""
+        """Answer one message. The answer reports a call that fails."""
         async with self._turn:
             match request.WhichOneof("message"):
                 case "open":
@@ -76,7 +76,7 @@ class PositionSink:
                 return udf_pb2.SinkOpened(error=error_text(wrong))
         except FAILURES as error:
             await self._discard()
-            return udf_pb2.SinkOpened(error=error_text(error))
+            return udf_pb2.SinkOpened(error=error_text(failure(error)))
 
     async def _check(self, call: udf_pb2.SealedSinkCall) -> udf_pb2.SinkAnswer:
         """The outcomes of the records that are refused."""
@@ -89,7 +89,7 @@ class PositionSink:
         try:
             items, misfits = self._items(call)
         except FAILURES as error:
-            answer.error = error_text(error)
+            answer.error = error_text(failure(error))
             return answer
         check = getattr(self._sink, "check", None)
         for index, item in enumerate(items):
@@ -99,7 +99,7 @@ class PositionSink:
                 if check is not None and (result := await result_of_call(check, item)) is not None:
                     raise BadOutput(f"check returns nothing, not {type(result).__name__}; to refuse a record, raise")
             except FAILURES as error:
-                outcomes.add(index, error)
+                outcomes.add(index, failure(error))
         answer.outcomes.extend(outcomes.items)
         return answer
 
@@ -122,7 +122,7 @@ class PositionSink:
                 BadOutput(f"write raised {name}: {error}. Raise {name} in check(record), which runs before write")
             )
         except FAILURES as error:
-            answer.error = error_text(error)
+            answer.error = error_text(failure(error))
         if answer.error:
             await self._discard()
         return answer
@@ -140,7 +140,7 @@ class PositionSink:
             return udf_pb2.SinkFlushed(fenced=str(error) or "the target has another epoch of the lane")
         except FAILURES as error:
             await self._discard()
-            return udf_pb2.SinkFlushed(error=error_text(error))
+            return udf_pb2.SinkFlushed(error=error_text(failure(error)))
 
     async def _discard(self) -> None:
         """Close the instance. Records that it did not flush are discarded."""
@@ -151,7 +151,7 @@ class PositionSink:
             await result_of_call(close)
         except FAILURES as error:
             # Records that it did not flush are discarded anyway, and the next opening fences an open transaction.
-            traceback.print_exception(error)
+            traceback.print_exception(failure(error))
 
     def _enter(self, call: udf_pb2.SealedSinkCall | None = None) -> Context:
         attempt, traceparent = (0, "") if call is None else (call.attempt, call.traceparent)

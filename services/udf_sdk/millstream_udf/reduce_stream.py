@@ -20,7 +20,8 @@ from google.protobuf.message import DecodeError
 
 from millstream_udf import columns
 from millstream_udf.context import Context
-from millstream_udf.groups import Cursor, Gone, Part, decode_part
+from millstream_udf.failures import Gone
+from millstream_udf.groups import Cursor, Part, decode_part
 from millstream_udf.reducing import Answer, ReduceFunction
 from millstream_udf.values import Message
 from millstream_udf.wire.udf.v1 import udf_pb2

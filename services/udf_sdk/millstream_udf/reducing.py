@@ -23,11 +23,11 @@ from functools import cache
 from typing import Any
 
 from millstream_udf import output_prefix
-from millstream_udf.cancellation import called_once, failure_in_task, failure_of, outcome_of
+from millstream_udf.cancellation import called_once, failure_in_task, outcome_of
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
 from millstream_udf.execution import instantiate
-from millstream_udf.failures import FAILURES, BadOutput, describe, summary
+from millstream_udf.failures import FAILURES, BadOutput, describe, failure, summary
 from millstream_udf.groups import Cursor, Feed, Group, Part, Records, items_of
 from millstream_udf.loading import LoadError
 from millstream_udf.loading import load as load_definition
@@ -139,10 +139,8 @@ class ReduceFunction:
                 _, error = filling.result()
             except asyncio.CancelledError as cancelled:
                 error = failure_in_task(cancelled)
-            if isinstance(error, FAILURES):
-                builder.fail(error)
-            elif error is not None:
-                raise error
+            if error is not None:
+                builder.fail(failure(error))
         else:
             with output_prefix.labelled(group, self._name):
                 for full in builder.group(group, self._results(group, feed, context)):
@@ -217,28 +215,20 @@ class ReduceFunction:
             for output in _outputs(await returned, self._encode):
                 yield output
 
-    async def _collected(
-        self, group: Group, feed: Feed, context: Context
-    ) -> list[bytes | Message] | Exception | SystemExit:
+    async def _collected(self, group: Group, feed: Feed, context: Context) -> list[bytes | Message] | BaseException:
         with output_prefix.labelled(group, self._name):
             try:
                 return [result async for result in self._results_async(group, feed, context)]
-            except asyncio.CancelledError as error:
-                return failure_in_task(error)
             except FAILURES as error:
-                return error
+                return failure(error)
 
     def _table_of(self, table: Any) -> Any:
         return table.to_pandas() if self.definition.takes is Takes.FRAME else table
 
 
-def _outcome(results: list[bytes | Message] | BaseException) -> list[bytes | Message] | Exception | SystemExit:
+def _outcome(results: list[bytes | Message] | BaseException) -> list[bytes | Message] | BaseException:
     """The results of a group, or its failure."""
-    if isinstance(results, asyncio.CancelledError):
-        return failure_of(results)
-    if isinstance(results, BaseException) and not isinstance(results, FAILURES):
-        raise results
-    return results
+    return failure(results) if isinstance(results, BaseException) else results
 
 
 class _Builder:
@@ -253,18 +243,20 @@ class _Builder:
     def group(self, group: Group, results: Iterator[bytes | Message]) -> Iterator[Answer]:
         """Collect the results of a group as they are produced; yields the answers that are full."""
         self.begin(group)
-        try:
-            for result in results:
-                if self.add(result):
-                    yield self.take(unfinished=True)
-        except asyncio.CancelledError as error:
-            self.fail(failure_of(error))
-        except FAILURES as error:
-            self.fail(error)
+        while self._fill(results):
+            yield self.take(unfinished=True)
         if len(self.answer.groups) >= ANSWER_GROUPS:
             yield self.take()
 
-    def whole(self, group: Group, results: Sequence[bytes | Message] | Exception | SystemExit) -> Iterator[Answer]:
+    def _fill(self, results: Iterator[bytes | Message]) -> bool:
+        """Add results of the last group. Returns True when the answer is full, and False when they end or fail."""
+        try:
+            return any(map(self.add, results))
+        except FAILURES as error:
+            self.fail(failure(error))
+            return False
+
+    def whole(self, group: Group, results: Sequence[bytes | Message] | BaseException) -> Iterator[Answer]:
         """The same as `group`, for available results."""
         if isinstance(results, FAILURES):
             self.begin(group)

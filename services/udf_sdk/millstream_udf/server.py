@@ -56,8 +56,7 @@ from millstream_udf.definition import (
     define,
     with_concurrency,
 )
-from millstream_udf.failures import summary
-from millstream_udf.groups import Gone
+from millstream_udf.failures import FAILURES, Gone, failure, summary
 from millstream_udf.message_socket import MessageSocket, TooLarge
 from millstream_udf.position_sinks import PositionSink
 from millstream_udf.reduce_stream import PartQueue, reduce_stream
@@ -210,9 +209,9 @@ class Server:
                         await context.write(udf_pb2.SourceResponse(batch=batch).SerializeToString())
                     else:
                         await self._thread.run(lane.committed(request.committed))
-            except Exception as error:  # noqa: BLE001 - users' functions raise anything
+            except FAILURES as error:
                 # In open or committed, which have no answer: the stream ends with it, and is opened again.
-                traceback.print_exception(error)
+                traceback.print_exception(failure(error))
                 await context.abort(grpc.StatusCode.ABORTED, summary(error))
             finally:
                 await self._thread.run(lane.close())

@@ -12,7 +12,7 @@ from typing import Any
 from millstream_udf import columns
 from millstream_udf.cancellation import result_of_call
 from millstream_udf.context import Context, set_current
-from millstream_udf.failures import BadOutput, describe, summary
+from millstream_udf.failures import FAILURES, BadOutput, describe, failure, summary
 from millstream_udf.outputs import fault_of_record
 from millstream_udf.typed_values import JSON, Encoder
 from millstream_udf.values import Batch, Record
@@ -34,7 +34,7 @@ class SourceLane:
         await self._call("open", request.position, request.partition, request.partitions)
 
     async def read(self, request: udf_pb2.SourceRead) -> udf_pb2.SourceBatch:
-        """Never raises an `Exception`: the result of a failed read has an `error`."""
+        """Never raises what the function raises: the result of a failed read has an `error`."""
         set_current(self._context)
         try:
             timeout_s = request.timeout_us / 1_000_000
@@ -49,8 +49,8 @@ class SourceLane:
             if batch.records:
                 answer.frame.MergeFromString(frame_of(batch.records, self._encode))
             return answer
-        except Exception as error:  # noqa: BLE001 - users' functions raise anything
-            detail = describe(error)
+        except FAILURES as error:
+            detail = describe(failure(error))
             return udf_pb2.SourceBatch(error=f"{summary(error)}\n{detail}" if detail else summary(error))
 
     async def committed(self, request: udf_pb2.SourceCommitted) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
-from millstream_udf.cancellation import failure_of, result_of
+from millstream_udf.cancellation import failure_of, outcome_of, result_of
 from millstream_udf.context import Context
 from millstream_udf.definition import Definition
 from millstream_udf.execution import Function, open_function
@@ -29,8 +31,10 @@ class FunctionThread:
         self._definition = definition
         self._context = context
         self._started: Future[tuple[Function, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._serving: asyncio.Task[None] | None = None
+        """The task that the thread runs."""
         self.ended: Future[None] = Future()
-        """Done when the thread has ended, with the `SystemExit` of a function if that is the cause."""
+        """Done when the thread has ended, with the error that has ended it."""
 
     @property
     def function(self) -> Function:
@@ -40,7 +44,12 @@ class FunctionThread:
         """Run `work` in the function's thread. Cancelling the wait cancels the work; a `CancelledError` that the work
         raises without that is raised here as a `RuntimeError`."""
         _, loop, _ = self._started.result()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(result_of(work), loop))
+        waiting = asyncio.run_coroutine_threadsafe(outcome_of(result_of(work)), loop)
+        result, error = await asyncio.wrap_future(waiting)
+        if error is not None:
+            raise error
+        found: _T = result
+        return found
 
     async def run_through(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run `work`, which never waits for anything, in the function's thread.
@@ -66,11 +75,7 @@ class FunctionThread:
                 return
             try:
                 result = result_at_once(work)
-            except (SystemExit, KeyboardInterrupt):
-                # They end this loop, and with it the process.
-                raise
             except BaseException as failure:  # noqa: BLE001 - raised in the waiting task
-                # A panic of a library in Rust is not an `Exception`.
                 error = failure
             # The other loop may have ended.
             with suppress(RuntimeError):
@@ -100,7 +105,7 @@ class FunctionThread:
         """The thread."""
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(self._serve())
+                self._run_on(runner)
         except BaseException as error:  # noqa: BLE001 - raised in the waiting tasks
             # Set for the tasks that wait for the start or the end.
             if not self._started.done():
@@ -109,7 +114,26 @@ class FunctionThread:
         else:
             self.ended.set_result(None)
 
+    def _run_on(self, runner: asyncio.Runner) -> None:
+        """Serve to the end.
+
+        A task or a callback that users' code has started may raise `SystemExit` or `KeyboardInterrupt`, with which
+        asyncio leaves the loop. The loop goes on, so that code that awaits such a task gets its exception.
+        """
+        go_on: Callable[[], object] = partial(runner.run, self._serve())
+        while True:
+            try:
+                go_on()
+            except (SystemExit, KeyboardInterrupt) as error:
+                if self._serving is None or self._serving.done():
+                    raise
+                traceback.print_exception(error)
+                go_on = partial(runner.get_loop().run_until_complete, self._serving)
+            else:
+                return
+
     async def _serve(self) -> None:
+        self._serving = asyncio.current_task()
         stopping = asyncio.Event()
         async with open_function(self._definition, self._context) as function:
             self._started.set_result((function, asyncio.get_running_loop(), stopping))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from millstream_udf.failures import BadOutput
+from millstream_udf.failures import FAILURES, BadOutput, failure
 from millstream_udf.json_types import (
     Convert,
     UnsupportedType,
@@ -51,14 +51,16 @@ class Decoder:
         """Raises `Misfit`."""
         try:
             return self._fast(value)
-        except Exception as error:  # noqa: BLE001  # the packages below and a user's function may raise anything
-            raise self._misfit(value, error) from None
+        except FAILURES as error:
+            raise self._misfit(value, failure(error)) from None
 
     def many(self, values: Sequence[bytes]) -> tuple[list[Any], dict[int, Misfit]]:
         """An object for each value, None if there is none, and the reasons by index."""
         try:
             return list(map(self._fast, values)), {}
-        except Exception:  # noqa: BLE001  # as above; the value is searched for now
+        except FAILURES as error:
+            failure(error)
+            # The value is searched for only now.
             return self._each(values)
 
     def _each(self, values: Sequence[bytes]) -> tuple[list[Any], dict[int, Misfit]]:
@@ -72,13 +74,14 @@ class Decoder:
                 misfits[index] = misfit
         return objects, misfits
 
-    def _misfit(self, value: bytes, error: Exception) -> Misfit:
+    def _misfit(self, value: bytes, error: BaseException) -> Misfit:
         try:
             self._explain(value)
         except Misfit as misfit:
             return misfit.of(self.name)
-        except Exception as other:  # noqa: BLE001  # from a user's function: there is only its message
-            error = other
+        except FAILURES as other:
+            # From a user's function: there is only its message.
+            error = failure(other)
         return Misfit(f"is refused: {type(error).__name__}: {error}"[:1000]).of(self.name)
 
 
@@ -170,7 +173,9 @@ class Encoder:
             write = _writer(kind)
             try:
                 return list(map(write, results))
-            except Exception:  # noqa: BLE001  # the object is searched for now
+            except FAILURES as error:
+                failure(error)
+                # The object is searched for only now.
                 return [self._replaced(result) for result in results]
         return [self._replaced(result) if self.takes(type(result)) else result for result in results]
 
@@ -181,8 +186,8 @@ class Encoder:
     def _replaced(self, result: Any) -> Any:
         try:
             return self.one(result)
-        except Exception as error:  # noqa: BLE001  # the failure of its record
-            return error
+        except FAILURES as error:
+            return failure(error)
 
 
 _NEVER_OBJECTS = (
@@ -223,7 +228,9 @@ def _written(value: Any) -> bytes:
     kind: Any = type(value)
     try:
         return _writer(kind)(value)
-    except Exception:  # noqa: BLE001  # our own writer explains the error and its place
+    except FAILURES as error:
+        failure(error)
+        # Our own writer explains the error and its place.
         try:
             return _plain_json(value)
         except (TypeError, ValueError, RecursionError) as error:

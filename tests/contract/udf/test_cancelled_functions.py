@@ -36,7 +36,7 @@ async def serving(open_function: Open, name: str, transport: str) -> AsyncIterat
 
 
 @pytest.mark.parametrize("name", ["plain", "waiting", "waiting_for_many", "threaded"])
-async def test_a_call_that_raises_it_is_sent_again(
+async def test_a_call_whose_decoding_raises_it_once_is_answered(
     open_function: Open, tmp_path: Path, name: str, transport: str
 ) -> None:
     values = [os.fsencode(tmp_path / "once")]

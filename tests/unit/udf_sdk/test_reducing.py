@@ -14,7 +14,8 @@ import pytest
 
 import millstream_udf as udf
 from millstream_udf import output_prefix
-from millstream_udf.groups import Gone, Group, Part
+from millstream_udf.failures import Gone
+from millstream_udf.groups import Group, Part
 from millstream_udf.loading import LoadError
 from millstream_udf.misfits import MISFIT_CODE
 from millstream_udf.reduce_arrow import arrow_part
