@@ -12,9 +12,15 @@ because it runs at every start of a function, before the command (see `millstrea
 
 A strict sandbox has two processes. This one stays outside, waits, and ends as the command does. The command is process
 1 of its namespace, so everything that it has started ends with it. The command sees a file system of its own: programs
-and libraries, its code and what the pipeline file adds, read-only; /tmp and /dev/shm, in memory and bounded; and the
-directory of its socket. If a step fails, the error goes to standard error and the exit code is 125: nothing runs
-partly confined.
+and libraries, its code and what the pipeline file adds, read-only; and /tmp, /dev/shm and the directory of its sockets,
+in memory and bounded. Nothing that it writes gets into a file system of the host.
+
+    host      <private>/sockets ─► /proc/<this process>/fd/N ─┐ the directory in memory, which this process holds open
+    sandbox   <private>/sockets ══════════════════════════════╛
+
+So the socket has the same path on both sides, but only a process that may trace this one gets there. When the command
+has ended, the regular files of that directory are kept, at its path. If a step fails, the error goes to standard error
+and the exit code is 125: nothing runs partly confined.
 """
 
 from __future__ import annotations
@@ -23,8 +29,8 @@ import ctypes
 import errno
 import os
 import resource
-import select
 import signal
+import stat
 import struct
 import sys
 
@@ -43,14 +49,18 @@ SCRATCH_BYTES = 256 << 20
 """Size of /tmp in a sandbox, in memory."""
 SHARED_BYTES = 64 << 20
 """Size of /dev/shm in a sandbox, in memory."""
+SOCKETS_BYTES = 2 << 20
+"""Size of the directory of sockets in a sandbox, in memory."""
+_SCRATCH_FILES, _SHARED_FILES, _SOCKETS_FILES = 1 << 16, 1 << 12, 1 << 8
+"""Files, directories and links in each of them: they take the kernel's memory, even if they are empty."""
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
 _CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_NOSYMFOLLOW, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 8, 256, 4096, 16384, 1 << 19
 _MNT_DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
-_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 1, 2, 4, 8
 _MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 442, 444, 446
 LANDLOCK_SCOPES_ABI = 6
 """Version of Landlock that keeps a process from abstract sockets outside its domain (Linux 6.12)."""
@@ -70,6 +80,25 @@ _NUMBERS = {
     # io_uring performs operations that bypass the filter.
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "socket": (41, 198), "socketpair": (53, 199), "sched_setaffinity": (203, 122), "capset": (126, 91),
+}  # fmt: skip
+_MODES = {
+    # The position of the mode among the arguments, and that of the flags if they decide whether the call has a mode.
+    "chmod": (90, None, 1, None), "fchmod": (91, 52, 1, None), "fchmodat": (268, 53, 2, None),
+    "fchmodat2": (452, 452, 2, None), "mkdir": (83, None, 1, None), "mkdirat": (258, 34, 2, None),
+    "mknod": (133, None, 1, None), "mknodat": (259, 33, 2, None), "creat": (85, None, 1, None),
+    "open": (2, None, 2, 1), "openat": (257, 56, 3, 2),
+}  # fmt: skip
+"""Calls that can give a file a mode: number on each architecture, position of the mode, position of the flags.
+Set-user and set-group ids are refused in each, because a program with one would be the runner's."""
+_SET_ID = stat.S_ISUID | stat.S_ISGID
+_CREATES = 0o100 | 0o20000000
+"""Flags with which `open` creates a file: O_CREAT, and that of O_TMPFILE."""
+_UNSUPPORTED = {
+    # The mode of openat2 is in memory, which a filter cannot read. C libraries use openat if openat2 is missing.
+    "openat2": (437, 437, errno.ENOSYS),
+    # Extended attributes can be capabilities of a program, and access lists. File systems may lack them.
+    "setxattr": (188, 5, errno.EOPNOTSUPP), "lsetxattr": (189, 6, errno.EOPNOTSUPP),
+    "fsetxattr": (190, 7, errno.EOPNOTSUPP), "setxattrat": (463, 463, errno.EOPNOTSUPP),
 }  # fmt: skip
 _FAMILIES = (1, 2, 10, 16)
 """Socket families that a function may use: local, IPv4, IPv6, netlink. Others (vsock) bypass a network namespace."""
@@ -147,9 +176,9 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "
     )
 
 
-def _read_only(target: str, *, deep: bool = True, devices: bool = False) -> None:
+def _read_only(target: str, *, deep: bool = True, devices: bool = False, programs: bool = True) -> None:
     """Adds flags to a mount: unlike a remount, this cannot clear a locked flag."""
-    attributes = _ATTR_RDONLY | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
+    attributes = _ATTR_RDONLY | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV) | (0 if programs else _ATTR_NOEXEC)
     change = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if deep else 0
     _done(
@@ -170,7 +199,8 @@ def _bind(source: str, target: str) -> None:
 
 def _enter_file_system(settings: dict[str, Any]) -> None:
     """Replaces the file system by one of its own. Meanwhile, the old one is below /old, and the new one below /new."""
-    base = settings["sockets"]
+    sockets = settings["sockets"]
+    base = os.path.dirname(sockets)
     # Not earlier: the process that waits outside continues to see the host's file system.
     _done("a file system of its own (unshare)", _libc.unshare(_CLONE_NEWNS))
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
@@ -184,26 +214,41 @@ def _enter_file_system(settings: dict[str, Any]) -> None:
         os.symlink(text, f"/new{target}")
     for name in ("tmp", "dev/shm", "proc"):
         os.makedirs(f"/new/{name}", 0o755, exist_ok=True)
-    _mount("tmpfs", "/new/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={SCRATCH_BYTES},mode=1777")
-    _mount("tmpfs", "/new/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, f"size={SHARED_BYTES},mode=1777")
+    bounds = f"size={SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES},mode=1777"
+    _mount("tmpfs", "/new/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, bounds)
+    bounds = f"size={SHARED_BYTES},nr_inodes={_SHARED_FILES},mode=1777"
+    _mount("tmpfs", "/new/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, bounds)
     for source, target in settings["read"]:
         _bind(f"/old{source}", f"/new{target}")
         _read_only(f"/new{target}")
     for name in ("null", "zero", "full", "random", "urandom"):
         _bind(f"/old/dev/{name}", f"/new/dev/{name}")
+        # A device can be written nevertheless. Its mode cannot be changed, which is that of the host's device.
+        _read_only(f"/new/dev/{name}", devices=True, programs=False)
     for name, text in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(text, f"/new/dev/{name}")
     _mount("proc", "/new/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     # Root can write the kernel's settings in it even without capabilities.
     _read_only("/new/proc")
     _hide(settings["hidden"])
-    _bind(f"/old{base}", f"/new{base}")
+    _mount_sockets(base, sockets)
     _read_only("/new", deep=False, devices=True)
     _done("leaving the old file system", _libc.umount2(b"/old", _MNT_DETACH))
     os.chdir("/new")
     _pivot(".", ".")
     _done("leaving the old file system", _libc.umount2(b".", _MNT_DETACH))
     os.chdir(settings["cwd"])
+
+
+def _mount_sockets(base: str, sockets: str) -> None:
+    """The directory of sockets: in memory, and below a directory that has nothing else in it."""
+    os.makedirs(f"/new{base}", 0o755, exist_ok=True)
+    _mount("tmpfs", f"/new{base}", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=4k,mode=755")
+    os.mkdir(f"/new{sockets}", 0o700)
+    # A link in it would lead the processes outside, which connect to a socket, to a file of the host.
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_NOSYMFOLLOW
+    _mount("tmpfs", f"/new{sockets}", "tmpfs", flags, f"size={SOCKETS_BYTES},nr_inodes={_SOCKETS_FILES},mode=700")
+    _read_only(f"/new{base}", deep=False)
 
 
 def _hide(paths: list[str]) -> None:
@@ -214,12 +259,24 @@ def _hide(paths: list[str]) -> None:
             _read_only(target, deep=False)
         elif os.path.exists(target):
             _mount("/old/dev/null", target, None, _MS_BIND)
+            _read_only(target, devices=True, programs=False)
 
 
 def _pivot(new: str, old: str) -> None:
     _done("a file system of its own", _libc.syscall(_number("pivot_root"), os.fsencode(new), os.fsencode(old)))
     if new != ".":
         os.chdir("/")
+
+
+def _use_own_null() -> None:
+    """Opens the sandbox's own null device in place of the host's, whose mode root could change through a descriptor."""
+    own = os.open("/dev/null", os.O_RDWR)
+    device = os.fstat(own).st_rdev
+    for descriptor in range(3):
+        status = os.fstat(descriptor)
+        if stat.S_ISCHR(status.st_mode) and status.st_rdev == device:
+            os.dup2(own, descriptor)
+    os.close(own)
 
 
 # Privileges and system calls
@@ -254,10 +311,13 @@ def _leave_abstract_sockets() -> None:
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+if TYPE_CHECKING:
+    _Instruction = tuple[int, int, int, int]
+    """Code, jump if true, jump if false, operand."""
 
 
-def _filter(*, strict: bool, affinity: bool) -> list[tuple[int, int, int, int]]:
-    """The filter's instructions (code, jump if true, jump if false, operand)."""
+def _filter(*, strict: bool, affinity: bool) -> list[_Instruction]:
+    """The filter's instructions."""
     column, architecture = _column()
     refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     # Another architecture's calls (32-bit, x32) have other numbers.
@@ -268,6 +328,9 @@ def _filter(*, strict: bool, affinity: bool) -> list[tuple[int, int, int, int]]:
     for name in refused:
         program += [(_EQUAL, 0, 1, _NUMBERS[name][column]), refuse]
     if strict:
+        for *numbers, error in _UNSUPPORTED.values():
+            program += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ERRNO | error)]
+        program += _without_set_id(column, refuse)
         # The flags of clone3 are in memory, which a filter cannot read. C libraries use clone if clone3 is missing.
         program += [(_EQUAL, 0, 1, _number("clone3")), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
         namespaces = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
@@ -278,6 +341,17 @@ def _filter(*, strict: bool, affinity: bool) -> list[tuple[int, int, int, int]]:
         program += [(_EQUAL, len(_FAMILIES) - place, 0, family) for place, family in enumerate(_FAMILIES)]
         program += [(_RETURN, 0, 0, _ERRNO | errno.EAFNOSUPPORT), (_RETURN, 0, 0, _ALLOW)]
     return [*program, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _without_set_id(column: int, refuse: _Instruction) -> list[_Instruction]:
+    """Refuses modes with a set-user or set-group id, and allows the other ones of these calls."""
+    program: list[_Instruction] = []
+    for *numbers, mode, flags in _MODES.values():
+        if (number := numbers[column]) is not None:
+            with_flags = [] if flags is None else [(_LOAD, 0, 0, 16 + 8 * flags), (_ANY_BIT, 0, 3, _CREATES)]
+            program += [(_EQUAL, 0, 4 + len(with_flags), number), *with_flags]
+            program += [(_LOAD, 0, 0, 16 + 8 * mode), (_ANY_BIT, 0, 1, _SET_ID), refuse, (_RETURN, 0, 0, _ALLOW)]
+    return program
 
 
 def _install_filter(*, strict: bool, affinity: bool) -> None:
@@ -337,8 +411,34 @@ def _catches(process: int, number: int) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
-def _stay_outside(inner: int) -> int:
-    """Waits for the command, and ends as it does. Returns its exit code."""
+def _lead_to_sockets(inner: int, sockets: str) -> int:
+    """Makes the path of the directory of sockets lead to the sandbox's own. Returns that directory's descriptor."""
+    directory = os.open(f"/proc/{inner}/root{sockets}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    # A descriptor and not the id of the command: another program may get the id of one that has ended.
+    if os.path.islink(sockets):
+        os.unlink(sockets)
+    else:
+        os.rmdir(sockets)
+    os.symlink(f"/proc/{os.getpid()}/fd/{directory}", sockets)
+    return directory
+
+
+def _keep_files(directory: int, sockets: str) -> None:
+    """Replaces the way to the sandbox's directory by the regular files in it: what the command has reported there."""
+    os.unlink(sockets)
+    os.mkdir(sockets, 0o700)
+    for name in os.listdir(directory):
+        if not stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+            continue
+        # All of its processes have ended, so that the name stays what it is.
+        source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory)
+        new = os.open(f"{sockets}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(source, "rb") as file, open(new, "wb") as kept:
+            kept.write(file.read(SOCKETS_BYTES))
+
+
+def _stay_outside(settings: dict[str, Any], inner: int, from_inside: int, to_inside: int) -> int:
+    """Lets the command begin, waits for it, and ends as it does. Returns its exit code."""
 
     def forward(number: int, _: object) -> None:
         # The command gets the signal, too. But the kernel delivers to process 1 only signals that it has a handler for.
@@ -351,7 +451,22 @@ def _stay_outside(inner: int) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, forward)
+    sockets = settings["sockets"]
+    if not os.read(from_inside, 1):
+        # It has said why.
+        return os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+    directory = _lead_to_sockets(inner, sockets)
+    if settings["check"]:
+        # The caller tries the way, and closes our standard input.
+        os.write(1, b"\n")
+        os.read(0, 1)
+    os.write(to_inside, b"\0")
     _, status = os.waitpid(inner, 0)
+    try:
+        _keep_files(directory, sockets)
+    except OSError as error:
+        # They are removed when the caller ends, or there is no space for them.
+        print(f"files of the sandbox are not kept: {error}", file=sys.stderr)
     if os.WIFSIGNALED(status):
         ended_by = os.WTERMSIG(status)
         if ended_by != signal.SIGKILL:
@@ -360,12 +475,14 @@ def _stay_outside(inner: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _enter(settings: dict[str, Any], outer: int) -> None:
-    """Confines the command's own process, which still has its privileges: everything up to the command."""
+def _enter(settings: dict[str, Any], inside: int, outside: int) -> None:
+    """Confines the command's own process, which still has its privileges: everything up to the command. Writes to
+    `inside` when it is confined, and returns when the outer process, which is at the other end of `outside`, agrees."""
     limits = settings["limits"]
     if not settings["network"]:
         _raise_loopback()
     _enter_file_system(settings)
+    _use_own_null()
     _drop_capabilities()
     _prctl("no new privileges", _PR_SET_NO_NEW_PRIVS, 1)
     if settings["network"]:
@@ -373,8 +490,9 @@ def _enter(settings: dict[str, Any], outer: int) -> None:
     _limit(limits)
     _install_filter(strict=True, affinity="cpu" in limits)
     _die_with_parent()
-    # The outer process may have died before the line above; then no signal would end this one.
-    if select.select([outer], [], [], 0)[0]:
+    os.write(inside, b"\0")
+    # The outer process may have died before the line above the last one; then no signal would end this one.
+    if not os.read(outside, 1):
         os._exit(NOT_RUNNABLE)
 
 
@@ -383,14 +501,17 @@ def _sandboxed(settings: dict[str, Any], command: list[str]) -> int:
     _unshare(own)
     # The new user namespace has cleared the setting.
     _die_with_parent()
-    outer, held_open = os.pipe()
+    from_inside, inside = os.pipe()
+    outside, to_inside = os.pipe()
     inner = os.fork()
     if inner:
-        os.close(outer)
-        return _stay_outside(inner)
-    os.close(held_open)
+        os.close(inside)
+        os.close(outside)
+        return _stay_outside(settings, inner, from_inside, to_inside)
+    os.close(from_inside)
+    os.close(to_inside)
     try:
-        _enter(settings, outer)
+        _enter(settings, inside, outside)
     except (_Refused, OSError) as error:
         _refuse(error)
     if settings["check"]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from millstream import codes, confine
 from millstream.errors import UserError
+from millstream.files import make_private_directories
 
 NOT_HELD = confine.NOT_HELD
 """Exit code of a process that could not be confined."""
@@ -73,7 +74,9 @@ def confined(
         command: Program and arguments.
         held: The confinement.
         cwd: The working directory; a sandbox shows it.
-        sockets: The directory that it may write to, even though everything else is read-only.
+        sockets: The directory of its sockets, which is empty. A sandbox has one of its own in memory, and this path
+            leads there while the command runs. Then it is a directory with the files that the command has left there.
+            The directory above it must contain nothing that a sandbox shows.
         search: The search path for programs (PATH).
         check: Do everything except run the command, and exit with code 0.
 
@@ -94,7 +97,7 @@ def confined(
             shown += _of_this_python()
         settings |= {
             "network": held.network,
-            "sockets": os.path.realpath(sockets),
+            "sockets": str(Path(os.path.realpath(sockets.parent)) / sockets.name),
             "cwd": os.path.realpath(cwd),
             "links": [(path, os.readlink(path)) for path in _PROGRAMS if os.path.islink(path)],
             "read": _mounts([*(path for path in _PROGRAMS if not os.path.islink(path)), *shown]),
@@ -119,23 +122,27 @@ def holds_home(directory: Path) -> bool:
 def refusal(*, strict: bool, network: bool, limits: frozenset[str]) -> str | None:
     """Why this system cannot apply this confinement; None if it can. Tries it with a command that does nothing."""
     with tempfile.TemporaryDirectory(prefix="millstream-check-") as directory:
-        place = Path(directory)
+        place, sockets = Path(directory), Path(directory) / "private" / "sockets"
+        make_private_directories(sockets)
         # Any value that does not get in the way: it only matters whether the kernel takes it.
         values = {"memory": 1 << 40, "processes": 1 << 14, "files": 256, "cpu": 1}
         held = Confinement({name: values[name] for name in limits}, strict, network)
-        command = confined([sys.executable], held, cwd=place, sockets=place, check=True)
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_CHECK_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"it was not tried to the end within {_CHECK_TIMEOUT_S:g} s"
-    message = done.stderr.decode(errors="replace").strip()
-    return None if done.returncode == 0 else message or f"the trial ended with code {done.returncode}"
+        command = confined([sys.executable], held, cwd=place, sockets=sockets, check=True)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as trial:
+            assert trial.stdout is not None
+            try:
+                # A sandbox waits until its sockets were looked for.
+                if strict and trial.stdout.readline():
+                    os.listdir(sockets)
+                _, error = trial.communicate(timeout=_CHECK_TIMEOUT_S)
+            except OSError as unreachable:
+                trial.kill()
+                return f"its sockets cannot be reached: {unreachable}"
+            except subprocess.TimeoutExpired:
+                trial.kill()
+                return f"it was not tried to the end within {_CHECK_TIMEOUT_S:g} s"
+    message = error.decode(errors="replace").strip()
+    return None if trial.returncode == 0 else message or f"the trial ended with code {trial.returncode}"
 
 
 def _of_program(program: str, cwd: Path, search: str) -> Iterator[Path]:

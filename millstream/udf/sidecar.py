@@ -31,6 +31,7 @@ import asyncio
 import logging
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ from pathlib import Path
 from millstream import codes
 from millstream.die_with_parent import NOT_FOUND, NOT_RUNNABLE
 from millstream.errors import InfrastructureError, UdfError
+from millstream.files import make_private_directories
 from millstream.health import REST_S, Health, Patience
 from millstream.limits import DRAIN_TIMEOUT_S, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.lines import LastLines, text_of
@@ -375,8 +377,7 @@ class Sidecar:
     @asynccontextmanager
     async def _open_process(self) -> AsyncIterator[Process]:
         spec = self.spec
-        # The socket of a killed predecessor must not be mistaken for that of its successor.
-        self._socket.unlink(missing_ok=True)
+        self._remove_sockets()
         environment = self._environment()
         command = confined(
             spec.command,
@@ -401,6 +402,20 @@ class Sidecar:
                 yield process
             finally:
                 self._process = None
+
+    def _remove_sockets(self) -> None:
+        """Empties the directory of sockets: the socket of a killed predecessor must not be mistaken for that of its
+        successor. A sandbox has left a link there, or a directory with the files of its function."""
+        sockets = self._socket.parent
+        try:
+            if sockets.is_symlink():
+                sockets.unlink()
+            elif sockets.exists():
+                shutil.rmtree(sockets)
+            make_private_directories(sockets)
+        except OSError as error:
+            what = f"the directory for its sockets cannot be prepared: {error}"
+            raise InfrastructureError(codes.TEMPORARY_DIRECTORY, what) from error
 
     def _environment(self) -> dict[str, str]:
         spec = self.spec

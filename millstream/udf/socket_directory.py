@@ -1,9 +1,15 @@
 """A private, short directory for a unix socket.
 
 Above it: code that needs a unix socket. Below it: the file system. The path of a unix socket has at most 107 bytes, so
-the socket cannot be in the user's data directory. The process that creates a directory holds a lock in it. The kernel
-releases the lock when that process dies, however it dies, and the next process that creates a directory removes
-abandoned ones.
+the socket cannot be in the user's data directory.
+
+    millstream-udf-XXXXXXXX/       only this user may enter it
+        owner                      the lock of the process that created it
+        s/                         the sockets
+
+The sockets are one level below, so that a function in a sandbox, which has a directory of its own in place of `s`
+(`millstream.confine`), cannot open them to other users. The kernel releases the lock when its process dies, however it
+dies, and the next process that creates a directory removes abandoned ones.
 """
 
 from __future__ import annotations
@@ -20,12 +26,15 @@ from pathlib import Path
 
 from millstream import codes
 from millstream.errors import InfrastructureError
-from millstream.files import PRIVATE_FILE, opened_directory
+from millstream.files import PRIVATE_DIRECTORY, PRIVATE_FILE, opened_directory
 
 SOCKET_PATH_BYTES_MAX = 107
 """The kernel's limit on Linux."""
 _PREFIX = "millstream-udf-"
 _LOCK = "owner"
+_SOCKETS = "s"
+_NAME_BYTES = len(f"/{_PREFIX}XXXXXXXX/{_SOCKETS}/udf.sock.calls")
+"""Length of the longest path of a socket, without the temporary directory."""
 _NO_PLACE = (
     "there is no directory for the socket of a function: set TMPDIR to a writable directory, or mount a tmpfs at "
     "/tmp (a container with a read-only root needs one)"
@@ -36,12 +45,13 @@ _YOUNG_S = 30.0
 
 @contextmanager
 def open_socket_directory() -> Iterator[Path]:
-    """Creates a directory that only this user can read, and removes it at the end of the block."""
+    """Creates a directory that only this user can read, and removes it at the end of the block. The caller may replace
+    the directory; its parent belongs to this module."""
     try:
         base = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
         raise InfrastructureError(codes.TEMPORARY_DIRECTORY, f"{_NO_PLACE}: {error.strerror}") from error
-    if len(os.fsencode(base)) + 40 > SOCKET_PATH_BYTES_MAX:
+    if len(os.fsencode(base)) + _NAME_BYTES > SOCKET_PATH_BYTES_MAX:
         raise InfrastructureError(
             codes.TEMPORARY_DIRECTORY,
             f"the path of the temporary directory {base} is too long for unix sockets: set TMPDIR to a shorter one",
@@ -53,7 +63,9 @@ def open_socket_directory() -> Iterator[Path]:
         raise InfrastructureError(codes.TEMPORARY_DIRECTORY, f"{_NO_PLACE}: {base}: {error.strerror}") from error
     try:
         with _locked(directory):
-            yield directory
+            sockets = directory / _SOCKETS
+            sockets.mkdir(mode=PRIVATE_DIRECTORY)
+            yield sockets
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

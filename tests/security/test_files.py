@@ -150,7 +150,9 @@ def test_a_socket_directory_is_for_its_owner_alone(
     monkeypatch.setattr("tempfile.tempdir", str(base))
 
     with open_socket_directory() as directory:
-        assert modes(directory) == {".": 0o700, "owner": 0o600}
+        assert modes(directory.parent) == {".": 0o700, "owner": 0o600, "s": 0o700}
+        # Even if a function opens its own directory to all users.
+        directory.chmod(0o777)
         done = stranger.run("print(os.listdir(sys.argv[1]))", directory)
     assert "PermissionError" in done.stderr
 

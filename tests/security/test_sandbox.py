@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,7 +19,7 @@ from millstream import codes, confine
 from millstream.sandbox import Confinement, confined, refusal
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import command
-from tests.security.conftest import NOBODY
+from tests.security.conftest import NOBODY, Stranger
 from tests.small_disk import give_up
 from tests.support.errors import raises
 
@@ -31,8 +33,18 @@ def _can_be_held() -> None:
         give_up(f"there is no sandbox here: {CANNOT}")
 
 
-ATTEMPTS = '''
-import ctypes, glob, json, os, pathlib, signal, socket, subprocess, sys, tempfile, threading
+NUMBERS = {
+    # On x86_64 and on aarch64, which does not have the older ones.
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "mkdir": (83, None), "mkdirat": (258, 34), "mknod": (133, None), "mknodat": (259, 33),
+    "creat": (85, None), "open": (2, None), "openat": (257, 56), "openat2": (437, 437),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+}  # fmt: skip
+"""System calls with which a file can get a mode, or an attribute."""
+ATTEMPTS = (
+    f"NUMBERS = {NUMBERS!r}\n"
+    '''
+import ctypes, glob, json, os, pathlib, signal, socket, stat, subprocess, sys, tempfile, threading
 import millstream_udf as udf
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -62,6 +74,66 @@ def memory():
     held = []
     while True:
         held.append(bytearray(16 << 20))
+
+
+SET_ID = {
+    # Arguments, whose paths are in /tmp; 0 as the first one is a file descriptor.
+    "chmod": (b"/tmp/a", 0o4755),
+    "fchmod": (0, 0o2755),
+    "fchmodat": (-100, b"/tmp/a", 0o6755),
+    "fchmodat2": (-100, b"/tmp/a", 0o4755, 0),
+    "mkdir": (b"/tmp/b", 0o2755),
+    "mkdirat": (-100, b"/tmp/c", 0o2755),
+    "mknod": (b"/tmp/d", 0o104755, 0),
+    "mknodat": (-100, b"/tmp/e", 0o104755, 0),
+    "creat": (b"/tmp/f", 0o4755),
+    "open": (b"/tmp/g", 0o101, 0o4755),
+    "openat": (-100, b"/tmp/h", 0o101, 0o2755),
+    "openat unnamed": (-100, b"/tmp", 0o20200001, 0o2755),
+    "openat2": (-100, b"/tmp/i", (ctypes.c_uint64 * 3)(0o101, 0o4755, 0), 24),
+    "setxattr": (b"/tmp/a", b"security.capability", b"\\1\\0\\0\\2" + bytes(16), 20, 0),
+    "lsetxattr": (b"/tmp/a", b"user.x", b"x", 1, 0),
+    "fsetxattr": (0, b"user.x", b"x", 1, 0),
+}
+
+
+def set_id(name):
+    """A program or directory with a set-user or set-group id, or with capabilities."""
+    number = NUMBERS[name.partition(" ")[0]][os.uname().machine == "aarch64"]
+    arguments = list(SET_ID[name])
+    if number is None:
+        raise OSError("this architecture does not have it")
+    with open("/tmp/a", "w") as file:
+        if arguments[0] == 0:
+            arguments[0] = file.fileno()
+        called(libc.syscall(number, *arguments))
+
+
+def fill():
+    """Bytes that it can write anywhere, as long as there is place."""
+    seen = {pathlib.Path(line.split()[1]) for line in open("/proc/self/mounts")}
+    places = seen | {path for top in seen for path in top.glob("*") if path.is_dir()}
+    total = 0
+    for place in sorted(places):
+        if str(place).startswith(("/proc", "/sys")):
+            continue
+        for number in range(100_000):
+            size = 512 << 20
+            try:
+                file = os.open(place / f"filling{number}", os.O_RDWR | os.O_CREAT, 0o666)
+            except OSError:
+                break
+            while size >= 4096:
+                try:
+                    os.posix_fallocate(file, os.fstat(file).st_size, size)
+                    total += size
+                except OSError:
+                    size //= 2
+            os.close(file)
+    for place in places:
+        for one in place.glob("filling*"):
+            one.unlink()
+    return total
 
 
 def attempt(what):
@@ -106,6 +178,17 @@ def attempt(what):
             return called(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None))
         case "remount":
             return called(libc.mount(None, of.encode(), None, 32 | 4096, None))
+        case "set-id":
+            return set_id(of)
+        case "device":
+            # The mode that it has: on a host whose device this is, nothing breaks.
+            return os.chmod(of, 0o666)
+        case "descriptors":
+            devices = [one for one in range(3) if stat.S_ISCHR(os.fstat(one).st_mode)]
+            return [os.fchmod(one, 0o666) for one in devices]
+        case "fill":
+            size = fill()
+            return size if size > 323 << 20 else None
         case "ring":
             return called(libc.syscall(425, 1, ctypes.create_string_buffer(120)))
         case "raise":
@@ -160,6 +243,7 @@ def allowed(record):
     assert int(numpy.arange(10).sum()) == 45
     return helper_module.shout(pathlib.Path("words.txt").read_text())
 '''
+)
 
 
 @pytest.fixture
@@ -222,6 +306,8 @@ async def test_a_function_does_not_get_out_of_its_sandbox(
             *(f"tcp 127.0.0.1:{listening.getsockname()[1]}", "tcp 192.0.2.1:80", "udp", "vsock"),
             *(f"kill {victim.pid}", "killall", f"ptrace {victim.pid}", "processes"),
             *("namespace", "namespace-by-clone", "mount", f"remount {secret.parent}", "remount /usr", "ring"),
+            *(f"set-id {call}" for call in (*NUMBERS, "openat unnamed")),
+            *("device /dev/null", f"device {secret}", "descriptors", "fill"),
             *("raise", "processors", "setuid", "memory", "open"),
         ]
         program(
@@ -237,7 +323,7 @@ async def test_a_function_does_not_get_out_of_its_sandbox(
     found = outcomes(files)
     assert set(found) == set(attempts)
     # Those that see nothing, instead of being refused: no signal, no process, no socket, an empty file.
-    empty = {"killall", "sockets", "processes", f"read {secret}", f"list {data}"}
+    empty = {"killall", "sockets", "processes", "fill", f"read {secret}", f"list {data}"}
     gained = {row["what"]: row["gained"] for row in files.rows("out") if row["refused"] is None}
     assert set(gained) <= empty
     assert set(gained.values()) == {"None"}
@@ -315,13 +401,68 @@ async def test_validate_and_run_refuse_what_this_system_cannot_hold(files: Pipel
             assert "run as another user" in ended.err
 
 
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_refuses_set_ids_and_no_other_mode(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "", "6.12.0", "", machine)))
+    program = confine._filter(strict=True, affinity=False)
+    architecture = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    places = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "mkdir": 1, "mkdirat": 2, "mknod": 1}
+    places |= {"mknodat": 2, "creat": 1, "open": 2, "openat": 3}
+    flags = {"open": 1, "openat": 2}
+    for call, numbers in NUMBERS.items():
+        number = numbers[machine == "aarch64"]
+        if number is None:
+            continue
+        if call not in places:
+            expected = errno.ENOSYS if call == "openat2" else errno.EOPNOTSUPP
+            assert filtered(program, architecture, number, [0] * 6) == expected, call
+            continue
+        for mode in (0o4755, 0o2755, 0o6000, 0o104755, 0o755, 0o1777, 0o100644):
+            arguments = [0] * 6
+            arguments[places[call]] = mode
+            for given in (0o100, 0o101, 0o20200001):
+                arguments[flags.get(call, 5)] = given
+                outcome = filtered(program, architecture, number, arguments)
+                assert outcome == (errno.EPERM if mode & 0o6000 else None), (call, oct(mode), oct(given))
+        if call in flags:
+            # A call that creates nothing has no mode; the argument may be anything.
+            arguments[places[call]], arguments[flags[call]] = 0o7777, 0o200001
+            assert filtered(program, architecture, number, arguments) is None
+    other = 0xC00000B7 if machine == "x86_64" else 0xC000003E
+    assert filtered(program, other, 39, [0] * 6) == errno.EPERM
+
+
+def filtered(
+    program: Sequence[tuple[int, int, int, int]], architecture: int, number: int, arguments: Sequence[int]
+) -> int | None:
+    """The error with which a filter refuses a call, or None, as the kernel would run it."""
+    seen = struct.pack("=IIQ6Q", number, architecture, 0, *arguments)
+    place = value = 0
+    while True:
+        code, if_true, if_false, operand = program[place]
+        place += 1
+        match code:
+            case 0x20:
+                (value,) = struct.unpack_from("=I", seen, operand)
+            case 0x15:
+                place += if_true if value == operand else if_false
+            case 0x35:
+                place += if_true if value >= operand else if_false
+            case 0x45:
+                place += if_true if value & operand else if_false
+            case 0x06:
+                return None if operand == 0x7FFF0000 else operand & 0xFFFF
+            case _:
+                raise AssertionError(f"{code:#x} is not an instruction of ours")
+
+
 # Any program, and any user
 
 
 def held_as(user: int, folder: Path, held: Confinement, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the system's own, held, as this user."""
-    sockets, code = folder / "sockets", folder / "code"
-    for made in (sockets, code):
+    sockets, code = folder / "private" / "sockets", folder / "code"
+    for made in (sockets.parent, sockets, code):
         made.mkdir(exist_ok=True)
         os.chown(made, user, user)
     settings = confined(list(arguments), held, cwd=code, sockets=sockets, search=os.defpath)
@@ -369,6 +510,60 @@ def test_any_user_can_hold_any_program(open_folder: Path) -> None:
     assert done.stdout.split("\n") == [f"{NOBODY} ['1']", "30", "30", "30", "ConnectionRefusedError", ""], done.stderr
 
 
+@pytest.mark.guarantee("I16")
+def test_nothing_that_a_sandbox_writes_is_on_the_host_or_open_to_another_user(
+    stranger: Stranger, open_folder: Path, tmp_path: Path
+) -> None:
+    sockets = open_folder / "private" / "s"
+    sockets.mkdir(parents=True)
+    sockets.parent.chmod(0o700)
+    bystander = tmp_path / "bystander.sock"
+    program = (
+        "import os, socket, sys\n"
+        "own, outside = sys.argv[1:]\n"
+        "os.chdir(own)\n"
+        "server = socket.socket(socket.AF_UNIX); server.bind('own.sock'); server.listen()\n"
+        "open('report', 'w').write('kept'); os.symlink(outside, 'link.sock'); os.symlink('/etc/passwd', 'leak')\n"
+        "os.mkfifo('pipe'); os.mkdir('directory')\n"
+        "for path in ('.', '..', 'own.sock', 'report'):\n"
+        "    try:\n        os.chmod(path, 0o777)\n"
+        "    except OSError as error:\n        print(path, error.strerror)\n"
+        "print('ready', flush=True)\n"
+        "server.accept()\n"
+    )
+    held = confined(
+        ["/usr/bin/python3", "-c", program, str(sockets), str(bystander)],
+        Confinement(strict=True),
+        cwd=tmp_path,
+        sockets=sockets,
+    )
+    with (
+        socket.socket(socket.AF_UNIX) as other,
+        subprocess.Popen(held, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running,
+    ):
+        other.bind(str(bystander))
+        other.listen()
+        assert running.stdout is not None
+        assert running.stderr is not None
+        printed = list(iter(running.stdout.readline, "ready\n"))
+        # The way to its sockets is open to us alone, and leads to nothing else.
+        assert printed == [".. Read-only file system\n"]
+        assert os.path.islink(sockets)
+        assert {"own.sock", "report"} < set(os.listdir(sockets))
+        for place in (sockets, os.readlink(sockets)):
+            done = stranger.run("print(os.listdir(sys.argv[1]))", place)
+            assert "PermissionError" in done.stderr, done
+        with socket.socket(socket.AF_UNIX) as client:
+            with pytest.raises(OSError, match="symbolic links"):
+                client.connect(str(sockets / "link.sock"))
+            client.connect(str(sockets / "own.sock"))
+        assert running.wait(30) == 0, running.stderr.read()
+
+    assert {path.name: (path.read_text(), path.lstat().st_mode) for path in sockets.iterdir()} == {
+        "report": ("kept", 0o100600)
+    }
+
+
 @needs_root
 @needs_python
 @pytest.mark.parametrize("strict", [False, True])
@@ -409,8 +604,8 @@ def test_privileges_are_never_gained(tmp_path: Path) -> None:
 @pytest.mark.guarantee("I16")
 async def test_a_sandbox_ends_with_its_processes_and_they_with_it(tmp_path: Path) -> None:
     """Whichever of the two processes dies, nothing is left; and the code is that of the command."""
-    sockets = tmp_path / "s"
-    sockets.mkdir()
+    sockets = tmp_path / "private" / "s"
+    sockets.mkdir(parents=True)
 
     def start_held(*arguments: str) -> subprocess.Popen[bytes]:
         held = confined(list(arguments), Confinement(strict=True), cwd=tmp_path, sockets=sockets)

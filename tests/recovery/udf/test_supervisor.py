@@ -332,7 +332,7 @@ async def test_a_killed_owner_takes_its_sidecar_along(tmp_path: Path) -> None:
         await owner.wait()
     await until(lambda: is_gone(int(pid)))
     # Its socket directory is left. The next owner removes it, once no process can be just about to lock it.
-    left = Path(directory)
+    left = Path(directory).parent
     assert left.exists()
     os.utime(left, (0, 0))
     with open_socket_directory():
@@ -341,10 +341,10 @@ async def test_a_killed_owner_takes_its_sidecar_along(tmp_path: Path) -> None:
 
 def test_a_directory_in_use_is_left_alone() -> None:
     with open_socket_directory() as used:
-        os.utime(used, (0, 0))
-        remove_abandoned(used.parent)
+        os.utime(used.parent, (0, 0))
+        remove_abandoned(used.parent.parent)
         assert used.exists()
-    assert not used.exists()
+    assert not used.parent.exists()
 
 
 async def test_a_tether_to_somebody_who_is_gone_starts_nothing(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ async def _report(spec: SidecarSpec) -> dict[str, Any]:
             return {"fault": "start", "message": str(error)}
         try:
             contents: dict[str, Any] = json.loads(report.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {"fault": "end", "exit_code": exit_code, "detail": lines.text("")}
     return contents
 
