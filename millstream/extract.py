@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -80,10 +81,11 @@ def _scaled(value: object, scale_us: int) -> int:
     if isinstance(value, str):
         # Digits alone are parsed as an integer, which is exact; a fraction is rounded to microseconds.
         value = int(value) if value.isascii() and value.removeprefix("-").isdecimal() else float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise ValueError
     if isinstance(value, int):
         return value * scale_us
+    value = float(value)
     # The whole part is separate, because a float of microseconds since 1970 is not precise enough to round well.
     whole = int(value)
     return whole * scale_us + round((value - whole) * scale_us)
@@ -110,6 +112,10 @@ def key_text(value: object) -> str:
         return "false"
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, Decimal):
+        # Partitions and windows depend on the text: 1.50 and 1.5 are one key, as they are one float.
+        number = float(value)
+        return repr(number) if Decimal(repr(number)) == value else str(value)
     raise ValueError(f"{shown(value)} is not a text, a number, true or false")
 
 
@@ -129,7 +135,7 @@ def member(value: object, path: str) -> object:
 
 def shown(value: object) -> str:
     """A value for a message, shortened if it is long."""
-    text = repr(value)
+    text = str(value) if isinstance(value, Decimal) else repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 

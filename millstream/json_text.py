@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 def all_json(values: Sequence[bytes]) -> bool:
     """Whether each text is certainly one JSON value."""
-    decode, failures = _raw()
     try:
+        decode = _raw()
         deque(map(decode, values), maxlen=0)
         # The parser does not check the UTF-8 inside strings. Complete values begin and end in ASCII, so an error cannot
         # disappear when they are joined.
         b"".join(values).decode()
-    except failures:
+    except failures():
         return False
     return True
 
@@ -39,7 +39,7 @@ def lines_of(text: bytes) -> list[bytes] | None:
         found = _raw_lines()(text)
         if not text.isascii():
             text.decode()
-    except _raw()[1]:
+    except failures():
         return None
     # The parser takes values that share a line, and values of several lines.
     values = list(map(bytes, found))
@@ -57,18 +57,21 @@ def elements_of(array: bytes) -> list[bytes] | None:
     try:
         elements = decode(array, type=list[Raw])
         array.decode()
-    except _raw()[1]:
+    except failures():
         return None
     return list(map(bytes, elements))
 
 
-def members_reader(members: Mapping[str, Any]) -> Callable[[Sequence[bytes]], list[tuple[Any, ...]] | None]:
+def members_reader(
+    members: Mapping[str, Any], number: Callable[[str], Any] | None = None
+) -> Callable[[Sequence[bytes]], list[tuple[Any, ...]] | None]:
     """A function that reads these members, of these types, from JSON objects: it returns a tuple for each object, with
     None for a member that is null or missing. If one value may not be a JSON object, or has a member of another type,
-    it returns None instead of the list."""
+    it returns None instead of the list. `number` makes the value of a member of any type from the text of a number with
+    a fraction or exponent."""
     from msgspec.structs import astuple
 
-    read = structs_reader(members)
+    read = structs_reader(members, number=number)
 
     def tuples(values: Sequence[bytes]) -> list[tuple[Any, ...]] | None:
         found = read(values)
@@ -78,7 +81,7 @@ def members_reader(members: Mapping[str, Any]) -> Callable[[Sequence[bytes]], li
 
 
 def structs_reader(
-    members: Mapping[str, Any], required: Container[str] = ()
+    members: Mapping[str, Any], required: Container[str] = (), number: Callable[[str], Any] | None = None
 ) -> Callable[[Sequence[bytes]], list[Struct] | None]:
     """The same with a struct for each object, whose fields are the members in their order: many tuples that are kept
     cost more, because the garbage collector looks at them. Required members are never null or missing; if one of them
@@ -86,14 +89,13 @@ def structs_reader(
     from msgspec import defstruct
     from msgspec.json import Decoder
 
-    names = {name: f"m{number}" for number, name in enumerate(members)}
+    names = {name: f"m{place}" for place, name in enumerate(members)}
     fields = [
         (names[name], kind) if name in required else (names[name], kind | None, None) for name, kind in members.items()
     ]
     rename = {field: name for name, field in names.items()}
     kind = defstruct("Members", fields, rename=rename, kw_only=True, gc=False)
-    decode = Decoder(kind).decode
-    failures = _raw()[1]
+    decode = Decoder(kind, float_hook=number).decode
 
     def read(values: Sequence[bytes]) -> list[Struct] | None:
         # Joining the values as lines costs more than these calls: two wrong values can make one right line, so it would
@@ -102,7 +104,7 @@ def structs_reader(
             found: list[Struct] = list(map(decode, values))
             if not all(map(bytes.isascii, values)):
                 b"".join(values).decode()
-        except failures:
+        except failures():
             return None
         return found
 
@@ -110,12 +112,20 @@ def structs_reader(
 
 
 @cache
-def _raw() -> tuple[Callable[[bytes], Any], tuple[type[Exception], ...]]:
-    """A parser that builds no values, and the errors that parsers raise."""
-    from msgspec import DecodeError, Raw
+def failures() -> tuple[type[Exception], ...]:
+    """The errors that msgspec's parsers raise for texts that they do not accept."""
+    from msgspec import DecodeError
+
+    return DecodeError, ValueError, RecursionError
+
+
+@cache
+def _raw() -> Callable[[bytes], Any]:
+    """A parser that builds no values."""
+    from msgspec import Raw
     from msgspec.json import Decoder
 
-    return Decoder(Raw).decode, (DecodeError, UnicodeDecodeError, RecursionError)
+    return Decoder(Raw).decode
 
 
 @cache

@@ -8,6 +8,9 @@ from __future__ import annotations
 KIB = 1024
 MIB = 1024 * KIB
 
+NUMBER_EXPONENT_MAX = 10_000
+"""Largest exponent, of either sign, of a number in a JSON text. Writing the zeros of a number such as 1e999999999 would
+take all memory. Doubles have exponents up to 324."""
 FRAME_RECORDS_MAX = 4096
 """Records in a frame that a writer builds. Batches of sources and UDF answers are split to this size."""
 FRAME_BYTES_MAX = 1 * MIB

@@ -49,6 +49,40 @@ MAY_START_UNOWNED_TASKS = frozenset({
 STARTS_CHILDREN = "tests/support/children.py"
 """The one file of tests that starts a child of asyncio: it ends the child whatever becomes of the test."""
 
+ROUNDS = frozenset({"json.loads", "json.load", "json.JSONDecoder", "parse_json", "from_json"})
+"""Parsers that turn numbers into floats."""
+_HANDLE_VALUES = (
+    "millstream/extract.py",
+    "millstream/formats/",
+    "millstream/udf/builtin.py",
+    "services/reader/millstream_reader/sources/",
+    "services/writer/millstream_writer/sinks/",
+    "services/reduce/millstream_reduce/spark/decoding.py",
+)
+"""Where values of records are read."""
+MAY_ROUND = {
+    "millstream/formats/avro.py": "schemas",
+    "millstream/formats/json_values.py": "schemas",
+    "millstream/formats/registry.py": "answers of the registry",
+    "services/reduce/millstream_reduce/spark/decoding.py": "schemas",
+    "services/reader/millstream_reader/sources/decoding.py": "texts, as keys",
+    "services/reader/millstream_reader/sources/delta/log.py": "the log of the table, whose values have types",
+    "services/reader/millstream_reader/sources/http/records.py": "finds the ends of elements, and builds no values",
+    "services/reader/millstream_reader/sources/positions.py": "our own positions",
+    "services/reader/millstream_reader/sources/postgres/catalog.py": "names of columns",
+    "services/reader/millstream_reader/sources/redis_streams/entries.py": "texts, as keys",
+    "services/writer/millstream_writer/sinks/bigquery/lane.py": "schemas",
+    "services/writer/millstream_writer/sinks/bigquery/positions.py": "our own positions",
+    "services/writer/millstream_writer/sinks/delta/table.py": "the log of the table",
+    "services/writer/millstream_writer/sinks/file/bucket.py": "our own claims",
+    "services/writer/millstream_writer/sinks/iceberg/table.py": "our own positions",
+    "services/writer/millstream_writer/sinks/jetstream/lane.py": "answers of the server, and our own positions",
+    "services/writer/millstream_writer/sinks/kafka/session.py": "our own positions",
+    "services/writer/millstream_writer/sinks/opensearch/lane.py": "answers of the server",
+    "services/writer/millstream_writer/sinks/udsink/positions.py": "our own positions",
+}
+"""Files among them that parse JSON otherwise than with `millstream.exact_json`, each with what they parse."""
+
 _CREATES_FILES = frozenset({"write_text", "write_bytes", "touch", "mkdir", "makedirs"})
 """Methods that create a file or a directory, or empty a file, with the rights that the umask leaves."""
 MAY_CREATE_FILES = {
@@ -196,6 +230,8 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
             call.lineno,
             f"{name} creates or empties a file with the umask's rights; see millstream.files",
         )
+    if name in ROUNDS and str(path).startswith(_HANDLE_VALUES) and str(path) not in MAY_ROUND:
+        yield call.lineno, f"{name} rounds the numbers of a record; use millstream.exact_json"
     if name == "print" and not names_its_output and not str(path).startswith(MAY_PRINT):
         yield call.lineno, "prints to standard output, which belongs to the command line; log it"
 

@@ -22,8 +22,9 @@ from uuid import UUID
 
 from fastavro import schemaless_writer
 
+from millstream.exact_json import double_of
 from millstream.extract import shown
-from millstream.formats.json_values import from_json
+from millstream.formats.json_values import value_of
 
 Convert = Callable[[Any], Any]
 """Converts a JSON value to what Avro stores. Raises `ValueError`."""
@@ -56,7 +57,7 @@ def encoder(schema: Any) -> Callable[[bytes], bytes]:
 
     def encode(value: bytes) -> bytes:
         try:
-            made = convert(from_json(value))
+            made = convert(value_of(value))
         except _MisfitError as error:
             raise ValueError(f"the value does not fit the schema: {error}") from None
         stream = BytesIO()
@@ -251,12 +252,12 @@ def _whole(kind: str, bits: int) -> Convert:
 def _number(value: Any) -> Any:
     if isinstance(value, str) and value in _FLOATS:
         return _FLOATS[value]
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise _expected("a number", value)
     try:
-        return float(value)
-    except OverflowError:
-        raise _expected("a number within the range of a double", value) from None
+        return double_of(value)
+    except ValueError as error:
+        raise _MisfitError(str(error)) from None
 
 
 def _float(value: Any) -> Any:
@@ -404,10 +405,10 @@ def _decimal(schema: Mapping[str, Any], size: int | None) -> Convert:
     precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
 
     def convert(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
+        if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
             raise _expected("a decimal number, as text", value)
         try:
-            number = Decimal(str(value))
+            number = Decimal(value)
         except InvalidOperation:
             raise _expected("a decimal number", value) from None
         if not number.is_finite():

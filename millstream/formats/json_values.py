@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from millstream.exact_json import parse
 from millstream.formats.registry import Schema
 from millstream.json_text import all_json
 
@@ -16,11 +17,11 @@ _BASE = "json-schema:///"
 """The base that jsonschema-rs uses for schemas without an address."""
 
 
-def from_json(value: bytes) -> Any:
+def value_of(value: bytes) -> Any:
     """The value of a JSON text in UTF-8. Raises `ValueError`, also for NaN and infinities, which are not JSON."""
     try:
-        return json.loads(value.decode(), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        return parse(value)
+    except ValueError as error:
         raise ValueError(f"the value is not JSON: {error}") from None
 
 
@@ -28,7 +29,7 @@ def checked(value: bytes) -> bytes:
     """JSON unchanged. Readers do not validate it against its schema, while Confluent's do by default. Raises
     `ValueError`."""
     if not all_json((value,)):
-        from_json(value)
+        value_of(value)
     return value
 
 
@@ -47,7 +48,7 @@ def encoder(schema: Schema) -> Callable[[bytes], bytes]:
 
     def encode(value: bytes) -> bytes:
         try:
-            validator.validate(from_json(value))
+            validator.validate(value_of(value))
         except jsonschema_rs.ValidationError as error:
             place = ".".join(map(str, error.instance_path))
             raise ValueError(
@@ -60,7 +61,3 @@ def encoder(schema: Schema) -> Callable[[bytes], bytes]:
 
 def _not_fetched(address: str) -> Any:
     raise ValueError(f"the schema refers to {address}, which is not among its references in the registry")
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from millstream.formats.confluent import indexes_read, indexes_written
-from millstream.formats.json_values import from_json
+from millstream.formats.json_values import value_of
+from millstream.formats.protobuf_numbers import numbers_of
 from millstream.formats.registry import Schema
 
 _OWN = "google/protobuf/"
@@ -85,19 +86,20 @@ def encoder(file: FileDescriptor, name: str | None) -> Callable[[bytes], bytes]:
     """A function from JSON to message indexes and the message of this name; None: the first message. The function
     raises `ValueError`. So does this one if the schema has no such message."""
     indexes = (0,) if name is None else _named(file, name)
-    kind = GetMessageClass(_at(file, indexes))
+    described = _at(file, indexes)
+    kind, numbers = GetMessageClass(described), numbers_of(described)
     head = indexes_written(indexes)
     is_own = file.package == "google.protobuf"
 
     def encode(value: bytes) -> bytes:
-        given = from_json(value)
+        given = value_of(value)
         if not isinstance(given, dict) and not is_own:
             # An empty array would be parsed as a message without fields.
             raise ValueError(f"the value does not fit the message {kind.DESCRIPTOR.full_name}: it is not an object")
         try:
-            message = json_format.ParseDict(given, kind())
+            message = json_format.ParseDict(numbers(given), kind())
             return head + message.SerializeToString(deterministic=True)
-        except (json_format.Error, EncodeError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except (json_format.Error, EncodeError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(f"the value does not fit the message {kind.DESCRIPTOR.full_name}: {error}") from error
 
     return encode

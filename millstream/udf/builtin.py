@@ -6,13 +6,14 @@ that a built-in cannot read has an outcome of its own, as with any function, and
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
+from millstream.exact_json import parse
 from millstream.extract import Extraction, member, time_parser
 from millstream.frame import Frame
 from millstream.spec.programs import CatBuiltin, EventTime, EventTimeBuiltin, FilterArguments, FilterBuiltin
@@ -148,7 +149,8 @@ def _condition(arguments: FilterArguments) -> Callable[[Any], bool]:
             return isinstance(text, str) and search(text) is not None
 
         return matches
-    expected = arguments.equals
+    # Members are decimal numbers: the float 0.1 is not exactly 0.1.
+    expected = Decimal(repr(arguments.equals)) if isinstance(arguments.equals, float) else arguments.equals
 
     def equals(value: Any) -> bool:
         actual = found(value)
@@ -161,14 +163,14 @@ def _condition(arguments: FilterArguments) -> Callable[[Any], bool]:
 def _parsed(value: bytes) -> Any:
     """The parsed JSON value. A value that is not JSON has no members."""
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return parse(value, constants=True)
+    except ValueError:
         return _ABSENT
 
 
 def _field_time_us(extraction: Extraction, value: bytes) -> int:
     try:
-        parsed = json.loads(value)
-    except (ValueError, RecursionError) as error:
+        parsed = parse(value, constants=True)
+    except ValueError as error:
         raise ValueError(f"the value is not JSON: {error}") from None
     return extraction.event_time_us(parsed)

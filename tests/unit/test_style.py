@@ -69,6 +69,8 @@ def test_committed_texts_hold_nothing_of_one_machine() -> None:
         ("services/a.py", '"""A."""\npath.open(mode="a+b")\n', "creates or empties a file"),
         ("services/a.py", '"""A."""\nos.open(path, os.O_WRONLY | os.O_TRUNC)\n', "creates or empties a file"),
         ("services/a.py", '"""A."""\npath.mkdir(parents=True)\n', "creates or empties a file"),
+        ("services/writer/millstream_writer/sinks/a.py", '"""A."""\njson.loads(value)\n', "rounds the numbers"),
+        ("millstream/formats/a.py", '"""A."""\nitem = from_json(value)\n', "rounds the numbers"),
         ("tools/a.py", "x = 1\n" * 801, "801 lines, 800 are the most"),
         ("tools/a.py", "def run():\n" + "    x = 1\n" * 80, "run has 81 lines, 80 are the most"),
     ],
@@ -86,6 +88,7 @@ def test_a_broken_rule_is_seen(path: str, source: str, fault: str) -> None:
         ("millstream/a.py", '"""A."""\nprint("seen", file=sys.stderr)\n'),
         ("millstream/a.py", '"""A."""\ntry:\n    run()\nexcept Exception as error:\n    report(error)\n'),
         ("services/runner/millstream_runner/cli/a.py", '"""A."""\nprint("seen")\n'),
+        ("services/writer/millstream_writer/sinks/kafka/session.py", '"""A."""\njson.loads(marker)\n'),
         ("millstream/__init__.py", ""),
         ("tests/unit/test_a.py", "async def test_a():\n    await asyncio.sleep(0)\n"),
         ("tests/unit/test_a.py", "async def test_a():\n    while not done():\n        await asyncio.sleep(0.01)\n"),
@@ -171,3 +174,9 @@ def test_both_distributions_have_one_version() -> None:
     sdk = tomllib.loads((style.REPOSITORY / "services/udf_sdk/pyproject.toml").read_text())
     assert CONFIGURATION["project"]["version"] == sdk["project"]["version"]
     assert f"millstream-udf=={sdk['project']['version']}" in CONFIGURATION["project"]["dependencies"]
+
+
+def test_each_file_that_may_round_numbers_parses_json() -> None:
+    for path in style.MAY_ROUND:
+        source = (style.REPOSITORY / path).read_text()
+        assert any(f"{name}(" in source for name in style.ROUNDS), f"{path} is no exception any more"

@@ -31,6 +31,7 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.json
 
+from millstream.exact_json import parse, text_of
 from millstream_udf.json_rows import json_column
 
 _SPECIAL_NUMBERS = {
@@ -111,7 +112,7 @@ def _text(value: Any) -> str:
         return str(value)
     if isinstance(value, bytes):
         return value.decode()
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text_of(value)
 
 
 def _boolean(value: Any) -> bool:
@@ -266,8 +267,8 @@ class JsonDecoder:
     def _rows(self, values: Array) -> Iterator[dict[str, Any] | None]:
         for value in values.to_pylist():
             try:
-                row = json.loads(value)
-            except (ValueError, RecursionError):
+                row = parse(value, constants=True)
+            except ValueError:
                 yield None
             else:
                 yield row if isinstance(row, dict) else None

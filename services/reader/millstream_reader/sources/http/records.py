@@ -14,13 +14,10 @@ import json
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from uuid import uuid4
-
-from pydantic_core import from_json
 
 from millstream.extract import Extraction, key_text, member, time_parser
 from millstream.frame import Frame
@@ -85,13 +82,12 @@ def _read_values(reader: _Reader, body: bytes, content_type: str) -> Frame | Non
     values, places, known = _values(body, content_type)
     batch, checks_json = places is not None, not known and (places is not None or content_type == "application/json")
     try:
-        parse = partial(from_json, allow_inf_nan=False)
-        return reader.read(values, 0, parse, batch=batch, checks_json=checks_json) if values else None
+        return reader.read(values, 0, batch=batch, checks_json=checks_json) if values else None
     except ValueError:
         # One by one, to find the first invalid one.
         for index, value in enumerate(values):
             try:
-                reader.read([value], index, checked_json, batch=batch, checks_json=checks_json)
+                reader.read([value], index, batch=batch, checks_json=checks_json)
             except ValueError as error:
                 reason = str(error) if places is None else f"{places}{index + 1}: {error}"
                 raise RequestRefused(400, reason) from None
@@ -124,17 +120,15 @@ class _Reader:
         except ValueError:
             return None
 
-    def read(
-        self, values: Sequence[bytes], first: int, parse: Callable[[bytes], Any], *, batch: bool, checks_json: bool
-    ) -> Frame:
+    def read(self, values: Sequence[bytes], first: int, *, batch: bool, checks_json: bool) -> Frame:
         """These values, of which there is at least one; `first` is the index of the first one. `checks_json`: whether
         they have to be JSON, and may not be. Errors: `ValueError`."""
         items: list[Any] = []
         if self._reads_items:
-            items = list(map(parse, values))
+            items = list(map(checked_json, values))
         elif checks_json and not all_json(values):
             # Each value is released immediately.
-            deque(map(parse, values), maxlen=0)
+            deque(map(checked_json, values), maxlen=0)
         return self._frame(values, first, items, batch=batch)
 
     def _frame(self, values: Sequence[bytes], first: int, items: Sequence[Any], *, batch: bool) -> Frame:

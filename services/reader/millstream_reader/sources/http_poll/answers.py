@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millstream.exact_json import parse, text_of
 from millstream_reader.sources.http_poll.connector import HttpPollSource
 
 _SHOWN = 80
@@ -58,13 +58,9 @@ def read_answer(body: bytes, settings: HttpPollSource, link: str | None) -> Answ
 
 def _parsed(text: bytes, what: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
+        return parse(text)
+    except ValueError as error:
         raise ValueError(f"{what} is not JSON: {error}") from error
-
-
-def _refused(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _at(document: Any, path: str) -> Any:
@@ -83,13 +79,9 @@ def _as_cursor(value: Any, path: str) -> str | None:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    raise ValueError(f"the value at {path!r} is neither text nor a whole number: {json.dumps(value)[:_SHOWN]}")
+    raise ValueError(f"the value at {path!r} is neither text nor a whole number: {text_of(value)[:_SHOWN]}")
 
 
 def _text(item: Any) -> bytes:
-    text = json.dumps(item, ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        # An unpaired surrogate, which JSON can express and UTF-8 cannot.
-        return json.dumps(item, separators=(",", ":")).encode()
+    # An unpaired surrogate, which JSON can express and UTF-8 cannot, becomes its escape sequence.
+    return text_of(item).encode(errors="backslashreplace")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
@@ -19,11 +17,12 @@ from typing import Any, NamedTuple
 from google.cloud.bigquery_storage_v1 import types
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from millstream.exact_json import double_of, text_of
 from millstream.record import Position
 from millstream_writer.sink import SinkFailure, SinkFrame, exact_position
 from millstream_writer.sinks.bigquery.connector import BigQuerySink
 from millstream_writer.sinks.kept import Converted
-from millstream_writer.sinks.tables.rows import RowFormat, as_json
+from millstream_writer.sinks.tables.rows import RowFormat
 
 MISFIT = "value does not fit the column"
 TOO_LARGE = "record is too large for BigQuery"
@@ -233,7 +232,7 @@ def _scalar(field: Any, value: Any) -> Any:
     try:
         made = _SCALARS[field.type_][1](value)
     except (ValueError, TypeError, ArithmeticError):
-        shown = json.dumps(value, default=str)[:80]
+        shown = (text_of(value) if not isinstance(value, bytes | datetime) else str(value))[:80]
         kind = _Type(field.type_).name
         raise ValueError(f"`{field.name}` is {shown}, which is not a value of the type {kind}") from None
     if field.max_length and len(made) > field.max_length:
@@ -249,13 +248,13 @@ def _text(value: Any) -> str:
         return value.decode()
     if isinstance(value, datetime):
         return value.isoformat()
-    return as_json(value)
+    return text_of(value)
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, str):
         value = int(value)
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, Decimal) and value.adjusted() < 20 and value == value.to_integral_value():
         value = int(value)
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise ValueError
@@ -263,12 +262,13 @@ def _whole(value: Any) -> int:
 
 
 def _float(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, str):
+        value = Decimal(value)
+        if not value.is_finite():
+            return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise ValueError
-    made = float(value)
-    if isinstance(value, int) and math.isinf(made):
-        raise ValueError
-    return made
+    return double_of(value)
 
 
 def _bool(value: Any) -> bool:
@@ -320,10 +320,10 @@ def _decimal(whole: int, digits: int) -> Callable[[Any], str]:
     """The conversion to a type with this many digits before and after the decimal point."""
 
     def made(value: Any) -> str:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
+        if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
             raise ValueError
         try:
-            number = Decimal(repr(value) if isinstance(value, float) else value)
+            number = Decimal(value)
         except InvalidOperation:
             raise ValueError from None
         exponent = number.as_tuple().exponent
@@ -356,14 +356,13 @@ _SCALARS: dict[int, tuple[Any, Callable[[Any], Any]]] = {
     _Type.NUMERIC: (_Field.TYPE_STRING, _decimal(29, 9)),
     _Type.BIGNUMERIC: (_Field.TYPE_STRING, _decimal(38, 38)),
     _Type.INTERVAL: (_Field.TYPE_STRING, _plain_text),
-    _Type.JSON: (_Field.TYPE_STRING, as_json),
+    _Type.JSON: (_Field.TYPE_STRING, text_of),
 }
 """For each column type: the field's type in messages, and the conversion of a value."""
 _PLAIN: dict[int, frozenset[type]] = {
     # Messages refuse whole numbers and texts that do not fit.
     _Type.STRING: frozenset((str,)),
     _Type.INT64: frozenset((int,)),
-    _Type.DOUBLE: frozenset((float,)),
     _Type.BOOL: frozenset((bool,)),
 }
 """Types of values that need no conversion."""

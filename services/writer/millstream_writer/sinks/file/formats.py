@@ -6,18 +6,15 @@ every attempt. A body creates the bytes of one file from rows. Parquet is in `pa
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from decimal import Decimal
 from types import NoneType
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from pydantic_core import from_json
-
+from millstream.exact_json import double_of, number_of, parse, parse_all, text_of
 from millstream.frame import Frame
 from millstream.json_text import all_json, members_reader
 from millstream.spec.columns import Column
@@ -69,37 +66,7 @@ class FileFormat(Protocol[_RowsT]):
     def begin(self) -> Body[_RowsT]: ...
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
-
-
-_decode = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
-_SPACE = " \t\n\r"
 _SPACES = bytes.maketrans(b"\r\n", b"  ")
-
-
-def parse_json(value: bytes) -> object:
-    """The JSON value of a record. Raises `ValueError` for anything else, NaN and Infinity included."""
-    text = value.decode().strip(_SPACE)
-    try:
-        parsed, end = _decode(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if end != len(text):
-        raise ValueError(f"unexpected text after the JSON, at character {end}")
-    return parsed
-
-
-def parse_many(values: Sequence[bytes]) -> list[Any] | None:
-    """The same for many values, several times as fast; None if one of them may not be JSON.
-
-    Values that this parser accepts have the same meaning in the other one. Only the other one handles unpaired
-    surrogates and very deep nesting.
-    """
-    try:
-        return list(map(partial(from_json, allow_inf_nan=False), values))
-    except ValueError:
-        return None
 
 
 def one_line(json_value: bytes) -> bytes:
@@ -132,7 +99,7 @@ class JsonLines:
 
     def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
         values = frame.values()
-        if not all_json(values) and parse_many(values) is None:
+        if not all_json(values) and parse_all(values) is None:
             return self._convert_each(values)
         joined = b"".join(values)
         on_lines = b"\n" not in joined and b"\r" not in joined
@@ -146,7 +113,7 @@ class JsonLines:
         failures: list[SinkFailure] = []
         for row, value in enumerate(values):
             try:
-                parse_json(value)
+                parse(value)
             except ValueError as error:
                 failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
                 continue
@@ -189,7 +156,7 @@ class Csv:
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
         self._heading = ",".join(_csv_text(column.name) for column in columns).encode() + b"\n"
-        self._members = members_reader({column.name: Any for column in columns})
+        self._members = members_reader({column.name: Any for column in columns}, number_of)
 
     def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
         values = frame.values()
@@ -229,7 +196,7 @@ def convert_cells(
     failures: list[SinkFailure] = []
     for row, value in enumerate(values):
         try:
-            parsed = parse_json(value)
+            parsed = parse(value)
         except ValueError as error:
             failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
             continue
@@ -272,9 +239,9 @@ def _int(member: object) -> Cell:
 
 
 def _float(member: object) -> Cell:
-    if isinstance(member, bool) or not isinstance(member, int | float) or not math.isfinite(float(member)):
+    if isinstance(member, bool) or not isinstance(member, int | Decimal):
         raise ValueError(f"{_shown(member)} is not a 64-bit number")
-    return float(member)
+    return double_of(member)
 
 
 def _bool(member: object) -> Cell:
@@ -325,7 +292,7 @@ def _csv_field(cell: Cell) -> str:
 _KINDS: Mapping[str, frozenset[type]] = {
     "string": frozenset((str, NoneType)),
     "int": frozenset((int, NoneType)),
-    "float": frozenset((int, float, NoneType)),
+    "float": frozenset((int, Decimal, NoneType)),
     "bool": frozenset((bool, NoneType)),
     "timestamp": frozenset((str, NoneType)),
 }
@@ -339,10 +306,7 @@ def _csv_column(members: list[Any], type_name: str) -> Sequence[str]:
     if not kinds <= _KINDS[type_name]:
         raise ValueError
     if type_name == "float":
-        numbers = [float(member) for member in members if member is not None]
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError
-        return ["" if member is None else repr(float(member)) for member in members]
+        return ["" if member is None else repr(double_of(member)) for member in members]
     if NoneType not in kinds:
         if type_name == "int" and min(members) >= -(2**63) and max(members) < 2**63:
             return list(map(str, members))
@@ -361,5 +325,5 @@ def _is_plain(texts: list[str]) -> bool:
 
 
 def _shown(member: object) -> str:
-    text = json.dumps(member)
+    text = text_of(member)
     return text if len(text) <= 60 else text[:57] + "..."

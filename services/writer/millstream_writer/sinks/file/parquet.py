@@ -15,7 +15,8 @@ import re
 from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
+from decimal import Decimal
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any
 
@@ -24,7 +25,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
+from millstream.exact_json import double_of, number_of
 from millstream.frame import Frame
+from millstream.json_text import members_reader
 from millstream.limits import MIB
 from millstream.spec.columns import Column
 from millstream_writer.sinks.file.formats import Converted, convert_cells
@@ -36,6 +39,8 @@ ROW_GROUP_BYTES = 16 * MIB
 NESTING_MAX = 500
 """Number of arrays and objects in one value up to which their nesting need not be checked."""
 
+_LONG = re.compile(rb"[0-9](?:\.?[0-9]){15}")
+"""A number that a float may not hold: doubles are exact up to 15 digits."""
 _CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf(?:inity)?)\s*[,\]}]")
 _FIRST, _LAST = itemgetter(0), itemgetter(-1)
 _OPENED, _CLOSED = {ord("{")}, {ord("}")}
@@ -73,6 +78,8 @@ class Parquet:
         self.schema = pa.schema([(column.name, _TYPES[column.type]) for column in columns]) if columns else _BINARY
         # Times are read as text first, because Arrow's JSON parser and ours accept different times.
         parsed = [(c.name, pa.string() if c.type == "timestamp" else _TYPES[c.type]) for c in columns]
+        floats = {column.name: Any for column in columns if column.type == "float"}
+        self._floats = members_reader(floats, number_of) if floats else None
         self._parse_options = pj.ParseOptions(
             explicit_schema=pa.schema(parsed), newlines_in_values=False, unexpected_field_behavior="ignore"
         )
@@ -98,7 +105,7 @@ class Parquet:
     def _parse_all(self, values: Sequence[bytes]) -> pa.Table | None:
         """All values at once; None if anything is unusual."""
         text = b"\n".join(values)
-        if not _is_plain(values, text):
+        if not _is_plain(values, text) or not self._has_doubles(values, text):
             return None
         try:
             if not text.isascii():
@@ -111,6 +118,19 @@ class Parquet:
             return self._typed(table)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
             return None
+
+    def _has_doubles(self, values: Sequence[bytes], text: bytes) -> bool:
+        """Whether the numbers in columns of floats lose no digits: Arrow's parser does not say."""
+        if self._floats is None or _LONG.search(text) is None:
+            return True
+        members = self._floats(values)
+        try:
+            for number in chain.from_iterable(members or ()):
+                if isinstance(number, int | Decimal):
+                    double_of(number)
+        except ValueError:
+            return False
+        return members is not None
 
     def _typed(self, table: pa.Table) -> pa.Table | None:
         """The parsed columns in their final types."""

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import aiohttp
 
+from millstream.exact_json import parse
 from millstream.limits import KIB
 from millstream.record import Position
 from millstream.web.link import (
@@ -37,7 +38,7 @@ from millstream.web.link import (
 )
 from millstream.web.settings import HTTP as SCHEMES
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
-from millstream_writer.sinks.file.formats import one_line, parse_json
+from millstream_writer.sinks.file.formats import one_line
 from millstream_writer.sinks.http.connector import HttpBatch, HttpSink
 
 ANSWER_BYTES_MAX = 64 * KIB
@@ -120,7 +121,7 @@ def batches_of(item: SinkFrame, limits: HttpBatch, *, envelope: bool = False) ->
     for row, value in enumerate(values):
         if b"\n" in value or b"\r" in value:
             try:
-                parse_json(value)
+                parse(value)
             except ValueError as error:
                 failures.append(SinkFailure(row, LINE_BREAK, retryable=False, detail=str(error)))
                 continue

@@ -15,11 +15,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from millstream.exact_json import parse
 from millstream.json_text import all_json
 from millstream.limits import FRAME_INDEX_BITS
 from millstream_writer.sink import SinkFailure, SinkFrame
 from millstream_writer.sinks.carried import keys_text, message_id
-from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON, one_line, parse_json
+from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON, one_line
 from millstream_writer.sinks.opensearch.connector import OpenSearchSink
 from millstream_writer.sinks.tables.rows import deletes_of, members_of
 
@@ -133,7 +134,7 @@ def _upserts(
     values, indexes = item.frame.values(), item.indexes()
     when = settings.delete_when
     with_members = settings.id is not None or (when is not None and when.field is not None)
-    objects: list[Any] = [parse_json(values[row]) for row in rows] if with_members else []
+    objects: list[Any] = [parse(values[row]) for row in rows] if with_members else []
     ids = members_of(objects, settings.id.split(".")) if settings.id is not None else _keys(item, rows)
     deletes = deletes_of(when, item, rows, objects) if when is not None else [False] * len(rows)
     puts = []
@@ -179,7 +180,7 @@ def _objects(values: Sequence[bytes]) -> tuple[Sequence[int], list[SinkFailure]]
     failures: list[SinkFailure] = []
     for row, value in enumerate(values):
         try:
-            is_object = isinstance(parse_json(value), dict)
+            is_object = isinstance(parse(value), dict)
         except ValueError as error:
             failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
             continue

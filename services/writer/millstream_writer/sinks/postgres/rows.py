@@ -12,14 +12,16 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from msgspec.structs import astuple
 
+from millstream.exact_json import text_of
 from millstream_writer.sink import SinkFailure, SinkFrame
 from millstream_writer.sinks.kept import Converted
 from millstream_writer.sinks.postgres.typed import Row, TypedRows
-from millstream_writer.sinks.tables.rows import NOT_TEXT, RowFormat, as_json
+from millstream_writer.sinks.tables.rows import NOT_TEXT, RowFormat
 from millstream_writer.sinks.tables.settings import TableSink
 
 _NULL = "\\N"
@@ -32,13 +34,14 @@ def _text(text: str) -> str:
 
 
 def _json(value: object) -> str:
-    return _text(as_json(value))
+    return _text(text_of(value))
 
 
 _FIELDS: dict[type, Callable[[Any], str]] = {
     str: _text,
     int: str,
     float: repr,
+    Decimal: str,
     bool: lambda value: "t" if value else "f",
     type(None): lambda _: _NULL,
     dict: _json,

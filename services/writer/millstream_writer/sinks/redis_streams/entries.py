@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from millstream.exact_json import parse, text_of
 from millstream.limits import REDIS_FIELDS_MAX
 from millstream_writer.sink import SinkFailure, SinkFrame
-from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON, parse_json
+from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON
 from millstream_writer.sinks.kept import Converted
 from millstream_writer.sinks.redis_streams.connector import RedisSink
 
@@ -76,7 +76,7 @@ def _whole(value: bytes, keys: tuple[bytes, ...], time_us: int, headers: Mapping
 
 def _members(value: bytes) -> Words:
     try:
-        parsed = parse_json(value)
+        parsed = parse(value)
     except ValueError as error:
         raise _RefusedError(NOT_JSON, str(error)) from None
     if not isinstance(parsed, dict):
@@ -84,7 +84,7 @@ def _members(value: bytes) -> Words:
     words: list[str | int | bytes] = []
     for name, member in parsed.items():
         if member is not None:
-            text = member if isinstance(member, str) else _json(member)
+            text = member if isinstance(member, str) else text_of(member)
             try:
                 words += [name.encode(), text.encode()]
             except UnicodeEncodeError:
@@ -102,8 +102,4 @@ def _required(keys: tuple[bytes, ...]) -> bytes:
 
 def _key(parts: tuple[bytes, ...]) -> bytes:
     """A single key unchanged; several as a JSON array."""
-    return parts[0] if len(parts) == 1 else _json([part.decode() for part in parts]).encode()
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return parts[0] if len(parts) == 1 else text_of([part.decode() for part in parts]).encode()

@@ -151,7 +151,7 @@ class SqlSinkLane(RefusableLane[Change]):
         if faults:
             what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
             raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {what}")
-        self._format.learn(await way.run(target.types), parses=settings.backend != SQLITE)
+        self._format.learn(await way.run(target.types))
         await self._take_over()
 
     async def _take_over(self) -> None:

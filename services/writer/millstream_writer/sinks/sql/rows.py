@@ -1,23 +1,35 @@
 """Records as parameters of statements, in the types that drivers accept. Pure.
 
-A text member is written unchanged, a number as a number, true and false as 1 and 0, null and missing members as NULL,
-an object or a list as JSON. Text for a time column is parsed, except for SQLite, which stores it unchanged.
+A text member is written unchanged, a number with all its digits, true and false as 1 and 0, null and missing members as
+NULL, an object or a list as JSON. Text for a time column is parsed, except for SQLite, which stores it unchanged.
+
+A column of numbers in SQLite holds 64-bit integers and floats, so a number with more digits is refused, unless the
+column has text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from sqlalchemy import types
 
+from millstream.exact_json import double_of, text_of
+from millstream.sql.settings import MYSQL, SQLITE
 from millstream_writer.sink import SinkFailure
 from millstream_writer.sinks.sql.connector import SqlSink
-from millstream_writer.sinks.tables.rows import NOT_TEXT, RowFormat, as_json
+from millstream_writer.sinks.tables.rows import NOT_TEXT, RowFormat
 
 NOT_A_TIME = "value is not a time"
-_PLAIN = frozenset((str, int, float, type(None)))
+NOT_A_NUMBER_OF_THE_COLUMN = "number has more digits than the column holds"
+_PLAIN = frozenset((str, int, type(None)))
+_INTEGERS = range(-(1 << 63), 1 << 63)
+"""Those of SQLite."""
+
+Number = Callable[[Any], Any]
+"""The parameter for an int or a Decimal. Raises `ValueError` if the column cannot hold it."""
 
 
 class Change(NamedTuple):
@@ -35,17 +47,29 @@ class SqlFormat(RowFormat[Change]):
         super().__init__(settings)
         self._parses: dict[int, Callable[[str], Any]] = {}
         self._binary: set[int] = set()
+        self._numbers: dict[int, Number] = {}
+        self._backend = settings.backend
 
-    def learn(self, known: dict[str, types.TypeEngine[Any]], *, parses: bool) -> None:
-        """The types of the table's columns. `parses`: whether times in text are parsed."""
+    def learn(self, known: dict[str, types.TypeEngine[Any]]) -> None:
+        """The types of the table's columns."""
+        parses = self._backend != SQLITE
         for index, column in enumerate(self.columns):
             of = known.get(column.name)
+            self._numbers[index] = self._number_of(of)
             if parses and isinstance(of, types.DateTime):
                 self._parses[index] = _aware if of.timezone else _naive
             elif parses and isinstance(of, types.Date):
                 self._parses[index] = date.fromisoformat
             elif isinstance(of, types.LargeBinary | types._Binary):
                 self._binary.add(index)
+
+    def _number_of(self, column: types.TypeEngine[Any] | None) -> Number:
+        if self._backend in MYSQL:
+            # A literal with an exponent would be a double, whatever the column is.
+            return lambda number: number if isinstance(number, int) else f"{number:f}"
+        if isinstance(column, types.String):
+            return str
+        return _of_sqlite if self._backend == SQLITE else _as_it_is
 
     def made(
         self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool]
@@ -61,20 +85,24 @@ class SqlFormat(RowFormat[Change]):
     def _column(
         self, index: int, column: Sequence[Any], rows: Sequence[int], bad: dict[int, SinkFailure]
     ) -> Sequence[Any]:
-        parse, binary = self._parses.get(index), index in self._binary
+        parse, binary, number = self._parses.get(index), index in self._binary, self._numbers.get(index, _as_it_is)
         kinds = set(map(type, column))
-        is_plain = parse is None and not binary and kinds <= _PLAIN
+        is_plain = parse is None and not binary and kinds <= _PLAIN and (int not in kinds or number is not str)
         if is_plain and "".join(value for value in column if type(value) is str).isascii():
             return column
         found: list[Any] = []
         for row, value in zip(rows, column, strict=True):
             try:
-                found.append(_cell(value, parse, binary=binary))
+                if isinstance(value, int | Decimal) and not isinstance(value, bool):
+                    found.append(number(value))
+                else:
+                    found.append(_cell(value, parse, binary=binary))
             except UnicodeError:
                 bad.setdefault(row, SinkFailure(row, NOT_TEXT, retryable=False, detail="it is not UTF-8"))
                 found.append(None)
             except ValueError as error:
-                bad.setdefault(row, SinkFailure(row, NOT_A_TIME, retryable=False, detail=str(error), shows_value=True))
+                reason = NOT_A_TIME if isinstance(value, str) else NOT_A_NUMBER_OF_THE_COLUMN
+                bad.setdefault(row, SinkFailure(row, reason, retryable=False, detail=str(error), shows_value=True))
                 found.append(None)
         return found
 
@@ -83,7 +111,7 @@ def _cell(value: Any, parse: Callable[[str], Any] | None, *, binary: bool) -> An
     if isinstance(value, bytes):
         return value if binary else value.decode()
     if isinstance(value, dict | list):
-        value = as_json(value)
+        value = text_of(value)
     if isinstance(value, str):
         encoded = value.encode()
         if binary:
@@ -94,6 +122,18 @@ def _cell(value: Any, parse: Callable[[str], Any] | None, *, binary: bool) -> An
     if isinstance(value, datetime):
         return value.isoformat() if parse is None else parse(value.isoformat())
     return value
+
+
+def _as_it_is(number: Any) -> Any:
+    return number
+
+
+def _of_sqlite(number: int | Decimal) -> Any:
+    if isinstance(number, Decimal):
+        return double_of(number)
+    if number not in _INTEGERS:
+        raise ValueError(f"{number!s:.60} is not a 64-bit integer")
+    return number
 
 
 def _aware(text: str) -> datetime:

@@ -10,10 +10,12 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
+from millstream.exact_json import parse, parse_all, text_of
 from millstream_writer.sink import SinkFailure, SinkFrame
-from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON, parse_json, parse_many
+from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON
 from millstream_writer.sinks.kept import Converted
 from millstream_writer.sinks.tables.settings import DeleteWhen, TableColumn, TableSink
 
@@ -77,14 +79,14 @@ class RowFormat(ABC, Generic[T]):
         if not self._with_json:
             return dict.fromkeys(range(item.frame.records)), []
         values = item.frame.values()
-        many = parse_many(values)
+        many = parse_all(values)
         if many is not None and set(map(type, many)) == {dict}:
             return dict(enumerate(many)), []
         parsed: dict[int, Any] = {}
         failures = []
         for row, value in enumerate(values):
             try:
-                one = parse_json(value)
+                one = parse(value)
             except ValueError as error:
                 failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
                 continue
@@ -93,11 +95,6 @@ class RowFormat(ABC, Generic[T]):
             else:
                 failures.append(SinkFailure(row, NOT_AN_OBJECT, retryable=False))
         return parsed, failures
-
-
-def as_json(value: object) -> str:
-    """The column's form of an object or a list."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _cells(
@@ -139,11 +136,11 @@ def _part(part: str, item: SinkFrame, rows: Sequence[int]) -> Sequence[Any]:
 _COMPARED: dict[type, Callable[[Any], str]] = {
     str: str,
     int: str,
-    float: repr,
+    Decimal: str,
     bool: lambda value: "t" if value else "f",
     type(None): lambda _: "\\N",
-    dict: as_json,
-    list: as_json,
+    dict: text_of,
+    list: text_of,
 }
 
 
