@@ -179,4 +179,4 @@ def test_both_distributions_have_one_version() -> None:
 def test_each_file_that_may_round_numbers_parses_json() -> None:
     for path in style.MAY_ROUND:
         source = (style.REPOSITORY / path).read_text()
-        assert any(f"{name}(" in source for name in style.ROUNDS), f"{path} is no exception any more"
+        assert any(f"{name}(" in source for name in style.ROUNDS), f"{path} needs no exception any more"
