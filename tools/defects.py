@@ -5,11 +5,20 @@
     python tools/defects.py --sample 12          so many fast ones: those in changed files first, then any
     python tools/defects.py --json               the same, to be read by programs
 
-Exit code 0 when every test passes without its defect and fails with it. A defect is a patch of the product's code whose
-first two lines say what it breaks and who must notice:
+Exit code 0 when every test passes without its defect and fails with it. A defect says what it breaks, which test must
+notice, and what becomes of which code:
 
-    Breaks I1: a position is committed before the records behind it are on disk
-    Caught by: tests/unit/reduce/test_queue.py::test_a_name
+    [late-off-by-one]
+    invariants = ["I2"]
+    breaks = "a record as old as the watermark counts as late"
+    test = "tests/unit/reader/test_buffer.py::test_late_is_what_is_older_than_the_watermark"
+    in = "late_records"
+    old = "time_us < watermark_us"
+    new = "time_us <= watermark_us"
+
+`in` is the qualified name of a function, class or constant, in whichever file; `module = "millstream_reader"` tells
+several of that name apart. `tools/planting.py` has the rest: `before` and `after`, and what `...` stands for. A defect
+of several changes has a table `[[late-off-by-one.changes]]` for each.
 
 What counts as noticing is a failure of that test: not an error of its set-up, not a file that cannot be imported, not a
 test that is never done, and not an error in the defect itself, such as a name that does not exist.
@@ -18,6 +27,7 @@ test that is never done, and not an error in the defect itself, such as a name t
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import random
@@ -28,18 +38,27 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 from xml.etree import ElementTree
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# As a script, this file knows only its own folder.
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPOSITORY))
+
+from tools.planting import Change, Code  # noqa: E402 (found by the path)
+
 FOLDER = REPOSITORY / "tests" / "defects"
-PRODUCT = ("millstream/", "services/")
+PRODUCT = ("millstream", "services")
 COPIED = ("millstream", "services", "tests", "tools", "pyproject.toml")
 SOURCES = (
     ".",
@@ -62,23 +81,15 @@ PACKAGES = (
     "millstream_runner",
 )
 AT_ONCE = 2
-SLOW = "tests/simulation/"
+FAST = ("tests/unit/", "tests/contract/ledger/")
+"""Tests that a sample may run, unless they have one of these marks."""
+SLOW_MARKS = frozenset({"process", "slow", "sweep"})
 TEST_TIMEOUT_S = 240
 RUN_TIMEOUT_S = 240
 
-_FIRST_LINE = re.compile(r"Breaks (I\d+(?:, I\d+)*): (.+)")
-_SECOND_LINE = re.compile(r"Caught by: (\S+)")
 _NOT_A_FINDING = re.compile(
     r"(AttributeError|ImportError|ModuleNotFoundError|NameError|TypeError|UnboundLocalError|Failed: Timeout)\b"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Hunk:
-    """Lines of the code, and those that replace them."""
-
-    old: str
-    new: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +101,7 @@ class Defect:
     breaks: str
     test: str
     """Node id of the test that must fail."""
-    changes: Mapping[str, Sequence[Hunk]]
-    """By file, relative to the repository."""
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,54 +120,75 @@ class Outcome:
 
 def defects() -> list[Defect]:
     """All that are kept, by name. Raises `ValueError` for one that cannot be read."""
-    return [parsed(path.stem, path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.patch"))]
+    found: dict[str, Defect] = {}
+    for path in sorted(FOLDER.glob("*.toml")):
+        for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            if name in found:
+                raise ValueError(f"{path.name}: another defect is called {name}")
+            found[name] = parsed(name, entry)
+    return [found[name] for name in sorted(found)]
 
 
-def parsed(name: str, text: str) -> Defect:
-    """A patch as git writes it, behind its two lines. Raises `ValueError`."""
-    lines = text.splitlines()
-    first = _FIRST_LINE.fullmatch(lines[0]) if lines else None
-    second = _SECOND_LINE.fullmatch(lines[1]) if len(lines) > 1 else None
-    if first is None or second is None:
-        raise ValueError(f"{name}: the first lines are not `Breaks I1: …` and `Caught by: …`")
-    changes: dict[str, list[Hunk]] = {}
-    hunks: list[Hunk] = []
-    old, new = [], []  # type: list[str], list[str]
-
-    def end_hunk() -> None:
-        if old or new:
-            hunks.append(Hunk("".join(old), "".join(new)))
-        old.clear()
-        new.clear()
-
-    for line in lines[2:]:
-        if line.startswith("+++ "):
-            hunks = changes.setdefault(line.removeprefix("+++ b/"), [])
-        elif line.startswith(("--- ", "@@")):
-            end_hunk()
-        elif line[:1] in (" ", "-", "+", ""):
-            if line[:1] != "+":
-                old.append(line[1:] + "\n")
-            if line[:1] != "-":
-                new.append(line[1:] + "\n")
-        else:
-            raise ValueError(f"{name}: {line!r} does not belong into a patch")
-    end_hunk()
-    if not changes or not all(changes.values()):
-        raise ValueError(f"{name}: it changes nothing")
-    return Defect(name, tuple(first[1].split(", ")), first[2], second[1], changes)
+def parsed(name: str, entry: Mapping[str, Any]) -> Defect:
+    """An entry of a file. Raises `ValueError`."""
+    rest = dict(entry)
+    try:
+        invariants, breaks, test = (rest.pop(key) for key in ("invariants", "breaks", "test"))
+        tables = rest.pop("changes", [{}])
+        changes = tuple(_change({**rest, **table}) for table in tables)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{name}: a key is missing or unknown: {error}") from None
+    for change in changes:
+        change.check()
+    return Defect(name, tuple(invariants), breaks, test, changes)
 
 
-def sample(known: Sequence[Defect], count: int, changed: frozenset[str] = frozenset()) -> list[Defect]:
+def _change(table: dict[str, str]) -> Change:
+    return Change(table.pop("in"), **table)
+
+
+def sample(known: Sequence[Defect], count: int, code: Code, changed: frozenset[str] = frozenset()) -> list[Defect]:
     """So many of those whose tests are fast: first those in files that have changed, then others, the same ones for
     the same code."""
-    known = [defect for defect in known if not defect.test.startswith(SLOW)]
-    paths = sorted({path for defect in known for path in defect.changes})
-    code = zlib.crc32(b"".join((REPOSITORY / path).read_bytes() for path in paths))
-    order = random.Random(code).sample(known, len(known))
+    paths = {defect.name: code.paths(defect.changes) for defect in known if is_fast(defect.test)}
+    known = [defect for defect in known if defect.name in paths]
+    of_product = sorted(frozenset[str]().union(*paths.values()))
+    order = random.Random(zlib.crc32("".join(code.sources[path] for path in of_product).encode())).sample(
+        known, len(known)
+    )
     # A stable sort: those in changed files keep their order, and the others theirs.
-    order.sort(key=lambda defect: changed.isdisjoint((*defect.changes, defect.test.partition("::")[0])))
+    order.sort(key=lambda defect: changed.isdisjoint((*paths[defect.name], defect.test.partition("::")[0])))
     return sorted(order[:count], key=lambda defect: defect.name)
+
+
+def is_fast(test: str) -> bool:
+    """Whether a test is quick on any machine, as far as its folder and its marks tell."""
+    path, _, name = test.partition("[")[0].partition("::")
+    return path.startswith(FAST) and SLOW_MARKS.isdisjoint(_marks(path)[name])
+
+
+@cache
+def _marks(path: str) -> Mapping[str, frozenset[str]]:
+    """What the decorators of each test of a file contain, and those of its class and its module."""
+    found = {}
+
+    def look(body: Sequence[ast.stmt], prefix: str, inherited: frozenset[str]) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                marks = inherited.union(*map(_attributes, node.decorator_list))
+                found[prefix + node.name] = marks
+                if isinstance(node, ast.ClassDef):
+                    look(node.body, f"{prefix}{node.name}::", marks)
+
+    tree = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
+    assigned = (node for node in tree.body if isinstance(node, ast.Assign))
+    of_module = (_attributes(node.value) for node in assigned if ast.unparse(node.targets[0]) == "pytestmark")
+    look(tree.body, "", frozenset[str]().union(*of_module))
+    return found
+
+
+def _attributes(node: ast.AST) -> frozenset[str]:
+    return frozenset(one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute))
 
 
 def changed_files() -> frozenset[str]:
@@ -170,16 +201,6 @@ def changed_files() -> frozenset[str]:
 
     base = git("merge-base", "HEAD", "@{upstream}") or ["HEAD~1"]
     return frozenset(git("diff", "--name-only", base[0]) or git("diff", "--name-only", "HEAD~1"))
-
-
-def planted(defect: Defect, path: str, source: str) -> str:
-    """The source of a file with the defect in it. Raises `ValueError` when its lines are not there, or not once."""
-    for hunk in defect.changes[path]:
-        found = source.count(hunk.old)
-        if found != 1:
-            raise ValueError(f"{defect.name}: {path} holds these lines {found} times, not once:\n{hunk.old}")
-        source = source.replace(hunk.old, hunk.new)
-    return source
 
 
 class Copy:
@@ -216,11 +237,15 @@ class Copy:
         if foreign:
             raise RuntimeError(f"tests in the copy would import {', '.join(foreign)}")
 
+    @cached_property
+    def _code(self) -> Code:
+        return Code(self.root, PRODUCT)
+
     @contextmanager
     def with_defect(self, defect: Defect) -> Iterator[None]:
         """Have the defect in the copy."""
-        before = {path: (self.root / path).read_text(encoding="utf-8") for path in defect.changes}
-        after = {path: planted(defect, path, source) for path, source in before.items()}
+        after = self._code.planted(defect.changes)
+        before = {path: self._code.sources[path] for path in after}
         try:
             self._write(after)
             yield
@@ -336,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no defect has {options.only!r} in its name")
     if options.sample:
-        chosen = sample(chosen, options.sample, changed_files())
+        chosen = sample(chosen, options.sample, Code(REPOSITORY, PRODUCT), changed_files())
     started = time.monotonic()
     outcomes = run(chosen, say=not options.json)
     caught = sum(outcome.caught for outcome in outcomes)
