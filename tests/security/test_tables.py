@@ -74,7 +74,8 @@ def local_table(directory: Path, properties: dict[str, Any]) -> Table:
     uri, warehouse = f"sqlite:///{directory / 'catalog.db'}", str(directory / "warehouse")
     catalog = SqlCatalog("default", uri=uri, warehouse=warehouse)
     catalog.create_namespace_if_not_exists("shop")
-    table = catalog.create_table("shop.numbers", pa.schema({"n": pa.int64(), "text": pa.string()}))
+    types: dict[str, pa.DataType] = {"n": pa.int64(), "text": pa.string()}
+    table = catalog.create_table("shop.numbers", pa.schema(types))
     table.append(pa.table({"n": range(10), "text": [f"text {n}" for n in range(10)]}))
     metadata = Path(table.metadata_location.removeprefix("file://"))
     said = json.loads(metadata.read_text())

@@ -44,8 +44,8 @@ def judge(
     lost: int | None,
     exact: bool,
 ) -> None:
-    """Raises `Violation`. `written`: in the order of each buffer. `lost`: late records that were dropped; None where they
-    go to `late_rows`. `exact`: nothing can be late."""
+    """Raises `Violation`. `written`: in the order of each buffer. `lost`: late records that were dropped; None where
+    they go to `late_rows`. `exact`: nothing can be late."""
     results = [_result_of(where, row) for row in written]
     _check_unique(where, results)
     finals = [result for result in results if not result.early]

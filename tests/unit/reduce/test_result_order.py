@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -17,8 +19,11 @@ def test_results_leave_window_by_window_however_much_fits_into_one_array(
 ) -> None:
     rows = list(enumerate(windows))
     parts = [rows[at : at + chunk] for at in range(0, len(rows), chunk)]
-    schema = pa.schema([("window", pa.int32()), ("value", pa.binary())])
-    columns = [{"window": [w for _, w in part], "value": [b"%d" % place for place, _ in part]} for part in parts]
+    types: dict[str, pa.DataType] = {"window": pa.int32(), "value": pa.binary()}
+    schema = pa.schema(types)
+    columns: list[dict[str, list[Any]]] = [
+        {"window": [w for _, w in part], "value": [b"%d" % place for place, _ in part]} for part in parts
+    ]
     table = pa.Table.from_batches([pa.RecordBatch.from_pydict(one, schema) for one in columns], schema)
     ordered = in_order_of_windows(table, bytes_max)
     expected = sorted(rows, key=lambda row: row[1])

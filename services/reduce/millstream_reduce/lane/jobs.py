@@ -202,7 +202,7 @@ def in_order_of_windows(table: pa.Table, bytes_max: int = _ORDERED_BYTES) -> pa.
     if rises(windows):
         return table
     if table.nbytes <= bytes_max:
-        return table.take(pa.array(stable_order(windows)))
+        return table.take(stable_order(windows))
     middle = (int(windows.min()) + int(windows.max()) + 1) // 2
     halves = (table.filter(pa.array(some)) for some in (windows < middle, windows >= middle))
     return pa.concat_tables([in_order_of_windows(half, bytes_max) for half in halves])
