@@ -23,6 +23,7 @@ from typing import Any
 from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories, open_private
+from millstream.json_parser import parse_json
 
 AUDIT_BYTES_MAX = 4 * 1024 * 1024
 """Largest size of the file. One older file is kept next to it."""
@@ -67,7 +68,7 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
         with suppress(FileNotFoundError), file.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 with suppress(ValueError):
-                    entry = json.loads(line)
+                    entry = parse_json(line)
                     if isinstance(entry, dict):
                         yield entry
 

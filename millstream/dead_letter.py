@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import Any
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
+from millstream.json_parser import parse_json
 
 REASON_HEADER = "millstream-dead-letter-reason"
 """The reason, on one line."""
@@ -133,8 +134,8 @@ def envelope_line(envelope: object) -> str:
 def read_envelope(text: str | bytes) -> Envelope:
     """Inverse of `envelope_line`. Raises `ValueError` with what is wrong."""
     try:
-        written = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        written = parse_json(text)
+    except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(written, dict) or "eventTime" not in written or not {"value", "valueBase64"} & written.keys():
         raise ValueError("not an envelope: a JSON object with `eventTime` and `value` or `valueBase64`")

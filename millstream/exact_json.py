@@ -16,11 +16,13 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import Any
 
+from millstream.json_parser import check_depth
 from millstream.json_text import failures
 from millstream.limits import NUMBER_EXPONENT_MAX
 
@@ -35,6 +37,7 @@ _DOUBLE_MIN = sys.float_info.min
 def parse(value: bytes, *, constants: bool = False) -> Any:
     """The value of a JSON text in UTF-8. `constants`: whether NaN and infinities are accepted, which are not JSON.
     Raises `ValueError` for anything else, and for a number that is too large to be calculated with."""
+    check_depth(value)
     try:
         return _fast()(value)
     except failures():
@@ -47,21 +50,23 @@ def _explained(value: bytes, decoder: json.JSONDecoder) -> Any:
     try:
         parsed, end = decoder.raw_decode(text)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        # The stack is nearly full.
+        raise ValueError("it is nested too deep") from None
     if end != len(text):
         raise ValueError(f"unexpected text after the JSON, at character {end}")
     return parsed
 
 
 def parse_all(values: Sequence[bytes]) -> list[Any] | None:
-    """The same for many values, in less time; None if one of them may not be JSON.
+    """The same for many values, in less time; None if one of them may not be JSON, or is nested too deep.
 
     Values that this parser accepts have the same meaning in the other one. Only the other one handles unpaired
-    surrogates, very deep nesting, and whole numbers of hundreds of digits.
+    surrogates, and whole numbers of hundreds of digits.
     """
     try:
+        deque(map(check_depth, values), maxlen=0)
         return list(map(_fast(), values))
-    except failures():
+    except (ValueError, *failures()):
         return None
 
 

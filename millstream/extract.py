@@ -1,13 +1,14 @@
 """Extracts event time and keys from a record. Pure.
 
-Above it: the sources and the built-in functions, which pass JSON values, CSV columns or headers. It owns the formats
-of event times and the syntax of a member's path; it does not depend on where a value came from. A value that cannot be
-read raises `ValueError` with what was found and what was expected.
+Above it: the sources and the built-in functions, which pass JSON values, CSV columns, headers, or times of a server.
+It owns the formats of event times, their bounds, and the syntax of a member's path; it does not depend on where a value
+came from. A value that cannot be read raises `ValueError` with what was found and what was expected. No other module
+converts a time that comes from outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -23,11 +24,21 @@ _SHOWN = 60
 YEAR_10000_US = 253_402_300_800 * MICROSECONDS
 """No event time is this late. Milliseconds taken for seconds are, and would make all records after them late."""
 YEAR_1_US = -62_135_596_800 * MICROSECONDS
+YEAR_1980_US = 315_532_800 * MICROSECONDS
+YEAR_2200_US = 7_258_118_400 * MICROSECONDS
 
 TimeParser = Callable[[object], int]
 """Converts a text or number to microseconds since the epoch."""
 
-_UNITS = {"epoch": ("seconds", MICROSECONDS), "epoch_ms": ("milliseconds", 1000), "epoch_us": ("microseconds", 1)}
+_UNITS = {
+    "epoch": ("seconds", 1),
+    "epoch_ms": ("milliseconds", 1000),
+    "epoch_us": ("microseconds", MICROSECONDS),
+    "epoch_ns": ("nanoseconds", 1000 * MICROSECONDS),
+}
+"""By format: its unit, and how many of them are a second."""
+_PLAUSIBLE_US = range(YEAR_1980_US, YEAR_2200_US)
+"""Event times that a number was probably meant as."""
 
 
 @lru_cache(maxsize=64)
@@ -60,39 +71,62 @@ def _text_parser(parse: Callable[[str], datetime], expected: str) -> TimeParser:
     return parse_value
 
 
-def _number_parser(name: str, unit: str, scale_us: int) -> TimeParser:
+def _number_parser(name: str, unit: str, per_second: int) -> TimeParser:
     expected = f"{unit} since 1970 ({name})"
 
     def parse_value(value: object) -> int:
         try:
-            time_us = _scaled(value, scale_us)
+            time_us = _scaled(value, per_second)
         except (ValueError, OverflowError):
             raise ValueError(f"{shown(value)} is not {expected}") from None
         if not YEAR_1_US <= time_us < YEAR_10000_US:
             raise ValueError(
-                f"{shown(value)} {unit} since 1970 ({name}) is not in the years 1 to 9999; is the unit right?"
+                f"{shown(value)} {expected} is not in the years 1 to 9999; is the unit right?{_unit_hint(value)}"
             )
         return time_us
 
     return parse_value
 
 
-def _scaled(value: object, scale_us: int) -> int:
+def _scaled(value: object, per_second: int) -> int:
     if isinstance(value, str):
         # Digits alone are parsed as an integer, which is exact; a fraction is rounded to microseconds.
         value = int(value) if value.isascii() and value.removeprefix("-").isdecimal() else float(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise ValueError
     if isinstance(value, int):
-        return value * scale_us
+        return value * MICROSECONDS // per_second
     value = float(value)
     # The whole part is separate, because a float of microseconds since 1970 is not precise enough to round well.
     whole = int(value)
-    return whole * scale_us + round((value - whole) * scale_us)
+    return whole * MICROSECONDS // per_second + round((value - whole) * MICROSECONDS / per_second)
+
+
+def _unit_hint(value: object) -> str:
+    """The unit in which a number is a time of these centuries, as the end of a message."""
+    for unit, per_second in _UNITS.values():
+        time_us = _scaled(value, per_second)
+        if time_us in _PLAUSIBLE_US:
+            moment = (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="seconds").removesuffix("+00:00")
+            return f" In {unit} it is {moment}Z."
+    return ""
 
 
 RFC3339 = time_parser("rfc3339")
 """The parser for RFC 3339."""
+EPOCH_MS = time_parser("epoch_ms")
+EPOCH_S = time_parser("epoch")
+EPOCH_US = time_parser("epoch_us")
+EPOCH_NS = time_parser("epoch_ns")
+"""The parsers for the units in which servers give the times of their records."""
+
+
+def scaled_ms(times_ms: Sequence[int]) -> list[int] | None:
+    """Many times in milliseconds since the epoch, in microseconds; None if one of them is not an event time, which
+    `EPOCH_MS` then explains."""
+    if times_ms and not YEAR_1_US <= 1000 * min(times_ms) <= 1000 * max(times_ms) < YEAR_10000_US:
+        return None
+    return [1000 * time_ms for time_ms in times_ms]
 
 
 def microseconds_of(moment: datetime) -> int:

@@ -28,6 +28,9 @@ FRAME_INDEX_BITS = 15
 """Bits of the number of a record in its stored frame, for targets that want positions as numbers."""
 RECORD_BYTES_MAX = 7 * MIB
 """Largest record, with keys and headers. A larger one is refused where it enters the pipeline."""
+JSON_NESTED_MAX = 200
+"""Levels of arrays and objects in a JSON text that is parsed. Code that walks through a value needs a few calls for
+each level, and Python allows 1,000 in all."""
 MESSAGE_BYTES_MAX = 8 * MIB
 """`max_payload` of the broker: one frame is one message."""
 FRAMES_IN_FLIGHT_MAX = 64

@@ -82,6 +82,24 @@ MAY_ROUND = {
     "services/writer/millstream_writer/sinks/udsink/positions.py": "our own positions",
 }
 """Files among them that parse JSON otherwise than with `millstream.exact_json`, each with what they parse."""
+READS_JSON = frozenset({"json.loads", "json.load", "json.JSONDecoder"})
+MAY_READ_JSON = {
+    "millstream/json_parser.py": "the one place",
+    "millstream/exact_json.py": "values of records, with the same limit",
+    "millstream/confine.py": "its own settings, in a process that imports nothing of ours",
+    "services/udf_sdk/": "imports nothing of ours",
+    "services/runner/millstream_runner/chaos/": "shares no code with what it checks",
+    "services/reader/millstream_reader/sources/http/records.py": "only finds the ends of elements of a checked array",
+}
+"""Files and directories in which modules may parse JSON themselves, each with its reason."""
+READS_TIMES = frozenset({"datetime.fromtimestamp", "datetime.utcfromtimestamp"})
+MAY_READ_TIMES = {
+    "millstream/telemetry/logging.py": "the time of a log record of this process",
+    "services/writer/millstream_writer/sinks/rabbitmq/lane.py": "seconds within its own bounds",
+    "services/runner/": "times of this machine's clock and files",
+    "services/udf_sdk/": "imports nothing of ours",
+}
+"""The same for numbers as times."""
 
 _CREATES_FILES = frozenset({"write_text", "write_bytes", "touch", "mkdir", "makedirs"})
 """Methods that create a file or a directory, or empty a file, with the rights that the umask leaves."""
@@ -232,6 +250,11 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
         )
     if name in ROUNDS and str(path).startswith(_HANDLE_VALUES) and str(path) not in MAY_ROUND:
         yield call.lineno, f"{name} rounds the numbers of a record; use millstream.exact_json"
+    if path.parts[0] in ("millstream", "services"):
+        if name in READS_JSON and not str(path).startswith(tuple(MAY_READ_JSON)):
+            yield call.lineno, f"{name} has no limit of depth; see millstream.json_parser"
+        if name in READS_TIMES and not str(path).startswith(tuple(MAY_READ_TIMES)):
+            yield call.lineno, f"{name} raises for times outside the calendar; see millstream.extract"
     if name == "print" and not names_its_output and not str(path).startswith(MAY_PRINT):
         yield call.lineno, "prints to standard output, which belongs to the command line; log it"
 

@@ -7,7 +7,6 @@ the command line, which every user of a machine can read. Above it: technologies
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 from millstream import codes
 from millstream.errors import UserError
+from millstream.json_parser import parse_json
 from millstream.spec.addresses import without_secrets
 from millstream.spec.model import NotReadError
 from millstream.spec.problems import Finding, path_text
@@ -72,14 +72,14 @@ def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
         raise UserError(codes.BROKER_ACCESS_FILE, f"the broker's access file {path} is not UTF-8") from error
     try:
         return _of_json(text, model)
-    except (ValueError, RecursionError):
+    except ValueError:
         return _of_yaml(text, path, model)
 
 
 def _of_json(text: str, model: type[WrittenT]) -> WrittenT:
     """The contents of a file that a program has written, such as the runner for its workers. Raises `ValueError` for
     anything except valid JSON."""
-    value = json.loads(text, object_pairs_hook=_mapping)
+    value = parse_json(text, object_pairs_hook=_mapping)
     if any(True for _ in placeholders(value)):
         raise NotReadError
     return model.read(value)

@@ -16,9 +16,11 @@ from io import BytesIO
 from typing import Any
 from uuid import UUID
 
-from fastavro import parse_schema, schemaless_reader
+from fastavro import parse_schema
 
+from millstream.formats.avro_depth import TOO_DEEP, values_reader
 from millstream.formats.registry import Schema
+from millstream.json_parser import parse_json
 
 
 def parsed(schema: Schema) -> Any:
@@ -26,19 +28,27 @@ def parsed(schema: Schema) -> Any:
     named: dict[str, Any] = {}
     try:
         for referred in schema.references:
-            parse_schema(json.loads(referred.text), named_schemas=named)
-        return parse_schema(json.loads(schema.text), named_schemas=named)
+            parse_schema(parse_json(referred.text), named_schemas=named)
+        return parse_schema(parse_json(schema.text), named_schemas=named)
     except Exception as error:  # fastavro raises errors of any kind
         raise ValueError(f"cannot be used: {type(error).__name__}: {error}") from error
 
 
 def decoder(writer: Any, reader: Any) -> Callable[[bytes], bytes]:
-    """A function from Avro to JSON, for values that were written with one schema. The function raises `ValueError`."""
+    """A function from Avro to JSON, for values that were written with one schema. The function raises `ValueError`.
+
+    Raises `ValueError` for a schema without values."""
+    try:
+        read = values_reader(writer)
+    except ValueError as error:
+        raise ValueError(f"cannot be used: {error}") from None
 
     def decode(data: bytes) -> bytes:
         stream = BytesIO(data)
         try:
-            value = schemaless_reader(stream, writer, reader)
+            value = read(stream, writer, reader)
+        except RecursionError:
+            raise ValueError(f"the value cannot be read: {TOO_DEEP}") from None
         except Exception as error:  # fastavro raises errors of any kind
             what = str(error) or type(error).__name__
             raise ValueError(f"the value does not fit its schema: {what}") from error
@@ -52,10 +62,13 @@ def decoder(writer: Any, reader: Any) -> Callable[[bytes], bytes]:
 def as_json(value: Any) -> bytes:
     """JSON of a value as fastavro returns it. Raises `ValueError` for text that is not valid Unicode."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_text)
-    except ValueError:
-        # The value contains NaN or an infinity, which is so rare that this may be slow.
-        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_text)
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_text)
+        except ValueError:
+            # The value contains NaN or an infinity, which is so rare that this may be slow.
+            text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_text)
+    except RecursionError:
+        raise ValueError(f"the value has no form in JSON: {TOO_DEEP}") from None
     return text.encode()
 
 

@@ -5,12 +5,12 @@ Above it: decoder and encoders. Below it: jsonschema-rs, for encoders only.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 from millstream.exact_json import parse
 from millstream.formats.registry import Schema
+from millstream.json_parser import parse_json
 from millstream.json_text import all_json
 
 _BASE = "json-schema:///"
@@ -39,9 +39,9 @@ def encoder(schema: Schema) -> Callable[[bytes], bytes]:
     import jsonschema_rs
 
     try:
-        others = [(_BASE + referred.name, json.loads(referred.text)) for referred in schema.references]
+        others = [(_BASE + referred.name, parse_json(referred.text)) for referred in schema.references]
         registry = jsonschema_rs.Registry(others, retriever=_not_fetched)
-        validator = jsonschema_rs.validator_for(json.loads(schema.text), registry=registry, retriever=_not_fetched)
+        validator = jsonschema_rs.validator_for(parse_json(schema.text), registry=registry, retriever=_not_fetched)
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         what = str(getattr(error, "message", error)).partition("\n")[0]
         raise ValueError(f"cannot be used: {what}") from error

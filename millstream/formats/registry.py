@@ -20,6 +20,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
 from millstream import codes
 from millstream.errors import RetryLaterError, UserError
+from millstream.json_parser import parse_json
 from millstream.limits import REGISTRY_ANSWER_BYTES_MAX, REGISTRY_REFERENCES_MAX, REGISTRY_REQUESTS_MAX
 from millstream.spec.formats import SchemaRegistry
 from millstream.spec.references import resolve
@@ -152,7 +153,7 @@ class Registry:
         if status >= 500 or status in _PASSING:
             raise self._away(f"answers {path} with status {status}")
         try:
-            found = json.loads(given)
+            found = parse_json(given)
         except ValueError:
             found = None
         if status == _UNKNOWN and isinstance(found, dict) and "error_code" in found:

@@ -6,7 +6,6 @@ Above it: connectors. Below it: Google's libraries for credentials and gRPC.
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from google.oauth2 import service_account
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.google_cloud.endpoints import address_of, is_encrypted
+from millstream.json_parser import parse_json
 from millstream.spec.references import Secret, resolve
 
 _OPTIONS = (
@@ -76,7 +76,7 @@ def _credentials(key: str | None, scope: str) -> Credentials:
     if key is not None:
         make: Any = service_account.Credentials.from_service_account_info
         try:
-            found = make(json.loads(key), scopes=(scope,))
+            found = make(parse_json(key), scopes=(scope,))
         except (ValueError, TypeError, AttributeError, LookupError, UnsupportedAlgorithm) as error:
             raise _NotAKeyError(type(error).__name__) from None
     else:

@@ -14,7 +14,6 @@ holds its mark, and the last message of a commit is guarded by the sequence of t
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from millstream import codes, limits
 from millstream.errors import MillstreamError, UserError
+from millstream.json_parser import parse_json
 from millstream.ledger import witness
 from millstream.ledger.protocol import Commit
 from millstream.ledger.sharing import SEPARATE, Sharing
@@ -155,10 +155,7 @@ def decode_ids(data: bytes) -> bytes:
         if len(digests) % ID_DIGEST_BYTES:
             raise ValueError(f"{len(digests)} bytes are not a row of digests of {ID_DIGEST_BYTES} bytes")
         return digests
-    try:
-        record_ids = json.loads(data)
-    except RecursionError as error:
-        raise ValueError("it is not a list of ids") from error
+    record_ids = parse_json(data)
     if not isinstance(record_ids, list) or not all(isinstance(record_id, str) for record_id in record_ids):
         raise ValueError("it is not a list of ids")
     return b"".join(id_digest(record_id.encode()) for record_id in record_ids)

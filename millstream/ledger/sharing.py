@@ -16,6 +16,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from millstream.json_parser import parse_json
 from millstream.record import BufferId
 
 
@@ -60,7 +61,7 @@ class Sharing:
     @classmethod
     def decode(cls, text: str | None) -> Sharing:
         """The inverse of `encode`. An empty text or None means that no edges share a copy."""
-        return cls(json.loads(text) if text else {})
+        return cls(parse_json(text) if text else {})
 
 
 SEPARATE = Sharing()

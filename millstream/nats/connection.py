@@ -22,6 +22,7 @@ from urllib.parse import ParseResult
 
 from millstream import codes, limits
 from millstream.errors import InfrastructureError
+from millstream.json_parser import parse_json
 from millstream.nats.access import BrokerAccess
 from millstream.nats.client import Client, Msg, Subscription, TcpTransport, nats_errors
 from millstream.nats.direct import DirectClient, Listener
@@ -77,6 +78,21 @@ class ApiError(Exception):
         super().__init__(f"{description} ({code})")
         self.code = code
         self.description = description
+
+
+def answered(data: bytes) -> dict[str, Any]:
+    """The answer to a JetStream request, or to a publication in a stream. Raises `ApiError` for an error, and for an
+    answer that is not one of JetStream's."""
+    try:
+        answer = parse_json(data)
+    except ValueError as error:
+        raise ApiError(0, f"the answer is not JSON: {error}") from None
+    if not isinstance(answer, dict):
+        raise ApiError(0, "the answer is not a JSON object")
+    refused = answer.get("error")
+    if refused is not None:
+        raise ApiError(refused.get("err_code", refused.get("code", 0)), refused.get("description", ""))
+    return answer
 
 
 class BrokerConnection:
@@ -259,11 +275,7 @@ class BrokerConnection:
         """One JetStream request, `$JS.API.<subject>`. Raises `ApiError` and `AnswerLostError`."""
         payload = b"" if body is None else json.dumps(body).encode()
         message = await self.request(f"$JS.API.{subject}", payload)
-        answer: dict[str, Any] = json.loads(message.data)
-        error = answer.get("error")
-        if error is not None:
-            raise ApiError(error.get("err_code", error.get("code", 0)), error.get("description", ""))
-        return answer
+        return answered(message.data)
 
     def _forget(self, token: str) -> None:
         self._answers.pop(token, None)

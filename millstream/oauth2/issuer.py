@@ -13,7 +13,6 @@ Above it: links to servers. Below it: the settings, and Python's client for HTTP
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import random
@@ -32,6 +31,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Requ
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.json_parser import parse_json
 from millstream.oauth2.settings import Oauth2
 from millstream.retry import Backoff
 from millstream.spec.references import resolve
@@ -51,8 +51,6 @@ _RENEWED_AFTER_S = 1.0
 """The shortest time between two requests for a token that is kept."""
 _AGAIN = Backoff(_RENEWED_AFTER_S, factor=2.0, cap_s=30.0, jitter=0.2)
 """When a request for a token that is kept is repeated."""
-_NOT_JSON = (ValueError, RecursionError)
-"""Errors of the decoder; the second one for arrays in arrays in arrays."""
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 """Answers to a request that is refused now, and may be accepted later."""
 _SAID = frozenset(
@@ -178,18 +176,18 @@ class Issuer:
                 headers["Authorization"] = _basic(*self._client)
             request = Request(address, form, headers)
             with self._opener.open(request, timeout=_left_s(deadline_s)) as answer:
-                found = json.loads(_body(answer, deadline_s))
+                found = parse_json(_body(answer, deadline_s))
         except HTTPError as error:
             with error:
                 raise self._refusal(error, form is not None, deadline_s) from None
-        except (OSError, HTTPException, *_NOT_JSON) as error:
+        except (OSError, HTTPException, ValueError) as error:
             # A request that gets no answer at all has the reason in an error of its own.
             cause = error.reason if isinstance(error, URLError) else error
             if isinstance(cause, SSLError) and not isinstance(cause, SSLEOFError | TimeoutError):
                 raise UserError(codes.TARGET_REFUSES, f"{self._place}: no encrypted connection: {cause}") from error
             if isinstance(cause, TimeoutError):
                 raise self._away("it did not answer in time") from error
-            said = "its answer is not JSON" if isinstance(cause, _NOT_JSON) else str(cause) or type(cause).__name__
+            said = "its answer is not JSON" if isinstance(cause, ValueError) else str(cause) or type(cause).__name__
             raise self._away(said) from None
         if not isinstance(found, dict):
             raise self._away("its answer is not a JSON object")
@@ -204,8 +202,8 @@ class Issuer:
             return UserError(codes.TARGET_UNFIT, f"{what}. Correct `{self._settings.address_field}`")
         said = f"it answered {error.code}"
         try:
-            found = json.loads(_body(error, deadline_s))
-        except (OSError, HTTPException, *_NOT_JSON):
+            found = parse_json(_body(error, deadline_s))
+        except (OSError, HTTPException, ValueError):
             found = None
         if isinstance(found, dict) and found.get("error") in _SAID:
             said += f", {found['error']}"
@@ -232,8 +230,8 @@ def open_issuer(settings: Oauth2, base_dir: Path, where: str, now_s: Callable[[]
 def _client_of(key: str, what: str) -> tuple[str, str]:
     """Id and secret in a key file. No message has a part of its text."""
     try:
-        found = json.loads(key)
-    except _NOT_JSON:
+        found = parse_json(key)
+    except ValueError:
         found = None
     values = [found.get(name) for name in ("client_id", "client_secret")] if isinstance(found, dict) else []
     texts = [value for value in values if isinstance(value, str) and value]

@@ -21,6 +21,7 @@ from yarl import URL
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.rabbitmq.decoding import accept_any_content
 from millstream.rabbitmq.settings import RabbitServer
 from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
@@ -43,6 +44,8 @@ _PASSING = (
 )
 """Parts of messages about conditions that pass: the server is starting (it serves connections before it has started its
 replicas of streams), it still knows an earlier consumer, or an acknowledgement took too long."""
+
+accept_any_content()
 
 # What aiormq logs becomes a Millstream error, which is reported once.
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)

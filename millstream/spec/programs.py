@@ -4,13 +4,13 @@ Owns how a program is specified (command, Python function, built-in, container, 
 record, or to a window of a reduce, on which it fails.
 """
 
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from millstream import codes
+from millstream.json_parser import parse_json
 from millstream.limits import ANSWER_RECORDS_MAX_MAX
 from millstream.retry import ASKED_MAX
 from millstream.spec.addresses import without_secrets
@@ -36,7 +36,7 @@ from millstream.spec.windows import GroupBy
 OnFailure = Literal["retry", "drop", "deadLetter", "stop"]
 """What happens to a record (for a reduce: a window) on which a program still fails after the last attempt."""
 
-TIME_FORMATS = ("rfc3339", "epoch", "epoch_ms", "epoch_us")
+TIME_FORMATS = ("rfc3339", "epoch", "epoch_ms", "epoch_us", "epoch_ns")
 """The named formats of event times. Any other format is a strptime pattern."""
 
 
@@ -107,7 +107,8 @@ class EventTime(SpecModel):
     header: Text | None = None
     """Name of a header of the record."""
     format: TimeFormat = "rfc3339"
-    """`rfc3339`, `epoch` (seconds), `epoch_ms`, `epoch_us`, or a strptime pattern. A time without an offset is UTC."""
+    """`rfc3339`, `epoch` (seconds), `epoch_ms`, `epoch_us`, `epoch_ns`, or a strptime pattern. A time without an offset
+    is UTC."""
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -424,7 +425,7 @@ class ValueFormat(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Requires a schema to be JSON."""
         try:
-            json.loads(self.avro_schema or "{}")
+            parse_json(self.avro_schema or "{}")
         except ValueError as problem:
             yield ShapeProblem(
                 codes.VALUE_MALFORMED,

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from millstream import codes
 from millstream.errors import UserError
+from millstream.json_parser import parse_json
 from millstream.spec.graph import Graph, decided
 from millstream.spec.models import Pipeline
 
@@ -47,7 +48,7 @@ def dump(pipeline: Pipeline, base_dir: Path, ledgers: Mapping[str, str] = Mappin
 def load(text: str) -> Resolved:
     """The result of `dump`. Errors: UserError for anything else."""
     try:
-        contents = json.loads(text)
+        contents = parse_json(text)
         if contents["format"] != FORMAT:
             raise UserError(
                 codes.RESOLVED_PIPELINE,

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from millstream.errors import RetryLaterError
+from millstream.json_parser import parse_json
 from millstream.spec.sinks import FallbackSink
 from millstream.testing.frames import FRAMES, offered, owner_of
 from millstream.testing.programs import program_of
@@ -80,5 +81,5 @@ async def _deliver(settings: Mapping[str, Any], place: Path, call: int, moment: 
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
+    told = parse_json(sys.argv[1])
     asyncio.run(_deliver(told["settings"], Path(told["place"]), told["call"], told["moment"]))

@@ -16,6 +16,7 @@ from typing import Any
 
 from millstream.clock import SystemClock
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.json_parser import parse_json
 from millstream.record import SOURCE_INPUT, LaneId
 from millstream.spec.connectors import GuaranteeId
 from millstream.spec.sources import Source
@@ -321,7 +322,7 @@ class _Place:
 
     def __enter__(self) -> tuple[Path, Mapping[str, Any]]:
         place = Path(self._directory.__enter__())
-        return place, json.loads(json.dumps(dict(self._suite.settings(place))))
+        return place, parse_json(json.dumps(dict(self._suite.settings(place))))
 
     def __exit__(self, *_: object) -> None:
         self._directory.cleanup()

@@ -6,12 +6,13 @@ describes. A line in another format is plain text, at level info.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from millstream.json_parser import parse_json
 
 LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
 """Environment variable with the lowest level to log. It also signals that lines in this format are understood."""
@@ -80,8 +81,8 @@ def _entry(line: str) -> dict[str, Any] | None:
     if not line.startswith("{") or _MARKER not in line:
         return None
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
+        entry = parse_json(line)
+    except ValueError:
         return None
     return entry if isinstance(entry, dict) and entry.get(_MARKER) == 1 else None
 

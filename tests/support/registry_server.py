@@ -33,6 +33,8 @@ class RegistryServer:
         self._runner: web.AppRunner | None = None
         self.schemas: dict[int, dict[str, Any]] = {}
         self.versions: dict[tuple[str, int], dict[str, Any]] = {}
+        self.raw = ""
+        """It answers everything with this text."""
         self.away = False
         """It answers 503, as a proxy does in front of a registry that is down."""
         self.closed = False
@@ -103,6 +105,8 @@ class RegistryServer:
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
+        if self.raw:
+            return web.Response(text=self.raw)
         if self.away:
             return web.Response(status=503, text="<html>no upstream</html>")
         if self.closed and request.headers.get("Authorization") != _AUTHORIZATION:

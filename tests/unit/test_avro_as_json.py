@@ -54,6 +54,31 @@ def test_a_value_of_each_type(kind: Any, value: Any, wanted: Any) -> None:
     assert made == ("-1.500000000" if isinstance(value, Decimal) else wanted)
 
 
+def test_values_of_a_schema_that_refers_to_itself_end_at_a_limit() -> None:
+    chain = {"type": "record", "name": "Link", "fields": [{"name": "next", "type": ["null", "Link"]}]}
+    decode = decoder(parsed(Schema("AVRO", json.dumps(chain), ())), None)
+    assert json.loads(decode(b"\2\2\0")) == {"next": {"next": {"next": None}}}
+    for levels in (2000, 5000, 200_000):
+        with pytest.raises(ValueError, match="is nested more than"):
+            decode(b"\2" * levels + b"\0")
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_record_that_always_contains_itself_has_no_values(levels: int) -> None:
+    kind: Any = "Outer"
+    for level in range(levels):
+        name = "Outer" if level == levels - 1 else "Inner"
+        kind = {"type": "record", "name": name, "fields": [{"name": "a", "type": kind}]}
+    with pytest.raises(ValueError, match="always contains itself"):
+        decoder(parsed(Schema("AVRO", json.dumps(kind), ())), None)
+
+
+def test_schemas_of_any_depth_are_parsed_or_refused() -> None:
+    deep = '{"type": "array", "items": ' * 100_000 + '"int"' + "}" * 100_000
+    with pytest.raises(ValueError, match="cannot be used"):
+        parsed(Schema("AVRO", deep, ()))
+
+
 def test_a_time_that_python_has_no_day_for_is_refused_and_named() -> None:
     schema = Schema("AVRO", '{"type": "long", "logicalType": "timestamp-millis"}', ())
     stream = BytesIO()

@@ -7,7 +7,6 @@ endpoint, and the configuration of a stream.
 from __future__ import annotations
 
 import asyncio
-import json
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from millstream import codes, limits
 from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT
 from millstream.errors import DurabilityError
+from millstream.json_parser import parse_json
 from millstream.ledger.protocol import Durability, DurabilityLevel
 from millstream.nats.connection import (
     AnswerLostError,
@@ -39,7 +39,7 @@ async def ask_server_settings(connection: BrokerConnection) -> tuple[dict[str, A
         losses = connection.losses
         subject = SETTINGS_SUBJECT.replace("*", str(connection.server.get("server_id")))
         try:
-            settings: dict[str, Any] = json.loads((await connection.request(subject)).data).get("data", {})
+            settings: dict[str, Any] = parse_json((await connection.request(subject)).data).get("data", {})
         except UnansweredError:
             if losses == connection.losses:
                 return None, f"the server does not report its settings to this account (nothing answers {subject})"
@@ -112,5 +112,5 @@ def _get_json(url: str) -> dict[str, Any]:
     # No proxy, because the server is our own.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=_TIMEOUT_S) as answer:
-        settings: dict[str, Any] = json.load(answer)
+        settings: dict[str, Any] = parse_json(answer.read())
     return settings

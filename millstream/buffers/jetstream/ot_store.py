@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from millstream.buffers.jetstream.pages import PageMessage, read_next, read_page
 from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, WRONG_LAST_SEQUENCE, until_created
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError
+from millstream.json_parser import parse_json
 from millstream.nats.client import Msg
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.record import LaneId
@@ -200,7 +200,7 @@ class JetStreamOtStore(RevisionedOtStore):
             message = await self._connection.answer_of(answer, limits.OT_PUT_TIMEOUT_S)
         finally:
             answer.cancel()
-        receipt: dict[str, Any] = json.loads(message.data)
+        receipt: dict[str, Any] = parse_json(message.data)
         if (error := receipt.get("error")) is not None:
             raise ApiError(error.get("err_code", error.get("code", 0)), error.get("description", ""))
         return int(receipt["seq"])

@@ -6,7 +6,6 @@ Above it: `ledger.py`. Below it: the connection, and the messages of a commit.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from uuid import uuid4
 from millstream import codes, limits
 from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
+from millstream.json_parser import parse_json
 from millstream.ledger.batch import Message
 from millstream.nats.client import Msg, nats_errors
 from millstream.nats.connection import ApiError, BrokerConnection
@@ -71,7 +71,7 @@ async def stored_at(connection: BrokerConnection, answer: Answer, timeout_s: flo
     `AnswerLostError`."""
     message = await connection.answer_of(answer, timeout_s)
     # From bytes, `json` would first find out their encoding.
-    stored: dict[str, Any] = json.loads(message.data.decode())
+    stored: dict[str, Any] = parse_json(message.data.decode())
     refusal = stored.get("error")
     if refusal is not None:
         raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))

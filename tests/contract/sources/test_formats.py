@@ -303,6 +303,9 @@ async def test_what_validate_asks_of_a_source(registry: RegistryServer) -> None:
     registry.away = True
     with raises(codes.TARGET_AWAY, registry.url):
         await look(written(), "", Path(), "p")
+    registry.raw = "[" * 200_000
+    with raises(codes.TARGET_UNFIT, "unlike a schema registry"):
+        await look(written(), "", Path(), "p")
 
 
 async def test_schemas_that_are_not_known_are_asked_for_at_the_same_time(

@@ -192,6 +192,23 @@ async def test_records_that_were_removed_are_damage_and_named(kafka: KafkaServer
             pass
 
 
+async def test_a_record_with_a_time_outside_the_calendar_is_named_and_the_others_are_read(kafka: KafkaServer) -> None:
+    topic = kafka.create(f"times-{uuid4()}", 1, {"message.timestamp.after.max.ms": str(2**63 - 1)})
+    for number, time_ms in enumerate((1_700_000_000_123, 1_700_000_000_123_000_000, 2**62, 1_700_000_000_124)):
+        kafka.produce(topic, [b"%d" % number], timestamp=time_ms)
+    async with open_lane(spec(kafka, topic, stopAtEnd=True)) as lane:
+        records, invalid, _ = await read_to_end(lane)
+    assert [(r.value, r.event_time_us) for r in records] == [
+        (b"0", 1_700_000_000_123_000),
+        (b"3", 1_700_000_000_124_000),
+    ]
+    assert [(one.value, one.place) for one in invalid] == [
+        (b"1", f"{topic}/0 at offset 1"),
+        (b"2", f"{topic}/0 at offset 2"),
+    ]
+    assert "In nanoseconds it is 2023-11-14T22:13:20Z" in invalid[0].reason
+
+
 @pytest.mark.guarantee("I1")
 async def test_a_broker_that_is_killed_is_waited_for(kafka: KafkaServer, topic: str) -> None:
     async with asyncio.timeout(100), open_lane(spec(kafka, topic)) as lane:

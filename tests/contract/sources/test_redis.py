@@ -194,18 +194,22 @@ async def test_entries_that_become_no_record_are_named(redis: RedisServer) -> No
         ("value", "w"),
     ):
         redis.command("XADD", name, "*", *words)
+    # A server takes any id that is larger than the last one, for example one in nanoseconds.
+    far = "18446744073709551000-1"
+    redis.command("XADD", name, far, "value", "f", "key", "[" * 100_000)
     async with open_lane(spec(redis, name, stopAtEnd=True)) as lane:
         records, invalid, _ = await read_to_end(lane)
     assert [json.loads(value) for value in values(records)] == [{"value": "v", "eventTime": "soon"}, {"value": "w"}]
-    assert [re.sub(r"^entry \d+-0", "entry ID", item.place) for item in invalid] == [f"entry ID of {name}"] * 2
+    assert [re.sub(r"^entry [\d-]+", "entry ID", item.place) for item in invalid] == [f"entry ID of {name}"] * 3
+    assert invalid[2].place == f"entry {far} of {name}"
+    assert "is the unit right?" in invalid[2].reason
     assert "not UTF-8 text" in invalid[0].reason
     assert len(invalid[1].value) < 2000
     async with open_lane(spec(redis, name, stopAtEnd=True, format="record")) as lane:
         records, invalid, _ = await read_to_end(lane)
     assert values(records) == [b"w"]
-    assert [what in item.reason for what, item in zip(("`value`", "bytes", "eventTime"), invalid, strict=True)] == [
-        True
-    ] * 3
+    reasons = ("`value`", "bytes", "'soon' is not milliseconds", far.partition("-")[0])
+    assert [what in item.reason for what, item in zip(reasons, invalid, strict=True)] == [True] * 4
 
 
 # What is gone

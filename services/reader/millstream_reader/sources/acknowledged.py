@@ -31,12 +31,11 @@ from zlib import crc32
 from millstream.background import open_tasks
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
-from millstream.limits import RECORD_BYTES_MAX
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.inbox import Bounds
 from millstream_reader.sources.inbox import Inbox as Received
-from millstream_reader.sources.messages import size_of, too_large
+from millstream_reader.sources.messages import invalid, size_of
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.reaching import Reaching
 
@@ -61,6 +60,8 @@ class Message:
     headers: Mapping[str, bytes] = field(default_factory=dict)
     redelivered: bool = False
     """Whether the server reports an earlier delivery."""
+    fault: str = ""
+    """Why the message cannot become a record; empty if it can."""
 
     @property
     def size(self) -> int:
@@ -327,10 +328,11 @@ class AcknowledgedLane:
 
     def _batch(self, taken: Sequence[Message]) -> SourceBatch:
         position = pack_position(self._kind, self._owner.partitions, {"given": self._given})
-        invalid = tuple(self._too_large(message) for message in taken if message.size > RECORD_BYTES_MAX)
-        good = [message for message in taken if message.size <= RECORD_BYTES_MAX] if invalid else taken
+        refused = [(message, self._invalid(message)) for message in taken]
+        faults = tuple(fault for _, fault in refused if fault is not None)
+        good = [message for message, fault in refused if fault is None] if faults else taken
         if not good:
-            return SourceBatch(None, position, invalid=invalid)
+            return SourceBatch(None, position, invalid=faults)
         if not self._told_redelivered and any(item.redelivered and not item.record_id for item in good):
             self._told_redelivered = True
             _log.warning(
@@ -344,14 +346,14 @@ class AcknowledgedLane:
             array("q", [message.time_us for message in good]),
             ingest_time_us=self._owner.clock.now_us(),
             headers=[message.headers for message in good],
-            ids=[(message.record_id or next(self._made_up)).encode() for message in good],
+            ids=[(message.record_id or next(self._made_up)).encode(errors="surrogateescape") for message in good],
         )
         made_up = bytes(not message.record_id for message in good)
-        return SourceBatch(frame, position, invalid=invalid, made_up=made_up)
+        return SourceBatch(frame, position, invalid=faults, made_up=made_up)
 
-    def _too_large(self, message: Message) -> InvalidRecord:
+    def _invalid(self, message: Message) -> InvalidRecord | None:
         place = f"{self._queue}{f', message {message.record_id}' if message.record_id else ''}"
-        return too_large(message.value, message.size, place)
+        return invalid(message.value, message.size, message.fault, place)
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ bytes, and the decoder.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +20,7 @@ from millstream.clock import Clock
 from millstream.errors import MillstreamError
 from millstream.formats.decoding import Decoder, open_decoder
 from millstream.frame import Frame
+from millstream.json_parser import parse_json
 from millstream.spec.sources import Source
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane, is_held_up, pending_bytes, pending_versions
 from millstream_reader.sources.reaching import Reaching
@@ -125,7 +125,7 @@ def _text_of(decoded: bytes | ValueError) -> _Keys | ValueError:
     if not decoded.startswith(b'"'):
         return (decoded,)
     try:
-        return (json.loads(decoded).encode(),)
+        return (parse_json(decoded).encode(),)
     except UnicodeEncodeError as error:
         return ValueError(f"it is not text: {error}")
 

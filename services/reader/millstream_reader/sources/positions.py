@@ -11,6 +11,7 @@ from typing import Any
 
 from millstream import codes
 from millstream.errors import DamageError, UserError
+from millstream.json_parser import parse_json
 from millstream.record import LaneId
 
 _VERSION = 1
@@ -31,13 +32,13 @@ def unpack_position(position: bytes, kind: str, partitions: int, lane: LaneId) -
     if not position:
         return None
     try:
-        body = json.loads(position.decode("utf-8", "surrogateescape"))
+        body = parse_json(position.decode("utf-8", "surrogateescape"))
         found_kind, version, found_partitions = (
             body.pop("source"),
             body.pop("version"),
             body.pop("partitions"),
         )
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise unreadable_position(f"lane {lane}", position, "a source") from error
     start_over = "change it back, or start over with --fresh"
     if found_kind != kind:

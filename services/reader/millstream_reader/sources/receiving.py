@@ -24,11 +24,10 @@ from typing import Protocol
 from millstream.background import open_tasks
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.frame import build_frame
-from millstream.limits import RECORD_BYTES_MAX
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.inbox import Bounds, Inbox
-from millstream_reader.sources.messages import size_of, too_large
+from millstream_reader.sources.messages import invalid, size_of, too_large
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.reaching import Reaching
 
@@ -49,6 +48,8 @@ class Received:
     headers: Mapping[str, bytes] = field(default_factory=dict)
     place: str = ""
     """The stream's position after it, in the server's own form; empty if it has none."""
+    fault: str = ""
+    """Why it cannot become a record; empty if it can."""
     whole_size: int = 0
     """Full size in bytes of a value that is too large and was truncated."""
 
@@ -218,21 +219,24 @@ class ReceivingLane:
         owner = self._owner
         position = pack_position(self._kind, owner.partitions, {"given": self._given, "place": self._place})
         ended = self._inbox.ended and not self._inbox.waiting
-        invalid = tuple(self._too_large(one) for one in taken if one.whole_size or one.size > RECORD_BYTES_MAX)
-        good = [one for one in taken if one.value is not None and not one.whole_size and one.size <= RECORD_BYTES_MAX]
+        refused = [(one, self._invalid(one)) for one in taken if one.value is not None]
+        faults = tuple(fault for _, fault in refused if fault is not None)
+        good = [one for one, fault in refused if fault is None]
         if not good:
-            return SourceBatch(None, position, ended, invalid)
+            return SourceBatch(None, position, ended, faults)
         frame = build_frame(
             [one.value or b"" for one in good],
             array("q", [one.time_us for one in good]),
             ingest_time_us=owner.clock.now_us(),
             headers=[one.headers for one in good],
         )
-        return SourceBatch(frame, position, ended, invalid)
+        return SourceBatch(frame, position, ended, faults)
 
-    def _too_large(self, one: Received) -> InvalidRecord:
+    def _invalid(self, one: Received) -> InvalidRecord | None:
         place = f"{self._named}{f', {one.place}' if one.place else ''}"
-        return too_large(one.value or b"", one.whole_size or one.size, place)
+        if one.whole_size:
+            return too_large(one.value or b"", one.whole_size, place)
+        return invalid(one.value or b"", one.size, one.fault, place)
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from millstream import codes
 from millstream.errors import DamageError, UdfError, UserError
 from millstream.frame import KEY_SEPARATOR
+from millstream.json_parser import parse_json
 from millstream.limits import MIB
 from millstream.record import LaneId
 from millstream.retry import OnFailure, RetryPolicy
@@ -64,9 +65,9 @@ class Computed:
         try:
             table = pa.ipc.open_stream(data).read_all()
             table.validate(full=True)
-            failures = json.loads((table.schema.metadata or {})[b"failures"])
+            failures = parse_json((table.schema.metadata or {})[b"failures"])
             messages = [engine_pb2.WindowFailure.FromString(bytes.fromhex(text)) for text in failures]
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError, DecodeError) as error:
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, DecodeError) as error:
             raise DamageError(
                 codes.RESULTS_LOST, f"kept results of windows cannot be read ({len(data)} bytes: {error})"
             ) from error

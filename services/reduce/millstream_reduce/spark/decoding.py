@@ -32,6 +32,7 @@ import pyarrow.csv
 import pyarrow.json
 
 from millstream.exact_json import parse, text_of
+from millstream.json_parser import parse_json
 from millstream_udf.json_rows import json_column
 
 _SPECIAL_NUMBERS = {
@@ -369,7 +370,7 @@ class AvroDecoder:
 
     @cached_property
     def _parsed(self) -> Any:
-        return fastavro.parse_schema(json.loads(self.schema))
+        return fastavro.parse_schema(parse_json(self.schema))
 
 
 def _as_it_is(column: Array | None, kind: Any, count: int) -> Array | None:

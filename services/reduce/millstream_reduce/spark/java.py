@@ -26,6 +26,7 @@ from pathlib import Path
 
 from millstream import codes
 from millstream.errors import InfrastructureError
+from millstream.json_parser import parse_json
 
 CACHE_VARIABLE = "MILLSTREAM_CACHE"
 """Environment variable that names the directory for files that are created once per installation."""
@@ -274,7 +275,7 @@ async def java_arguments(question: Question, ask: AskLauncher) -> list[str]:
 def _remembered(name: str) -> list[str] | None:
     for directory in cache_directories():
         with suppress(OSError, ValueError):
-            answer: list[str] = json.loads((directory / name).read_text(encoding="utf-8"))
+            answer: list[str] = parse_json((directory / name).read_text(encoding="utf-8"))
             return answer
     return None
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from millstream import codes
 from millstream.errors import UserError
+from millstream.json_parser import parse_json
 from millstream.limits import MIB
 from millstream.processors import processors
 
@@ -87,7 +88,7 @@ class SparkSettings:
     @classmethod
     def from_json(cls, text: str) -> SparkSettings:
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             return cls(**data | {"directory": Path(data["directory"])})
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(codes.SPARK_SETTINGS, f"these are not settings of a Spark driver: {error!r}") from error

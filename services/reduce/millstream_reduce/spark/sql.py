@@ -12,7 +12,6 @@ and `headers` become its tags and headers and do not.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from pyspark.sql import types as spark_types
 
 from millstream import codes
 from millstream.errors import UserError
+from millstream.json_parser import parse_json
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark import errors, safety
 from millstream_reduce.spark.batching import TABLE, OneByOneError, batched
@@ -359,7 +359,7 @@ class _Table:
 def _declared(spark: SparkSession, value: engine_pb2.ValueSchema) -> spark_types.StructType:
     try:
         if value.format == "avro":
-            return fields_of_avro(json.loads(value.avro_schema))
+            return fields_of_avro(parse_json(value.avro_schema))
         return parse_fields(spark, value.fields) if value.fields else spark_types.StructType()
     except PySparkException as error:
         raise QueryError(f"value.fields: {errors.sentence(str(error))}") from error

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from millstream.dead_letter import Envelope, time_text
+from millstream.json_parser import parse_json
 from millstream_runner.cases.case import Expected
 
 _SHOWN_MAX = 10
@@ -172,7 +173,7 @@ def _shown(record: Envelope) -> str:
 
 def _json(value: bytes) -> Any:
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError:
         return None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import millstream_udf as udf
+from millstream.json_parser import parse_json
 
 if TYPE_CHECKING:
     from millstream_runner.cases.case import Input
@@ -48,7 +49,7 @@ class Inputs:
 
     def _records(self, records_max: int) -> Iterator[udf.Record]:
         for line in self.lines[self.next : self.next + records_max]:
-            written: dict[str, Any] = json.loads(line)
+            written: dict[str, Any] = parse_json(line)
             time_us = written["time_us"]
             yield udf.Record(
                 base64.b64decode(written["value"]),

@@ -11,7 +11,6 @@ message.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from millstream.json_parser import parse_json
 from millstream.sandbox import DATA_DIRECTORIES
 from millstream_runner.cli.parsing import Parser
 
@@ -217,7 +217,7 @@ def _pipelines(line: Line) -> Iterator[Mapping[str, Any]]:
 
 def _of_run(directory: Path) -> Mapping[str, Any] | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
-        pipeline: Mapping[str, Any] = json.loads((directory / "pipeline.json").read_bytes())["pipeline"]
+        pipeline: Mapping[str, Any] = parse_json((directory / "pipeline.json").read_bytes())["pipeline"]
         return pipeline
     return None
 

@@ -22,6 +22,7 @@ from millstream.clock import SystemClock
 from millstream.dead_letter import Envelope
 from millstream.errors import UserError
 from millstream.frame import partition_of
+from millstream.json_parser import parse_json
 from millstream.nearest import did_you_mean
 from millstream.printable import in_line
 from millstream.record import BufferId, Record
@@ -105,7 +106,7 @@ def _wanted(arguments: argparse.Namespace, found: Iterable[Found]) -> Iterator[F
 def _list(arguments: argparse.Namespace, found: Iterator[Found]) -> int:
     if arguments.json:
         for item in found:
-            print(json.dumps({**json.loads(item.line), "place": item.place}, ensure_ascii=False))
+            print(json.dumps({**parse_json(item.line), "place": item.place}, ensure_ascii=False))
         return 0
     counts = Counter((item.envelope.vertex, item.envelope.reason) for item in found)
     for (vertex, reason), count in counts.most_common():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ from typing import Any
 from millstream import codes
 from millstream.dead_letter import MEMBERS, Envelope, envelope_line, envelope_of, read_envelope, time_text
 from millstream.errors import UserError
+from millstream.json_parser import parse_json
 from millstream.ledger.frames import decoded
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.spec.graph import Graph
@@ -52,7 +52,7 @@ def read_files(paths: Sequence[Path]) -> Iterator[Found]:
                 for number, row in _rows_of(file):
                     line = row if isinstance(row, bytes) else _line_of(row)
                     yield Found(f"{file}:{number}", line, read_envelope(line))
-            except (ValueError, TypeError, RecursionError, csv.Error) as error:
+            except (ValueError, TypeError, csv.Error) as error:
                 raise UserError(codes.DEAD_LETTER_UNREADABLE, f"{file}:{number}: {error}") from None
 
 
@@ -114,7 +114,7 @@ def _line_of(cells: Mapping[str, Any]) -> bytes:
             cell = cell if cell.tzinfo is not None else cell.replace(tzinfo=UTC)
             cell = time_text((cell - _EPOCH) // timedelta(microseconds=1))
         if cell:
-            envelope[name] = json.loads(cell) if name in _NESTED else cell
+            envelope[name] = parse_json(cell) if name in _NESTED else cell
     if "value" in cells and not {"value", "valueBase64"} & envelope.keys():
         envelope["value"] = ""
     return envelope_line(envelope).encode()

@@ -11,13 +11,13 @@ directory. Above it: the runner, and the commands that inspect or change a pipel
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from millstream.audit import own_file, read_entries, spec_digest, write_entry
 from millstream.errors import InfrastructureError, MillstreamError
+from millstream.json_parser import parse_json
 from millstream.spec import resolved
 from millstream.spec.loading import Loaded
 from millstream_runner.local.directory import DataDirectory
@@ -75,6 +75,6 @@ def _pipeline(directory: DataDirectory) -> dict[str, Any]:
     """Which pipeline is in the directory, as far as one is."""
     try:
         text = directory.pipeline.read_text(encoding="utf-8")
-        return {"pipeline": json.loads(text)["pipeline"]["metadata"]["name"], "spec": spec_digest(text)}
+        return {"pipeline": parse_json(text)["pipeline"]["metadata"]["name"], "spec": spec_digest(text)}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -37,6 +37,7 @@ from millstream.buffers.technology import Access, Technology
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, UserError
 from millstream.files import PRIVATE_DIRECTORY, create_private, open_private, own_directory
+from millstream.json_parser import parse_json
 from millstream.nearest import did_you_mean
 from millstream.sandbox import DATA_DIRECTORIES
 
@@ -289,7 +290,7 @@ def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object from a file; None if the file does not exist."""
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:

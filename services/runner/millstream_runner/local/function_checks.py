@@ -8,7 +8,6 @@ Only the module of a function is imported; the function is not called.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 from millstream import codes
 from millstream.errors import MillstreamError
+from millstream.json_parser import parse_json
 from millstream.limits import FUNCTION_IMPORT_TIMEOUT_S
 from millstream.lines import LastLines, text_of
 from millstream.processes import open_process
@@ -170,8 +170,8 @@ async def _report(spec: SidecarSpec) -> dict[str, Any]:
         except MillstreamError as error:
             return {"fault": "start", "message": str(error)}
         try:
-            contents: dict[str, Any] = json.loads(report.read_text())
-        except (OSError, ValueError, RecursionError):
+            contents: dict[str, Any] = parse_json(report.read_text())
+        except (OSError, ValueError):
             return {"fault": "end", "exit_code": exit_code, "detail": lines.text("")}
     return contents
 

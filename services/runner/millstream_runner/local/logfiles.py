@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from millstream.files import append_private, make_private_directories
+from millstream.json_parser import parse_json
 from millstream.printable import in_line, indented
 from millstream.telemetry.logging import NOTICE
 
@@ -82,7 +83,7 @@ def parse_line(line: bytes, source: str) -> dict[str, Any]:
     `process` is the replica that logged it, or else `source`.
     """
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or "message" not in entry:

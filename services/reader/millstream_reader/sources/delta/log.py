@@ -5,12 +5,11 @@ Above it: the lane, in its worker thread. Below it: deltalake, whose storage als
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -22,6 +21,8 @@ from pyarrow import fs
 from millstream import codes
 from millstream.delta.tables import ABSENT, FAILURES, address_of, error_of, options_of
 from millstream.errors import DamageError, MillstreamError, UserError
+from millstream.extract import shown
+from millstream.json_parser import parse_json
 from millstream.objects.settings import ObjectStore
 from millstream_reader.sources.delta.connector import DeltaSource
 from millstream_reader.sources.file.table_file import UNREADABLE, as_json, parquet_rows, unreadable_file
@@ -127,10 +128,19 @@ class TableLog:
         data = self._commit(version)
         if data is None:
             raise self._gone(version)
+        try:
+            return self._read(version, data)
+        except UNREADABLE as error:
+            named = f"version {version} in the log of the Delta table {self._settings.path}"
+            raise unreadable_file(self._where, named, error, "an entry of a Delta log") from error
+
+    def _read(self, version: int, data: bytes) -> Version:
         added: list[Added] = []
         operation, changes = "a change", False
         for line in data.splitlines():
-            action: dict[str, Any] = json.loads(line)
+            action = parse_json(line)
+            if not isinstance(action, dict):
+                raise ValueError(f"a line is not a JSON object: {shown(action)}")
             if "commitInfo" in action:
                 operation = action["commitInfo"].get("operation", operation)
             if (removed := action.get("remove")) is not None:
@@ -138,7 +148,7 @@ class TableLog:
             if (file := action.get("add")) is not None and file.get("dataChange", True):
                 changes |= file.get("deletionVector") is not None
                 members = {name: self._typed(name, text) for name, text in file["partitionValues"].items()}
-                rows = json.loads(file.get("stats") or "{}").get("numRecords")
+                rows = parse_json(file.get("stats") or "{}").get("numRecords")
                 added.append(Added(unquote(file["path"]), self._members(members), rows))
         if not changes:
             return Version(added, zlib.crc32(data))
@@ -195,7 +205,7 @@ class TableLog:
         for column in self._opened.schema().fields:
             if column.name == name and isinstance(column.type, PrimitiveType):
                 if column.type.type in _AS_WRITTEN:
-                    return json.loads(text)
+                    return parse_json(text)
                 if column.type.type in _TIMES:
                     return datetime.fromisoformat(text)
         return text

@@ -169,11 +169,11 @@ def _is_damaged(stream: Any) -> bool:
     return False
 
 
-def unreadable_file(where: str, named: str, error: BaseException) -> DamageError:
+def unreadable_file(where: str, named: str, error: BaseException, form: str = "Parquet") -> DamageError:
     """The error for a damaged file of a table. `error`: one of `UNREADABLE`."""
     return DamageError(
         codes.SOURCE_FILE_CHANGED,
-        f"{where}: {named} cannot be read as Parquet: {str(error).partition(chr(10))[0]}. Restore it, or start over "
+        f"{where}: {named} cannot be read as {form}: {str(error).partition(chr(10))[0]}. Restore it, or start over "
         "with --fresh when the table no longer has it",
     )
 
@@ -202,13 +202,16 @@ def _parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | Non
 
 
 def _avro_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:
-    import fastavro
+    from millstream.formats.avro_depth import TOO_DEEP, file_reader
 
-    rows = iter(fastavro.reader(stream))
-    for _ in islice(rows, skipped):
-        pass
-    while block := [as_json(row) for row in islice(rows, FRAME_RECORDS_MAX)]:
-        yield block
+    try:
+        rows = iter(file_reader(stream))
+        for _ in islice(rows, skipped):
+            pass
+        while block := [as_json(row) for row in islice(rows, FRAME_RECORDS_MAX)]:
+            yield block
+    except RecursionError:
+        raise ValueError(f"a row cannot be read: {TOO_DEEP}") from None
 
 
 def as_json(value: object) -> bytes:

@@ -29,8 +29,9 @@ from zlib import crc32
 
 from millstream import codes
 from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.extract import EPOCH_NS
 from millstream.frame import build_frame
-from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES, RECORD_BYTES_MAX
+from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES
 from millstream.nats.client import Msg, Subscription, nats_errors
 from millstream.nats.connection import ApiError, BrokerConnection
 from millstream.nats.deliveries import origin_of
@@ -38,6 +39,7 @@ from millstream.nats.link import NO_MESSAGE, NO_STREAM, linked, translated
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.jetstream.connector import JetStreamSource
+from millstream_reader.sources.messages import event_time, invalid
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.reaching import Reaching
 from millstream_reader.sources.starts import LATEST, start_time
@@ -55,8 +57,6 @@ _INACTIVE_S = 120
 continues."""
 _AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
 """Pause between attempts to reach the server."""
-_SHOWN_BYTES = 1024
-"""Bytes of a message that is too large that are kept for messages."""
 _RECORD_OVERHEAD_BYTES = 64
 
 _log = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ class _Message(NamedTuple):
     headers: Mapping[str, str]
     data: bytes
     time_us: int
+    fault: str = ""
+    """Why the message cannot become a record; empty if it can."""
 
     @property
     def size(self) -> int:
@@ -361,7 +363,8 @@ class JetStreamSourceLane:
         self._owed -= 1
         self._waiting = origin.waiting
         headers = message.headers or {}
-        self._arrived.append(_Message(origin.sequence, message.subject, headers, message.data, origin.time_ns // 1000))
+        time_us, fault = event_time(EPOCH_NS, origin.time_ns)
+        self._arrived.append(_Message(origin.sequence, message.subject, headers, message.data, time_us, fault))
         self._something.set()
 
     def _on_status(self, headers: Mapping[str, str]) -> None:
@@ -443,7 +446,7 @@ class JetStreamSourceLane:
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
         taken: list[_Message] = []
-        invalid: list[InvalidRecord] = []
+        faults: list[InvalidRecord] = []
         size = 0
         while self._arrived and len(taken) < records_max:
             message = self._arrived[0]
@@ -456,10 +459,10 @@ class JetStreamSourceLane:
             self._arrived.popleft()
             self._at = self._read = message.sequence
             self._digest = message.digest
-            if message.size > RECORD_BYTES_MAX:
-                place = f"{self._spec.stream} at sequence {message.sequence}"
-                reason = f"{place}: the message has {message.size} bytes; the limit is {RECORD_BYTES_MAX}"
-                invalid.append(InvalidRecord(message.data[:_SHOWN_BYTES], reason, place))
+            place = f"{self._spec.stream} at sequence {message.sequence}"
+            fault = invalid(message.data, message.size, message.fault, place)
+            if fault is not None:
+                faults.append(fault)
                 continue
             size += message.size
             taken.append(message)
@@ -471,7 +474,7 @@ class JetStreamSourceLane:
                 ingest_time_us=self._owner.clock.now_us(),
                 headers=[_headers(message) for message in taken],
             )
-        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(invalid))
+        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(faults))
 
     def _is_ended(self) -> bool:
         if not self._spec.stop_at_end:

@@ -36,13 +36,12 @@ from millstream.wire.kafka import Heard, client_settings, made, reach, topic_par
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.kafka.connector import KafkaSource
-from millstream_reader.sources.kafka.runs import Run, Split, Taken, is_too_large, runs_of
+from millstream_reader.sources.kafka.runs import Run, Split, Taken, runs_of
+from millstream_reader.sources.messages import SHOWN_BYTES
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.starts import LATEST, start_time
 
 KIND = "kafka"
-_SHOWN_BYTES = 1024
-"""Bytes of a record that is too large that are kept for messages."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -303,10 +302,10 @@ class KafkaSourceLane:
                 # The partition's end: the offsets before it have no records for this reader.
                 behind = run.offsets[0] if end is None else min(run.offsets[0], end)
                 self._next[split] = max(self._next[split], behind)
-            elif is_too_large(run) and run.fitting(1, run.ends[0], end):
+            elif run.fault and run.fitting(1, run.ends[0], end):
                 place = f"{split[0]}/{split[1]} at offset {run.offsets[0]}"
-                reason = f"{place}: the record has {run.ends[0]} bytes; the limit is {RECORD_BYTES_MAX}"
-                invalid.append(InvalidRecord(run.values[0][:_SHOWN_BYTES], reason, place))
+                value = run.values[0] if run.ends[0] <= RECORD_BYTES_MAX else run.values[0][:SHOWN_BYTES]
+                invalid.append(InvalidRecord(value, f"{place}: {run.fault}", place))
                 self._next[split] = run.offsets[0] + 1
             elif run.at < len(run.values) and (end is None or run.offsets[run.at] < end):
                 records = run.fitting(records_max - len(taken), bytes_max - taken.size, end)

@@ -11,12 +11,15 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any
 
 from confluent_kafka import Message
 
+from millstream.extract import EPOCH_MS, scaled_ms
 from millstream.frame import Frame, build_frame
 from millstream.limits import RECORD_BYTES_MAX
+from millstream_reader.sources.messages import event_time
 
 Split = tuple[str, int]
 """A topic and one of its partitions."""
@@ -35,10 +38,12 @@ class Run:
     keys: Sequence[tuple[bytes, ...]] | None = None
     """Keys of the records; None if no record has one."""
     headers: Sequence[Mapping[str, bytes]] | None = None
-    times: Sequence[tuple[int, int]] = ()
-    """For each record the type of its timestamp (0: none), and milliseconds."""
+    times: Sequence[int | None] = ()
+    """Event time of each record in microseconds; None for a record without one."""
     ends: Sequence[int] = ()
     """Cumulative bytes of the records, including each one."""
+    fault: str = ""
+    """Why the record of the run, which is alone in it, cannot be a record of a pipeline; empty if it can."""
     at: int = 0
     """Number of records that were taken."""
 
@@ -77,7 +82,7 @@ class Taken:
         part = slice(run.at, run.at + records)
         self.size += run.size_of(records)
         self._values += run.values[part]
-        self._times.extend([time_ms * 1000 if kind else self._now_us for kind, time_ms in run.times[part]])
+        self._times.extend([self._now_us if time_us is None else time_us for time_us in run.times[part]])
         self._keyed |= run.keys is not None
         self._keys += run.keys[part] if run.keys is not None else [()] * records
         self._headed |= run.headers is not None
@@ -98,7 +103,7 @@ class Taken:
 
 
 def runs_of(messages: Sequence[Message], *, raw_keys: bool = False) -> Iterator[Run]:
-    """Messages without errors, in runs. A record that is too large has its own run. `raw_keys`: keys
+    """Messages without errors, in runs. A record that is invalid has its own run. `raw_keys`: keys
     may be any bytes; otherwise one that is not text becomes its hexadecimal digits."""
     if not messages:
         return
@@ -110,11 +115,6 @@ def runs_of(messages: Sequence[Message], *, raw_keys: bool = False) -> Iterator[
         borders[1:1] = [row for row, (one, next_one) in enumerate(pairwise(places), 1) if one != next_one]
     for start, stop in pairwise(borders):
         yield from _of_one((topics[start], partitions[start]), messages[start:stop], raw_keys)
-
-
-def is_too_large(run: Run) -> bool:
-    """Whether the run is one record that is too large."""
-    return len(run.ends) == 1 and run.ends[0] > RECORD_BYTES_MAX
 
 
 def _of_one(split: Split, messages: Sequence[Message], raw_keys: bool) -> Iterator[Run]:
@@ -131,15 +131,29 @@ def _of_one(split: Split, messages: Sequence[Message], raw_keys: bool) -> Iterat
         pairs = (sum(len(name) + len(text) for name, text in of_one.items()) for of_one in headers)
         sizes = [size + more for size, more in zip(sizes, pairs, strict=True)]
     offsets = [offset or 0 for offset in map(Message.offset, messages)]
-    times = list(map(Message.timestamp, messages))
-    if max(sizes) <= RECORD_BYTES_MAX:
+    stamps = list(map(Message.timestamp, messages))
+    times = _times(stamps)
+    if max(sizes) <= RECORD_BYTES_MAX and times is not None:
         yield Run(split, offsets, values, keys, headers, times, list(accumulate(sizes)))
         return
     # So rare that it may be slow.
     for row, size in enumerate(sizes):
         one = slice(row, row + 1)
         of_keys, of_headers = keys and keys[one], headers and headers[one]
-        yield Run(split, offsets[one], values[one], of_keys, of_headers, times[one], [size])
+        of_times, fault = _times(stamps[one]), ""
+        if size > RECORD_BYTES_MAX:
+            fault = f"the record has {size} bytes; the limit is {RECORD_BYTES_MAX}"
+        elif of_times is None:
+            _, fault = event_time(EPOCH_MS, stamps[row][1])
+        yield Run(split, offsets[one], values[one], of_keys, of_headers, of_times or (), [size], fault)
+
+
+def _times(stamps: Sequence[tuple[int, int]]) -> Sequence[int | None] | None:
+    """Of each record, by the type of its timestamp and milliseconds; None if one is not an event time."""
+    scaled: Sequence[int | None] | None = scaled_ms([time_ms if kind else 0 for kind, time_ms in stamps])
+    if scaled is None or all(map(itemgetter(0), stamps)):
+        return scaled
+    return [time_us if kind else None for (kind, _), time_us in zip(stamps, scaled, strict=True)]
 
 
 def _keys(key: str | bytes | None, raw: bool) -> tuple[bytes, ...]:

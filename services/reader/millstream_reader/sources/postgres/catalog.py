@@ -6,13 +6,13 @@ connection.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from millstream.durable import step
+from millstream.json_parser import parse_json
 from millstream.limits import POSTGRES_PAGE_BYTES
 from millstream.postgres.connecting import Connection, connected
 from millstream.postgres.replication import lsn_of
@@ -140,7 +140,7 @@ async def published(connection: Connection, cdc: PostgresCdc) -> list[Published]
     """The tables of the publication that the source reads, in the order of their names."""
     found = []
     for row in await connection.fetch(_PUBLISHED, cdc.publication):
-        columns = None if row["columns"] is None else json.loads(row["columns"])
+        columns = None if row["columns"] is None else parse_json(row["columns"])
         known = tuple((key["name"], key["type"]) for key in await connection.fetch(_KEYS, row["oid"]))
         named = (row["oid"], row["schema"], row["name"], row["kind"], row["identity"])
         table = Published(*named, columns, row["filter"], known)

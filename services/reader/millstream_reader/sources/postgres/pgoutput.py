@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from millstream.extract import EPOCH_US
+
 _BEGIN = struct.Struct("!xQqI")
 _COMMIT = struct.Struct("!xxQQq")
-_EPOCH_US = 946_684_800_000_000
+_YEAR_2000_US = 946_684_800_000_000
 """PostgreSQL counts from the year 2000."""
 _NULL, _UNCHANGED, _TEXT = b"nut"
 _INSERT, _UPDATE, _DELETE = b"IUD"
@@ -107,7 +109,7 @@ def parse(data: bytes) -> Message | None:
             return _change(data, kind)
         if kind == b"B"[0]:
             commit_lsn, time_us, xid = _BEGIN.unpack(data)
-            return Begin(commit_lsn, time_us + _EPOCH_US, xid)
+            return Begin(commit_lsn, EPOCH_US(time_us + _YEAR_2000_US), xid)
         if kind == b"C"[0]:
             return Commit(_COMMIT.unpack(data)[1])
         if kind == b"R"[0]:
@@ -115,7 +117,7 @@ def parse(data: bytes) -> Message | None:
         if kind == b"T"[0]:
             (count,) = struct.unpack_from("!I", data, 1)
             return Truncate(struct.unpack(f"!{count}I", data[6:]))
-    except (IndexError, struct.error, UnicodeDecodeError, MemoryError, OverflowError) as error:
+    except (IndexError, struct.error, ValueError, MemoryError, OverflowError) as error:
         raise NotPgoutputError(f"{data[:40]!r} is not a message of pgoutput: {error}") from error
     if kind in _SET_ASIDE:
         return None

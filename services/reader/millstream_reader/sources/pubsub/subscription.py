@@ -23,10 +23,12 @@ from google.pubsub_v1.types import (
 )
 
 from millstream.errors import MillstreamError, UserError
+from millstream.extract import EPOCH_US
 from millstream.pubsub.link import PubsubLink, open_subscriber
 from millstream_reader.connector import SourceOwner
 from millstream_reader.sources.acknowledged import Message
 from millstream_reader.sources.leased import LeasedSubscription, Pace
+from millstream_reader.sources.messages import event_time
 from millstream_reader.sources.pubsub.connector import PubsubSource
 
 KIND = "pubsub"
@@ -125,6 +127,10 @@ async def _unless_late(link: PubsubLink[SubscriberAsyncClient], call: Callable[.
             raise
 
 
+def _published_us(published: Any) -> int:
+    return EPOCH_US(published.ToMicroseconds())
+
+
 def message_of(found: Any, id_attribute: str | None) -> Message:
     """A received message, converted for the inbox. Pure. `found`: a `ReceivedMessage` of the protocol."""
     message = found.message
@@ -132,10 +138,12 @@ def message_of(found: Any, id_attribute: str | None) -> Message:
     if message.ordering_key:
         headers[ORDERING_KEY] = message.ordering_key.encode()
     given = message.attributes.get(id_attribute, "") if id_attribute is not None else ""
+    time_us, fault = event_time(_published_us, message.publish_time)
     return Message(
         value=message.data,
         tag=found.ack_id,
-        time_us=message.publish_time.ToMicroseconds(),
+        time_us=time_us,
+        fault=fault,
         record_id=given or message.message_id,
         headers=headers,
         redelivered=found.delivery_attempt > 1,

@@ -34,11 +34,10 @@ from millstream import codes
 from millstream.blocking import ClientThread, open_thread
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.frame import build_frame
-from millstream.limits import RECORD_BYTES_MAX
 from millstream.pulsar.link import FAILURES, PulsarLink, open_link
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
-from millstream_reader.sources.messages import too_large
+from millstream_reader.sources.messages import invalid
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
 from millstream_reader.sources.pulsar.connector import PulsarSource
 from millstream_reader.sources.pulsar.losses import Losses
@@ -367,7 +366,7 @@ class PulsarSourceLane:
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """The next batch."""
         taken: list[Arrived] = []
-        invalid: list[InvalidRecord] = []
+        faults: list[InvalidRecord] = []
         size = 0
         read: dict[str, Arrived] = {}
         while self._waiting and len(taken) < records_max:
@@ -381,8 +380,9 @@ class PulsarSourceLane:
                 break
             self._waiting.popleft()
             read[one.split] = one
-            if one.size > RECORD_BYTES_MAX:
-                invalid.append(too_large(one.value, one.size, f"{one.split} at {one.place}"))
+            fault = invalid(one.value, one.size, one.fault, f"{one.split} at {one.place}")
+            if fault is not None:
+                faults.append(fault)
                 continue
             size += one.size
             taken.append(one)
@@ -397,7 +397,7 @@ class PulsarSourceLane:
                 keys=[one.keys for one in taken] if any(one.key for one in taken) else None,
                 headers=[one.headers for one in taken] if any(one.headers for one in taken) else None,
             )
-        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(invalid))
+        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(faults))
 
     def _is_ended(self) -> bool:
         return self._spec.stop_at_end and all(split.is_ended for split in self._splits.values())

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from millstream_reader.sources.messages import size_of
+from millstream.extract import EPOCH_MS
+from millstream_reader.sources.messages import event_time, size_of
 
 
 class MessagePlace(NamedTuple):
@@ -42,6 +43,8 @@ class Arrived(NamedTuple):
     time_us: int
     key: str
     headers: Mapping[str, bytes]
+    fault: str = ""
+    """Why the message cannot become a record; empty if it can."""
 
     @property
     def keys(self) -> tuple[bytes, ...]:
@@ -66,7 +69,12 @@ def place_of(message_id: Any) -> MessagePlace:
 
 def arrived(split: str, message: Any) -> Arrived:
     """The message that the client has received."""
-    time_ms = message.event_timestamp() or message.publish_timestamp()
-    headers = {name: text.encode() for name, text in message.properties().items()}
+    time_us, fault = event_time(EPOCH_MS, message.event_timestamp() or message.publish_timestamp())
+    headers, key = {}, ""
+    try:
+        headers = {name: text.encode() for name, text in message.properties().items()}
+        key = message.partition_key()
+    except UnicodeDecodeError as error:
+        fault = f"its key or a property is not UTF-8: {error}"
     place = place_of(message.message_id())
-    return Arrived(split, place, message.data(), time_ms * 1000, message.partition_key(), headers)
+    return Arrived(split, place, message.data(), time_us, key, headers, fault)

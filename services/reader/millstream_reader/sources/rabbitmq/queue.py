@@ -23,9 +23,12 @@ from aiormq.abc import DeliveredMessage
 from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.errors import UserError
+from millstream.extract import EPOCH_S
+from millstream.rabbitmq.decoding import UNREADABLE, text_bytes
 from millstream.rabbitmq.link import FAILURES, RabbitLink, linked, open_link
 from millstream_reader.connector import SourceOwner
 from millstream_reader.sources.acknowledged import Inbox, Message
+from millstream_reader.sources.messages import event_time
 from millstream_reader.sources.rabbitmq.connector import RabbitSource
 
 KIND = "rabbitmq"
@@ -164,18 +167,29 @@ def message_of(delivered: DeliveredMessage, now_us: int) -> Message:
         text = _text(value)
         if text is not None:
             headers[name] = text
-    headers[ROUTING_KEY] = str(delivery.routing_key or "").encode()
+    headers[ROUTING_KEY] = text_bytes(str(delivery.routing_key or ""))
     if properties.content_type:
-        headers[CONTENT_TYPE] = properties.content_type.encode()
-    sent = properties.timestamp
+        headers[CONTENT_TYPE] = text_bytes(properties.content_type)
+    time_us, fault = _time_us(properties.timestamp, now_us)
+    if (unreadable := headers.pop(UNREADABLE, None)) is not None:
+        fault = f"a header cannot be read: {unreadable.decode()}"
     return Message(
         value=delivered.body,
         tag=delivery.delivery_tag,
-        time_us=int(_utc(sent).timestamp()) * MICROSECONDS if isinstance(sent, datetime) else now_us,
+        time_us=time_us,
+        fault=fault,
         record_id=properties.message_id or "",
         headers=headers,
         redelivered=bool(delivery.redelivered),
     )
+
+
+def _time_us(sent: object, now_us: int) -> tuple[int, str]:
+    """The event time, and what is wrong with the given one."""
+    if isinstance(sent, datetime):
+        return int(_utc(sent).timestamp()) * MICROSECONDS, ""
+    # The decoder returns the number of a time that is not in the calendar.
+    return event_time(EPOCH_S, sent) if isinstance(sent, int) else (now_us, "")
 
 
 def _utc(moment: datetime) -> datetime:

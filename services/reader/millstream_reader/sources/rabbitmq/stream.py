@@ -122,7 +122,7 @@ class RabbitStream:
             if offset > last + 1 and (first := await self._first(link)) > last + 1:
                 raise self._removed(last, first)
         self._at = offset
-        inbox.put(Received(message.value, message.time_us, message.headers, f"{offset} {digest}"))
+        inbox.put(Received(message.value, message.time_us, message.headers, f"{offset} {digest}", message.fault))
 
     async def _first(self, link: RabbitLink) -> int:
         """The offset of the first message that is now in the stream."""

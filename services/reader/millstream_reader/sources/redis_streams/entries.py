@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from millstream.extract import EPOCH_MS
+from millstream.json_parser import parse_json
 from millstream.limits import RECORD_BYTES_MAX
+from millstream_reader.sources.messages import event_time
 
 _RECORD_OVERHEAD_BYTES = 64
 _SHOWN_BYTES = 1024
@@ -91,7 +94,7 @@ def _members(entry: Entry) -> Read:
         ) from None
     members = dict(zip(texts[::2], texts[1::2], strict=True))
     value = json.dumps(members, separators=(",", ":"), ensure_ascii=False).encode()
-    return Read(value, entry.id.ms * 1000)
+    return Read(value, _time_us(entry, None, value))
 
 
 def _whole(entry: Entry) -> Read:
@@ -103,18 +106,21 @@ def _whole(entry: Entry) -> Read:
             "the entry has no field `value`, which `format: record` requires; `format: fields` accepts any fields",
         )
     value = fields[b"value"]
-    try:
-        time_us = int(fields[b"eventTime"]) * 1000 if b"eventTime" in fields else entry.id.ms * 1000
-    except ValueError:
-        raise NotReadableError(
-            value, f"its eventTime {fields[b'eventTime'][:40]!r} is not a number of milliseconds"
-        ) from None
+    time_us = _time_us(entry, fields.get(b"eventTime"), value)
     headers = {
         name.removeprefix(_HEADER).decode(errors="replace"): text
         for name, text in fields.items()
         if name.startswith(_HEADER)
     }
     return Read(value, time_us, _keys(fields.get(b"key")), headers)
+
+
+def _time_us(entry: Entry, written: bytes | None, value: bytes) -> int:
+    """By the field `eventTime`, or else by the id. Raises `NotReadableError`."""
+    found, fault = event_time(EPOCH_MS, entry.id.ms if written is None else written.decode(errors="replace"))
+    if fault:
+        raise NotReadableError(value, fault)
+    return found
 
 
 def _keys(written: bytes | None) -> tuple[bytes, ...]:
@@ -124,7 +130,7 @@ def _keys(written: bytes | None) -> tuple[bytes, ...]:
         return ()
     if written.startswith(b"["):
         try:
-            found = json.loads(written)
+            found = parse_json(written)
         except ValueError:
             found = None
         if isinstance(found, list) and len(found) > 1 and all(isinstance(key, str) for key in found):

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream.extract import EPOCH_MS
 from millstream.sqs.link import BATCH, SqsLink, open_link
 from millstream_reader.connector import SourceOwner
 from millstream_reader.sources.acknowledged import Message
 from millstream_reader.sources.leased import LeasedSubscription, Pace
+from millstream_reader.sources.messages import event_time
 from millstream_reader.sources.sqs.connector import SqsSource
 
 KIND = "sqs"
@@ -91,11 +93,13 @@ def message_of(found: Mapping[str, Any]) -> Message:
     for name, key in ((GROUP, "MessageGroupId"), (DEDUPLICATION, "MessageDeduplicationId")):
         if key in system:
             headers[name] = str(system[key]).encode()
+    time_us, fault = event_time(EPOCH_MS, system.get("SentTimestamp", 0))
     return Message(
         value=str(found.get("Body", "")).encode(),
         tag=found["ReceiptHandle"],
-        time_us=int(system.get("SentTimestamp", 0)) * 1000,
+        time_us=time_us,
+        fault=fault,
         record_id=str(found["MessageId"]),
         headers=headers,
-        redelivered=int(system.get("ApproximateReceiveCount", 1)) > 1,
+        redelivered=str(system.get("ApproximateReceiveCount", "1")) != "1",
     )

@@ -142,7 +142,7 @@ class SseStream:
         if event.event_id:
             headers[ID_HEADER] = event.event_id.encode()
         whole = event.whole_size if wanted else 0
-        return Received(event.data if wanted else None, self._clock.now_us(), headers, place, whole)
+        return Received(event.data if wanted else None, self._clock.now_us(), headers, place, whole_size=whole)
 
 
 _NO_REPLAY = "Make the server give each event a unique id, or set `replay: false` for at-most-once delivery"

@@ -15,7 +15,6 @@ Above it: the delivery. Below it: the table of positions (`positions`), rows (`r
 from __future__ import annotations
 
 import io
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -30,6 +29,7 @@ from millstream import codes
 from millstream.bigquery.link import FAILURES, BigQueryLink, linked
 from millstream.durable import step
 from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.json_parser import parse_json
 from millstream.limits import BIGQUERY_NOTE_PAUSE_S, BIGQUERY_NOTED_AGAIN_S
 from millstream.plurals import counted
 from millstream.record import Position
@@ -229,7 +229,7 @@ class BigQuerySinkLane(RefusableLane[Row]):
         schema, blocks = await self._link.read(self._settings.position_table, list(COLUMNS), where)
         if not blocks:
             return History((), {})
-        parsed = fastavro.parse_schema(json.loads(schema))
+        parsed = fastavro.parse_schema(parse_json(schema))
         return history_of(row for block in blocks for row in _rows_in(block, parsed))
 
     # The stream

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from google.cloud.bigquery_storage_v1 import types
 
+from millstream.json_parser import parse_json
 from millstream.record import Position
 
 COLUMNS: Mapping[str, str] = {
@@ -133,7 +134,7 @@ def history_of(rows: Iterable[Mapping[str, Any]]) -> History:
         claim = Claim(row["run"], row["epoch"], row["owner"], row["attempt"], row["stream"])
         claims.add(claim)
         if row["row_count"] is not None:
-            refused = [(Position(*at), reason, detail) for at, reason, detail in json.loads(row["refused"] or "[]")]
+            refused = [(Position(*at), reason, detail) for at, reason, detail in parse_json(row["refused"] or "[]")]
             position = Position(row["sequence"], row["record"])
             noted.setdefault(claim.stream, {})[row["number"]] = Noted(
                 row["number"], row["row_count"], row["confirmed"], position, row["frame"] or "", refused

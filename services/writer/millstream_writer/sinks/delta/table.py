@@ -18,7 +18,6 @@ Above it: the file sink's lane, in its worker thread. Below it: deltalake, an ex
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +41,7 @@ from millstream.delta.tables import (
 )
 from millstream.durable import step
 from millstream.errors import DamageError, UserError
+from millstream.json_parser import parse_json
 from millstream.objects.settings import ObjectStore, is_url
 from millstream.record import Position
 from millstream_writer.connector import SinkOwner
@@ -202,7 +202,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
                 continue
             paths.add(log)
             for line in log.read_bytes().splitlines():
-                added = json.loads(line).get("add")
+                added = parse_json(line).get("add")
                 file = root / unquote(added["path"]) if added is not None else None
                 # A file that was compacted and removed since needs no fsync.
                 if file is not None and file.exists():

@@ -35,6 +35,7 @@ import obstore
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, FencedError, RetryLaterError, UserError
+from millstream.json_parser import parse_json
 from millstream.objects.settings import ObjectStore, ObjectUrl, parse_url
 from millstream.objects.stores import FAILURES, TAKEN, error_of, make_store
 from millstream.record import Position
@@ -284,7 +285,7 @@ class LaneBucket:
         except FileNotFoundError:
             return None
         try:
-            return Claim(**json.loads(data))
+            return Claim(**parse_json(data))
         except (ValueError, TypeError) as error:
             raise DamageError(
                 codes.TARGET_POSITION_LOST,

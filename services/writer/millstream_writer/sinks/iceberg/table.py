@@ -49,6 +49,7 @@ from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError
 from millstream.iceberg.catalogs import ABSENT, CONFLICT, EXISTS, FAILURES, error_of, open_catalog
+from millstream.json_parser import parse_json
 from millstream.record import Position
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sinks.iceberg.connector import IcebergSink
@@ -153,7 +154,7 @@ class IcebergLaneTable(LaneTable[Table]):
         if text is None:
             return None
         try:
-            said = json.loads(text)
+            said = parse_json(text)
             position = Position(int(said["sequence"]), int(said["index"]))
             return Kept(str(said["run"]), int(said["epoch"]), str(said["owner"]), position, str(said["frame"]))
         except (ValueError, LookupError, TypeError) as error:

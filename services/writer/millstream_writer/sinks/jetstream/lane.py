@@ -25,8 +25,9 @@ from uuid import uuid4
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, UserError
+from millstream.json_parser import parse_json
 from millstream.limits import NATS_BATCH_MESSAGES_MAX, NATS_POSITION_REFRESH_S, NATS_UNANSWERED_MAX
-from millstream.nats.connection import ApiError, BrokerConnection
+from millstream.nats.connection import ApiError, BrokerConnection, answered
 from millstream.nats.link import NO_MESSAGE, PASSING, linked, translated
 from millstream.record import Position
 from millstream_writer.connector import SinkOwner
@@ -155,7 +156,7 @@ class JetStreamKeptLane(KeptLane[Put]):
         except BaseException:
             answer.cancel()
             raise
-        return _sequence(json.loads((await connection.answer_of(answer, self._target.settings.timeout_s)).data))
+        return _sequence((await connection.answer_of(answer, self._target.settings.timeout_s)).data)
 
     async def _kept(self, connection: BrokerConnection) -> tuple[Kept | None, int]:
         """The lane's state in the stream, and its sequence."""
@@ -168,7 +169,7 @@ class JetStreamKeptLane(KeptLane[Put]):
             return None, 0
         message = answer["message"]
         try:
-            body: dict[str, Any] = json.loads(base64.b64decode(message["data"]))
+            body: dict[str, Any] = parse_json(base64.b64decode(message["data"]))
             at = Position(*map(int, body["at"]))
             kept = Kept(str(body["run"]), int(body["epoch"]), str(body["owner"]), at, str(body["frame"]))
         except (ValueError, KeyError, TypeError) as error:
@@ -256,7 +257,7 @@ class JetStreamIdLane(UnkeptLane):
                 for row, answer in zip(converted.rows[part], answers, strict=True):
                     message = await connection.answer_of(answer, settings.timeout_s)
                     try:
-                        _sequence(json.loads(message.data))
+                        _sequence(message.data)
                     except ApiError as error:
                         if error.code in PASSING:
                             raise
@@ -267,11 +268,12 @@ class JetStreamIdLane(UnkeptLane):
         return refused
 
 
-def _sequence(receipt: dict[str, Any]) -> int:
+def _sequence(receipt: bytes) -> int:
     """The sequence of a stored message. Raises `ApiError`."""
-    if (error := receipt.get("error")) is not None:
-        raise ApiError(error.get("err_code", error.get("code", 0)), error.get("description", ""))
-    return int(receipt["seq"])
+    sequence = answered(receipt).get("seq")
+    if not isinstance(sequence, int):
+        raise ApiError(0, "the answer has no sequence")
+    return sequence
 
 
 def _token(text: str) -> str:

@@ -31,6 +31,7 @@ from millstream import codes
 from millstream.blocking import ClientThread
 from millstream.durable import step
 from millstream.errors import DamageError, FencedError, UserError
+from millstream.json_parser import parse_json
 from millstream.limits import KAFKA_CALL_S, KAFKA_COMMIT_S, KAFKA_QUEUE_MESSAGES_MAX, KAFKA_RECORD_BYTES
 from millstream.record import Position
 from millstream.wire.kafka import (
@@ -73,7 +74,7 @@ class Marker:
     def unpack(cls, text: str) -> Marker:
         """Parses a marker. Raises `ValueError` if the text is not one."""
         try:
-            found = json.loads(text)
+            found = parse_json(text)
             run, epoch, (sequence, index), frame = found["run"], found["epoch"], found["at"], found["frame"]
             if not (isinstance(run, str) and isinstance(frame, str)):
                 raise TypeError

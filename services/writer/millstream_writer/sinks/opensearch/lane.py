@@ -13,7 +13,6 @@ Above it: the delivery. Below it: the lines (`documents`), and aiohttp.
 from __future__ import annotations
 
 import gzip
-import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from urllib.parse import quote
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, MillstreamError, UserError
+from millstream.json_parser import parse_json
 from millstream.limits import OPENSEARCH_OWNER_KNOWN_S
 from millstream.plurals import counted
 from millstream.record import Position
@@ -181,7 +181,7 @@ class OpenSearchSinkLane(UnkeptLane):
     def _parsed(self, body: bytes, member: str) -> Mapping[str, Any]:
         """An answer, which has this member. Raises `UserError` for one of something else, such as a proxy."""
         try:
-            found = json.loads(body)
+            found = parse_json(body)
         except ValueError:
             found = None
         if not isinstance(found, dict) or member not in found:
@@ -272,7 +272,7 @@ class OpenSearchSinkLane(UnkeptLane):
 def _error_of(body: bytes) -> Mapping[str, Any] | None:
     """The error in an answer, if it has the form of OpenSearch's errors."""
     try:
-        found = json.loads(body)
+        found = parse_json(body)
     except ValueError:
         return None
     error = found.get("error") if isinstance(found, dict) else None

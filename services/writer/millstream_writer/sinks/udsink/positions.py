@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from millstream import codes
+from millstream.json_parser import parse_json
 from millstream.record import Position
 from millstream_writer.sink import SinkFailure
 from millstream_writer.sinks.kept import Kept
@@ -57,8 +58,8 @@ def position_of(data: bytes) -> StoredPosition | None:
     if not data:
         return None
     try:
-        members = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        members = parse_json(data)
+    except ValueError as error:
         raise ValueError(f"{len(data)} bytes that are not JSON") from error
     if not isinstance(members, dict) or members.get("millstream") != _FORM:
         raise ValueError(f'JSON without "millstream": {_FORM}')
