@@ -2,7 +2,7 @@
 
 A publisher chooses the bytes of a property, and the server passes them on. pamqp, the decoder below aiormq, raises for
 some of them, which ends the connection, and the server sends the same message over the next one. So those types get
-decoders that accept everything, and whoever makes a record of the message decides about it.
+decoders that accept everything. The source decides what becomes of such a message.
 
 Above it: the link. Below it: pamqp's tables of decoders, which this module changes for the whole process.
 """
