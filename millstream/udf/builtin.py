@@ -16,7 +16,6 @@ from typing import Any
 from millstream.exact_json import parse
 from millstream.extract import Extraction, member, time_parser
 from millstream.frame import Frame
-from millstream.json_parser import parse_json
 from millstream.spec.programs import CatBuiltin, EventTime, EventTimeBuiltin, FilterArguments, FilterBuiltin
 from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.protocol import MapStream, StreamName

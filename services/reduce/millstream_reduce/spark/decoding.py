@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -134,7 +134,9 @@ def _upserts(
     values, indexes = item.frame.values(), item.indexes()
     when = settings.delete_when
     with_members = settings.id is not None or (when is not None and when.field is not None)
-    objects: list[Any] = [parse(values[row]) for row in rows] if with_members else []
+    objects: list[Any] = []
+    if with_members:
+        rows, objects = _parsed(values, rows, failures)
     ids = members_of(objects, settings.id.split(".")) if settings.id is not None else _keys(item, rows)
     deletes = deletes_of(when, item, rows, objects) if when is not None else [False] * len(rows)
     puts = []
@@ -155,6 +157,23 @@ def _upserts(
         else:
             puts.append(Put(row, _head("index", meta) + one_line(values[row]) + b"\n", str(name)))
     return puts, sorted(failures, key=lambda failure: failure.index)
+
+
+def _parsed(
+    values: Sequence[bytes], rows: Sequence[int], failures: list[SinkFailure]
+) -> tuple[Sequence[int], list[Any]]:
+    """The rows whose values can be parsed, and these values; appends the failures of the others. JSON may be nested too
+    deep for that, or have a number that is too large."""
+    fitting: list[int] = []
+    objects: list[Any] = []
+    for row in rows:
+        try:
+            objects.append(parse(values[row]))
+        except ValueError as error:
+            failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
+        else:
+            fitting.append(row)
+    return fitting, objects
 
 
 def _head(operation: str, meta: Mapping[str, Any]) -> bytes:
