@@ -67,7 +67,6 @@ MAY_ROUND = {
     "services/reduce/millstream_reduce/spark/decoding.py": "schemas",
     "services/reader/millstream_reader/sources/decoding.py": "texts, as keys",
     "services/reader/millstream_reader/sources/delta/log.py": "the log of the table, whose values have types",
-    "services/reader/millstream_reader/sources/http/records.py": "finds the ends of elements, and builds no values",
     "services/reader/millstream_reader/sources/positions.py": "our own positions",
     "services/reader/millstream_reader/sources/postgres/catalog.py": "names of columns",
     "services/reader/millstream_reader/sources/redis_streams/entries.py": "texts, as keys",
