@@ -114,6 +114,8 @@ MAY_CREATE_FILES = {
     "services/runner/millstream_runner/local/outputs.py": "directories of file sinks, with the user's umask",
     "services/runner/millstream_runner/chaos/oracle": "shares no code with what it judges; in a directory of its own",
     "services/udf_sdk/millstream_udf/imported.py": "in the private directory of the function's socket",
+    "services/udf_sdk/millstream_udf/debugging.py": "inside a TemporaryDirectory",
+    "services/udf_sdk/millstream_udf/debug_adapter": "in the directory that debugging.py has made",
     "services/udf_sdk/millstream_udf/checking.py": "in the private directory of the function's socket",
     "services/writer/millstream_writer/sinks/file/directory.py": "results, with the user's umask, never over a file",
     "millstream/iceberg/files.py": "results, with the user's umask",

@@ -1,7 +1,8 @@
 """Debuggers in the process of a function: waits for one, and defines `breakpoint()` without one.
 
 Above it: the command line and the server. Below it: debugpy, if it is installed and requested. A function in a
-pipeline has no terminal, so pdb would read the end of its input and end the call.
+pipeline has no terminal, so pdb would read the end of its input and end the call. Debuggers have no authentication, and
+what is attached may run any code: only this user's processes may connect.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 import sys
+import tempfile
 import threading
 import time
 from types import FrameType
 from typing import Any, NoReturn
+
+from millstream_udf.same_user import is_supported, only_accept_own_connections
 
 PORT_VARIABLE = "MILLSTREAM_DEBUG_PORT"
 """Environment variable with the local port on which to wait for a debugger; unset for none."""
@@ -31,6 +36,8 @@ def wait_for_debugger() -> None:
     port = os.environ.get(PORT_VARIABLE)
     if not port:
         return
+    if not is_supported():
+        _end("a debugger could be attached by every user of this machine; to check who connects needs Linux")
     # At every start, it would warn that Python's own modules are frozen; these are not debugged.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     try:
@@ -53,13 +60,34 @@ def _listen(debugger: Any, port: int) -> None:
     until_s = time.monotonic() + _PORT_FREE_S
     while True:
         try:
-            debugger.listen((HOST, port))
+            _listen_for_this_user(debugger, port)
         except RuntimeError as error:
             if time.monotonic() > until_s:
                 _end(f"cannot wait for a debugger at {HOST}:{port}: {error}")
             threading.Event().wait(0.2)
         else:
             return
+
+
+def _listen_for_this_user(debugger: Any, port: int) -> None:
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "debug_adapter")
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    accept = socket.socket.accept
+    with tempfile.TemporaryDirectory(prefix="millstream-debug-") as directory:
+        guarded, accepted = os.path.join(directory, "guarded"), os.path.join(directory, "accepted")
+        # The adapter is a process of its own, which listens; and it reports its ports to this one at a port.
+        environment = {**os.environ, "PYTHONPATH": path}
+        environment |= {"MILLSTREAM_DEBUG_GUARDED": guarded, "MILLSTREAM_DEBUG_ACCEPTED": accepted}
+        only_accept_own_connections(lambda: os.close(os.open(accepted, os.O_WRONLY | os.O_CREAT, 0o600)))
+        try:
+            debugger.configure(pythonEnv=environment)
+            debugger.listen((HOST, port))
+        except ValueError as error:
+            _end(f"this version of debugpy is not supported ({error}): `{sys.executable} -m pip install -U debugpy`")
+        finally:
+            socket.socket.accept = accept  # type: ignore[method-assign]
+        if not os.path.exists(guarded):
+            _end("the debugger would accept connections of other users: this version of debugpy is not supported")
 
 
 def _end(why: str) -> NoReturn:

@@ -215,7 +215,7 @@ def _add_development(command: argparse.ArgumentParser) -> None:
         default=[],
         metavar="VERTEX",
         help="make the function of this vertex wait for a debugger (debugpy; VS Code, PyCharm), and do not treat it "
-        "as hung; can be repeated",
+        "as hung; only programs of this user and root may attach (Linux); can be repeated",
     )
     command.add_argument(
         "--debug-port",

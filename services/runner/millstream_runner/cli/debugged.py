@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -66,6 +67,8 @@ def _check_function(vertex: Vertex) -> None:
 def _refusal(placed: PlacedProgram) -> str | None:
     """Why no debugger can be attached to a program, and what to do instead; None if one can."""
     program = placed.program
+    if program.python is not None and sys.platform != "linux":
+        return "any user of this machine could attach a debugger, because only Linux tells who connects"
     if not placed.beside:
         return (
             "it runs inside Spark, which no debugger can attach to: call it in a test with "

@@ -1,0 +1,1 @@
+"""What the process of debugpy's adapter imports before it begins."""
