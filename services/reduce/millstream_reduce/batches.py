@@ -26,6 +26,7 @@ from millstream import codes
 from millstream.errors import DamageError
 from millstream.frame import KEY_SEPARATOR, Frame
 from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.group_keys import ESCAPE, ESCAPED_ESCAPE, ESCAPED_SEPARATOR, ONE_EMPTY_PART
 from millstream_reduce.windowing import Keys, Rows, Times
 from millstream_udf import arrow_values
 from millstream_udf.json_rows import json_column
@@ -108,18 +109,32 @@ def event_times(batch: pa.RecordBatch) -> Times:
     return times
 
 
-def key_codes(batch: pa.RecordBatch) -> Keys:
-    """The key of each row, with its parts joined; rows without key parts have the empty key."""
+def key_codes(batch: pa.RecordBatch, *, plainly: bool = False) -> Keys:
+    """The key of each row, joined as `group_keys` says. `plainly`: as in logs before format 4, where several keys may
+    have the same name."""
     if batch.num_columns < 3 or batch.schema.names[2] != "keys":
         return Keys(np.zeros(batch.num_rows, np.int32), [b""])
     lists: Any = batch.column(2)
-    offsets = lists.offsets
-    if len(lists.values) == batch.num_rows and offsets[0].as_py() == 0 and _rises_by_one(offsets.to_numpy()):
-        joined = lists.values
-    else:
-        joined = pc.binary_join(lists, KEY_SEPARATOR.decode())
-    dictionary: Any = joined.cast(pa.binary()).dictionary_encode()
+    joined: Any = joined_keys(lists) if not plainly else pc.binary_join(lists, KEY_SEPARATOR.decode()).cast(pa.binary())
+    dictionary = joined.dictionary_encode()
     return Keys(dictionary.indices.to_numpy(), dictionary.dictionary.to_pylist())
+
+
+def joined_keys(lists: Any) -> Any:
+    """Lists of texts, none of them null, as the bytes of `group_keys.join_key`."""
+    offsets = lists.offsets.to_numpy()
+    items = lists.values[offsets[0] : offsets[-1]].cast(pa.binary())
+    _, data = _compact(items)
+    if KEY_SEPARATOR in data or ESCAPE in data:
+        items = pc.replace_substring(items, ESCAPE, ESCAPED_ESCAPE)
+        items = pc.replace_substring(items, KEY_SEPARATOR, ESCAPED_SEPARATOR)
+    lengths = np.diff(offsets)
+    if (lengths == 1).all():
+        joined = items
+    else:
+        joined = pc.binary_join(pa.ListArray.from_arrays(_int32_array(offsets - offsets[0]), items), KEY_SEPARATOR)
+    empty = (lengths == 1) & (pc.binary_length(joined).to_numpy() == 0)
+    return pc.if_else(pa.array(empty), ONE_EMPTY_PART, joined) if empty.any() else joined
 
 
 def frame_of_columns(

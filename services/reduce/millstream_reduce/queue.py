@@ -35,6 +35,7 @@ from millstream.pauses import Pauses
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
+from millstream_reduce.earlier_keys import StoredKeys
 from millstream_reduce.log.damage import time_text
 from millstream_reduce.log.files import Files, SystemFiles
 from millstream_reduce.log.log import Log, LogSizes, open_log
@@ -439,7 +440,7 @@ async def open_queue(
     files = files or SystemFiles()
     mark = mark_pb2.ReduceProgress()
     mark.CopyFrom(progress)
-    contents = QueueContents(windowing, mark, str(identity), input_is_kept)
+    contents = QueueContents(windowing, mark, str(identity), input_is_kept, StoredKeys(directory))
     # What may wait in memory, a take of the lane beyond it, and hand-overs must fit the reserve.
     sizes = LogSizes(limits.segment_bytes, limits.unsynced_bytes_max + _RESERVE_MORE_BYTES)
     async with open_log(directory, identity, contents, files=files, sizes=sizes) as log:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from millstream import codes
 from millstream.errors import DamageError
@@ -17,12 +17,15 @@ from millstream.ledger.witness import REPAIR, from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
+from millstream_reduce.earlier_keys import KeyOfRow, is_ambiguous, renamed
+from millstream_reduce.log.entries import FORMAT, KEYS_FORMAT
 from millstream_reduce.log.log import Summary
 from millstream_reduce.log.recovery import LogEnd
 from millstream_reduce.origins import Origins
 from millstream_reduce.values import Location
 from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windowing import Windowing
+from millstream_reduce.windows import encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ class QueueContents:
     where: str
     input_is_kept: bool
     """Whether what the log has lost can be read again."""
+    key_of_row: KeyOfRow
+    """The keys of the rows in the log."""
     is_behind: bool = False
     """Whether the log has lost what the lane's mark says is in it."""
     sequences: dict[str, int] = field(default_factory=dict)
@@ -114,6 +119,8 @@ class QueueContents:
     """Rows in each segment and their size, for segments with entries of this queue's lifetime."""
     starts: dict[int, Mapping[str, int]] = field(default_factory=dict)
     """How far each edge had been read when a segment began."""
+    _format: int = FORMAT
+    """Of the segment that is read."""
     _pristine: bytes | None = None
     _begun: bool = False
 
@@ -135,6 +142,7 @@ class QueueContents:
         self._begun = False
 
     def begin(self, header: wal_pb2.Segment) -> None:
+        self._format = header.format
         self.starts[header.number] = {position.edge: position.sequence for position in header.inputs}
         self.last_hand_over = max(header.last_hand_over, self.last_hand_over)
         if self._begun:
@@ -161,7 +169,8 @@ class QueueContents:
         self._move_closed(append.closed_us)
         if append.rows:
             batch = batches.decoded(body, append)
-            keys = batches.key_codes(batch) if self.windowing.needs_keys else None
+            plainly = self._format < KEYS_FORMAT
+            keys = batches.key_codes(batch, plainly=plainly) if self.windowing.needs_keys else None
             self.windowing.add(batches.event_times(batch), keys, location)
         self.note_append(appended_of(append), append, location)
 
@@ -201,6 +210,19 @@ class QueueContents:
             # While it is being rebuilt, it may contain the rest of windows that are committed.
             self.windowing.replayed()
             self._move_closed(self.progress.closed_us)
+        if end.format < KEYS_FORMAT:
+            self._rename_keys()
+
+    def _rename_keys(self) -> None:
+        """From now on, different keys have different names."""
+
+        def name_of(key: bytes, location: Location, row: int) -> bytes:
+            return self.key_of_row(location, row) if is_ambiguous(key) else key
+
+        if self.windowing.needs_keys:
+            self.windowing.restore(encoding.renamed(self.windowing.checkpoint(), name_of))
+        for number, pending in self.pending.items():
+            self.pending[number] = replace(pending, hand_over=renamed(pending.hand_over, self.key_of_row))
 
     # As of the last entry
 

@@ -14,6 +14,7 @@ from millstream.clock import END_OF_TIME_US
 from millstream.errors import UserError
 from millstream.limits import LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX, MIB
 from millstream.wire.ledger.v1 import mark_pb2
+from millstream_reduce.earlier_keys import StoredKeys
 from millstream_reduce.log.files import Files, SystemFiles
 from millstream_reduce.log.log import LogSizes, open_log
 from millstream_reduce.log.segments import LogIdentity
@@ -46,7 +47,8 @@ async def set_log_back(
     `progress` is that of the lane's mark, taken over under `identity.epoch`; it has to be set back as well, for the
     later of the two counts. Raises as `open_log` does, and `UserError` for a log that cannot be set back.
     """
-    contents = QueueContents(make_windowing(config), progress, str(identity), input_is_kept=False)
+    keys = StoredKeys(directory)
+    contents = QueueContents(make_windowing(config), progress, str(identity), input_is_kept=False, key_of_row=keys)
     sizes = LogSizes(LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX + 16 * MIB)
     async with open_log(directory, identity, contents, files=files or SystemFiles(), sizes=sizes) as log:
         if contents.windowing.closed_us >= END_OF_TIME_US:

@@ -43,7 +43,7 @@ class Window:
     start_us: int
     end_us: int
     key: bytes | None = None
-    """Key parts joined by 0x1F; None for windows that all keys share."""
+    """As `group_keys` joins its parts; None for windows that all keys share."""
     early: int = 0
     """Number of the early result, from 1; 0 for the final one."""
 

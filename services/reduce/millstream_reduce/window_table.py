@@ -117,6 +117,20 @@ class WindowTable(Sequence[WindowContents]):
         """The number of pieces of each window."""
         return np.diff(self.bounds)
 
+    def with_keys(self, keys: Sequence[Key]) -> WindowTable:
+        """The same windows of other keys."""
+        return WindowTable(
+            self.starts,
+            self.ends,
+            keys,
+            self.rows,
+            self.pieces,
+            self.entries,
+            (self.piece_entries, self.first_rows, self.piece_rows),
+            early=self.early,
+            released=self.released,
+        )
+
     def take(self, indexes: npt.ArrayLike) -> WindowTable:
         """Some of the windows, in this order."""
         chosen = np.asarray(indexes, np.int64)

@@ -29,7 +29,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The key of each row, dictionary encoded. The key parts are joined by 0x1F."""
+    """The key of each row, dictionary encoded. The parts are joined as `group_keys` says."""
 
     codes: npt.NDArray[np.int32]
     """Index into `values` of each row."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,14 @@ def sql(query: str = QUERY, *, unsafe: bool = False) -> engine_pb2.Program:
 
 
 def write_windows(
-    directory: Path, *numbers: Sequence[int], columns: Mapping[int, pa.DataType] | None = None
+    directory: Path,
+    *numbers: Sequence[int],
+    columns: Mapping[int, pa.DataType] | None = None,
+    key_of: Callable[[int], Sequence[str]] = lambda n: ["odd" if n % 2 else "even"],
 ) -> list[WindowContents]:
-    """A log with one window, of one entry, for each list; a record for each number, with its parity as its key. The
-    values of the windows in `columns` are Arrow columns, with numbers of this type, and the others JSON."""
+    """A log with one window, of one entry, for each list; a record for each number, with its parity or
+    `key_of` it as its key. The values of the windows in `columns` are Arrow columns, with numbers of this type, and the
+    others JSON."""
     directory.mkdir(parents=True, exist_ok=True)
     windows, offset = [], 0
     with (directory / segment_name(1)).open("wb") as segment:
@@ -43,7 +47,7 @@ def write_windows(
                 batch := pa.record_batch({
                     "value": values,
                     "event_time": pa.array([index * 1_000_000] * len(of_window), pa.timestamp("us", tz="UTC")),
-                    "keys": pa.array([["odd" if n % 2 else "even"] for n in of_window], pa.list_(pa.string())),
+                    "keys": pa.array([list(key_of(n)) for n in of_window], pa.list_(pa.string())),
                 })
             )  # fmt: skip
             append = wal_pb2.Append(rows=len(of_window), has_keys=True, value_fields=value_fields_of(batch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ import psutil
 import pytest
 
 from millstream.errors import DamageError, InfrastructureError
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
+from millstream_reduce.group_keys import join_key
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.spark.wire import SparkClient, open_spark_client
 from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, until_running, write_windows
@@ -70,6 +73,36 @@ async def test_a_window_that_fails_says_why_and_its_neighbours_have_results(
     (failure,) = summary.failures
     assert failure.window == 1
     assert "zero" in failure.reason
+
+
+@pytest.mark.guarantee("I3")
+async def test_different_lists_of_keys_are_different_groups(client: SparkClient, tmp_path: Path) -> None:
+    keys = [[], [""], ["", ""], ["a\x1fb"], ["a", "b"], ["a\x1f"], ["a", ""], ["a/b"], ["\x1f"]]
+    (tmp_path / "counting.py").write_text(
+        "import json\nimport millstream_udf as udf\n\n\n@udf.reduce\ndef count(keys, records, window):\n"
+        "    return json.dumps([list(keys), len(list(records))])\n",
+        encoding="utf-8",
+    )
+    function = engine_pb2.PythonProgram(target="counting.py:count", directory=str(tmp_path))
+    windows = write_windows(tmp_path / "log", range(3 * len(keys)), key_of=lambda n: keys[n % len(keys)])
+    counting = engine_pb2.Program(python=function, keyed=True)
+    table, summary = await client.run(request(tmp_path / "log", windows, counting))
+    assert not summary.failures
+    results = [json.loads(row["value"]) for row in table.to_pylist()]
+    assert sorted(results) == sorted([key, 3] for key in keys)
+    assert sorted(key or [] for key in table.column("keys").to_pylist()) == sorted(keys)
+    # Windows of one key each, whose results have that key.
+    numbers = [[place] for place in range(len(keys))]
+    written = write_windows(tmp_path / "own", *numbers, key_of=keys.__getitem__)
+    windows = [
+        replace(one, window=replace(one.window, key=join_key([part.encode() for part in key])))
+        for one, key in zip(written, keys, strict=True)
+    ]
+    for program, value_of in ((counting, None), (sql("SELECT count(*) AS n FROM window"), {"n": 1})):
+        table, _ = await client.run(request(tmp_path / "own", windows, program))
+        rows = sorted(table.to_pylist(), key=lambda row: row["window"])
+        assert [row["keys"] or [] for row in rows] == keys
+        assert [json.loads(row["value"]) for row in rows] == [value_of or [key, 1] for key in keys]
 
 
 async def test_a_program_is_checked_without_running_it(client: SparkClient, spark: SparkDriver) -> None:

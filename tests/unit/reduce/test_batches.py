@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream.frame import KEY_SEPARATOR, Frame, build_frame, frame_of_records, join_frames
+from millstream.frame import Frame, build_frame, frame_of_records, join_frames
 from millstream.record import Record
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
+from millstream_reduce.group_keys import join_key
 from millstream_udf import arrow_values, columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 from tests.support.errors import raises
@@ -134,7 +135,7 @@ def test_key_codes_name_the_joined_keys_and_each_once(parts: list[Frame]) -> Non
     coded = batches.key_codes(batches.batch_of_frames(parts))
     whole = join_frames(parts)
     assert [coded.values[code] for code in coded.codes.tolist()] == [
-        KEY_SEPARATOR.join(key) for key in (whole.keys() or [()] * whole.records)
+        join_key(key) for key in (whole.keys() or [()] * whole.records)
     ]
     assert len(set(coded.values)) == len(coded.values)
     assert coded.codes.dtype == np.int32

@@ -309,7 +309,7 @@ class WindowFailure(_message.Message):
     window: _builtins.int
     """Index in the request."""
     key: _builtins.bytes
-    """Key parts of the failed group, joined by 0x1F, if known."""
+    """The key of the failed group, if known: its parts as in `Window` of wal.proto."""
     reason: _builtins.str
     """What happened, in one line."""
     detail: _builtins.str

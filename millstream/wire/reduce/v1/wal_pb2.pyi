@@ -97,7 +97,9 @@ class Segment(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     format: _builtins.int
-    """3 is the format in this file. In 1, hand-overs have `windows` instead of `table`; before 3, values are bytes."""
+    """4 is the format in this file. In 1, hand-overs have `windows` instead of `table`; before 3, values are bytes; before
+    4, several keys may have the same bytes (see `Window`). A log of a format before 4 is continued with a checkpoint.
+    """
     log_id: _builtins.bytes
     """Random, chosen when the log is created: identifies segments of another log."""
     number: _builtins.int
@@ -450,7 +452,7 @@ class WindowTable(_message.Message):
     rows: _builtins.bytes
     released: _builtins.bytes
     key_lengths: _builtins.bytes
-    """Bytes of each key, signed, 32 bits: -1 if there is none. Empty if no window has a key."""
+    """Bytes of each key (see `Window`), signed, 32 bits: -1 if there is none. Empty if no window has a key."""
     keys: _builtins.bytes
     pieces: _builtins.bytes
     """Number of pieces of each window, 32 bits."""
@@ -504,7 +506,10 @@ class Window(_message.Message):
     """[start, end), microseconds."""
     end_us: _builtins.int
     key: _builtins.bytes
-    """Key parts joined by 0x1F, for windows that belong to one key (session, global); absent for others."""
+    """The parts of the key joined by 0x1F, for windows that belong to one key (session, global); absent for others. In a
+    part, 0x1F is FF 01, and FF is FF FF. A key of one empty part is FF 00; one without parts is empty. Before format 4,
+    there was no FF: a key of one empty part was empty, too, and 0x1F in a part was 0x1F.
+    """
     early: _builtins.int
     """Number of the early result, from 1; 0 for the final one."""
     rows: _builtins.int

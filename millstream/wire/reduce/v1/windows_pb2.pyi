@@ -205,7 +205,7 @@ class Slots(_message.Message):
     keyless: _builtins.bool
     """Windows for all keys together: there are no keys."""
     key_lengths: _builtins.bytes
-    """Key of each: lengths, 32 bits, and the concatenated keys."""
+    """Key of each, as in `Window` of wal.proto: lengths, 32 bits, and the concatenated keys."""
     keys: _builtins.bytes
     floor_us: _builtins.int
     """The watermark before the end of time, less the lateness."""

@@ -20,7 +20,6 @@ from google.protobuf.message import DecodeError
 
 from millstream import codes
 from millstream.errors import DamageError, UdfError, UserError
-from millstream.frame import KEY_SEPARATOR
 from millstream.json_parser import parse_json
 from millstream.limits import MIB
 from millstream.record import LaneId
@@ -28,6 +27,7 @@ from millstream.retry import OnFailure, RetryPolicy
 from millstream.tracebacks import places
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.engine import Engine
+from millstream_reduce.group_keys import key_texts
 from millstream_reduce.values import WindowContents
 from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows.grouping import rises, stable_order
@@ -172,9 +172,9 @@ def describe(contents: WindowContents, failure: engine_pb2.WindowFailure) -> dic
     window = contents.window
     description: dict[str, Any] = {"start": time_text(window.start_us), "end": time_text(window.end_us)}
     if window.key is not None:
-        description["key"] = _key_parts(window.key)
+        description["key"] = key_texts(window.key)
     elif failure.HasField("key"):
-        description["key"] = _key_parts(failure.key)
+        description["key"] = key_texts(failure.key)
     if window.early:
         description["early"] = window.early
     return {**description, "records": contents.rows, "reason": failure.reason, "detail": failure.detail}
@@ -187,10 +187,6 @@ def time_text(time_us: int) -> str:
     except OverflowError:
         return str(time_us)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _key_parts(key: bytes) -> list[str]:
-    return [part.decode(errors="replace") for part in key.split(KEY_SEPARATOR)]
 
 
 def in_order_of_windows(table: pa.Table, bytes_max: int = _ORDERED_BYTES) -> pa.Table:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from millstream.errors import DamageError
-from millstream.frame import KEY_SEPARATOR
+from millstream_reduce.group_keys import key_texts
 from millstream_reduce.log.entries import EntryError, StoredEntry, whole_entries
 from millstream_reduce.log.segments import mapped, segment_numbers, segment_path
 from millstream_reduce.values import Window, WindowContents
@@ -99,8 +99,8 @@ def window_text(window: Window) -> str:
     """A window for people."""
     text = f"[{time_text(window.start_us)}, {time_text(window.end_us)})"
     if window.key is not None:
-        parts = (part.decode(errors="backslashreplace") for part in window.key.split(KEY_SEPARATOR))
-        text += f" of key {'/'.join(parts)!r}"
+        parts = key_texts(window.key)
+        text += f" of key {parts[0]!r}" if len(parts) == 1 else f" of key {parts}"
     return f"{text} early result {window.early}" if window.early else text
 
 

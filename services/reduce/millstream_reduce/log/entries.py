@@ -19,9 +19,11 @@ from google.protobuf.message import DecodeError
 
 from millstream.wire.reduce.v1 import wal_pb2
 
-FORMAT = 3
-FORMATS = frozenset({1, 2, FORMAT})
+FORMAT = 4
+FORMATS = frozenset({1, 2, 3, FORMAT})
 """Formats that can be read: `proto/millstream/reduce/v1/wal.proto` says how they differ."""
+KEYS_FORMAT = 4
+"""In earlier formats, several keys may have the same name: see `millstream_reduce.group_keys`."""
 MAGIC = b"MSWE"
 ALIGNMENT = 64
 """Lengths of entries and offsets of bodies are multiples of it, as Arrow requires of mapped buffers."""

@@ -38,7 +38,7 @@ from millstream.ledger.witness import REPAIR
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import retention
-from millstream_reduce.log.entries import FORMAT, entry_buffers, entry_length
+from millstream_reduce.log.entries import FORMAT, KEYS_FORMAT, entry_buffers, entry_length
 from millstream_reduce.log.files import NO_SPACE, Files, SystemFiles
 from millstream_reduce.log.recovery import LogEnd, Reader, read_log
 from millstream_reduce.log.segments import LogIdentity, check_claim, claim, segment_path, unnamed_files
@@ -347,7 +347,8 @@ class Log:
             end = self._read_back()
             self._settle(end)
             try:
-                self._writer.begin(self._planned_segment())
+                # What an earlier format says about open windows is not read again.
+                self._writer.begin(self._planned_segment(anew=end.format < KEYS_FORMAT))
             except FencedError:
                 # An earlier owner has begun a segment meanwhile. If there is none after ours, that was its last one.
                 check_claim(self.directory, self.identity)

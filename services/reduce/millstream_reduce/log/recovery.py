@@ -21,7 +21,7 @@ from millstream import codes
 from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import damage
-from millstream_reduce.log.entries import EntryError, StoredEntry, read_entry, whole_entries
+from millstream_reduce.log.entries import FORMAT, EntryError, StoredEntry, read_entry, whole_entries
 from millstream_reduce.log.segments import (
     Header,
     LogIdentity,
@@ -65,6 +65,8 @@ class LogEnd:
     """Bytes after the end of the newest segment."""
     entries: int = 0
     """Number of entries read, without headers."""
+    format: int = FORMAT
+    """Of the newest segment; no other is of a later one."""
 
 
 def read_log(directory: Path, identity: LogIdentity | None, reader: Reader) -> LogEnd:
@@ -79,6 +81,7 @@ def read_log(directory: Path, identity: LogIdentity | None, reader: Reader) -> L
         check_owner(newest_path, newest, identity)
     lengths = {sealed.number: sealed.length for sealed in newest.sealed}
     end = LogEnd(log_id=newest.log_id, newest=newest.number, first=newest.first, sequence=0, lengths=lengths)
+    end.format = newest.format
     end.left_over = [number for number in numbers if number not in lengths and number != newest.number]
     _check_present(directory, end)
     for number in (*lengths, newest.number):

@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
+from millstream_reduce.group_keys import key_parts
 from millstream_reduce.spark.errors import WindowError, WorkerLostError, meaning
 from millstream_reduce.spark.manifest import JobWindow, JobWindows
 from millstream_reduce.spark.reducing import check_function, compute_groups
@@ -150,15 +151,12 @@ def _shifted(table: pa.Table, first: int) -> pa.Table:
     return table.set_column(0, "window", windows)
 
 
-_KEY_SEPARATOR = b"\x1f"
-
-
 def completed(table: pa.Table, windows: JobWindows) -> pa.Table:
     """The table with the types of the boundary; results without keys get those of the one key that their window belongs
     to."""
     columns: dict[str, Any] = {name: table.column(name) for name in table.schema.names}
     if columns["keys"].null_count == len(table) and (keys := windows.table.keys) is not None:
-        of_windows = [None if key is None else key.decode().split(_KEY_SEPARATOR.decode()) for key in keys]
+        of_windows = [None if key is None else [part.decode() for part in key_parts(key)] for key in keys]
         lists: Any = pa.array(of_windows, pa.list_(pa.string()))
         columns["keys"] = lists.take(pa.array(np.asarray(columns["window"])))
     arrays = [columns[field.name].cast(field.type) for field in RESULT_SCHEMA]

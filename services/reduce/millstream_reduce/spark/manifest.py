@@ -24,9 +24,6 @@ from millstream_reduce.window_table import WindowTable
 WINDOW = "__window"
 """Column with the window's index in the job."""
 
-KEY_SEPARATOR = b"\x1f"
-"""Joins the parts of a key."""
-
 Indexes = npt.NDArray[np.int64]
 
 
@@ -130,7 +127,7 @@ class Spans:
     ends_us: Indexes
     early: Indexes
     keys: Sequence[bytes | None] | None = None
-    """Key parts joined by 0x1F, for windows that belong to one key; None if none does."""
+    """Joined as `group_keys` says, for windows that belong to one key; None if none does."""
     origins: Indexes | None = None
     """Numbers among the manifest's origins; None: all have the first."""
 

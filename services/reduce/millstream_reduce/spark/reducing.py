@@ -36,9 +36,11 @@ from millstream.errors import MillstreamError, RetryLaterError, UdfError, error_
 from millstream.limits import MIB
 from millstream.udf.native.reduce_client import reduce_over_grpc
 from millstream.wire.reduce.v1 import engine_pb2
+from millstream_reduce.batches import joined_keys
 from millstream_reduce.engine import RESULT_SCHEMA
+from millstream_reduce.group_keys import join_key, key_parts
 from millstream_reduce.spark.errors import meaning
-from millstream_reduce.spark.manifest import KEY_SEPARATOR, JobWindows, Manifest, Runs, manifest_of
+from millstream_reduce.spark.manifest import JobWindows, Manifest, Runs, manifest_of
 from millstream_reduce.spark.prepared import manifest_of_run, run_job
 from millstream_reduce.spark.rows import Chunk, Log, chunks_of, join
 from millstream_udf.context import Context
@@ -165,22 +167,18 @@ class GroupReader:
 
 
 def _parts_of(key: bytes | None) -> _Parts | None:
-    if key is None:
-        return None
-    return tuple(key.decode().split(KEY_SEPARATOR.decode())) if key else ()
+    return None if key is None else tuple(part.decode() for part in key_parts(key))
 
 
 def _keys_of(chunk: Chunk) -> tuple[_Codes, list[bytes | None]]:
     """The key of each row as an index into the keys, parts joined."""
-    joined = _compute.binary_join(chunk.arrays["keys"], KEY_SEPARATOR.decode()).dictionary_encode()
-    keys: list[bytes | None] = [key.encode() for key in joined.dictionary.to_pylist()]
-    return joined.indices.to_numpy().astype(np.int64), keys
+    joined = joined_keys(chunk.arrays["keys"]).dictionary_encode()
+    return joined.indices.to_numpy().astype(np.int64), joined.dictionary.to_pylist()
 
 
 def _only(chunk: Chunk, keys: Sequence[bytes | None]) -> Chunk:
     """The rows that have one of these keys."""
-    joined = _compute.binary_join(chunk.arrays["keys"], KEY_SEPARATOR.decode()).cast(pa.binary())
-    mask = _compute.is_in(joined, pa.array(keys, pa.binary()))
+    mask = _compute.is_in(joined_keys(chunk.arrays["keys"]), pa.array(keys, pa.binary()))
     arrays = {name: array.filter(mask) for name, array in chunk.arrays.items()}
     return Chunk(chunk.windows[mask.to_numpy(zero_copy_only=False)], arrays)
 
@@ -394,7 +392,7 @@ def _add(rows: _Rows, answer: Answer, windows: deque[int]) -> None:
                 rows.add(window, list(group.keys) or None, result, None, None, None, None, None)
         at += count
         if (failure := failures.get(index)) is not None:
-            key = KEY_SEPARATOR.join(part.encode() for part in group.keys)
+            key = join_key([part.encode() for part in group.keys])
             rows.add(window, None, None, None, None, key, failure.error, failure.detail)
 
 

@@ -216,12 +216,19 @@ def column_of(batch: pa.RecordBatch, name: str) -> Array:
 
 
 def key_of(keys: Array) -> Array:
-    """`key`: the parts joined by "/"; null for a record without keys."""
+    """`key`: a single part as it is; several joined by "/", with a backslash before each "/" and backslash in them;
+    null for a record without keys."""
     lengths = _compute.list_value_length(keys)
     extremes = _compute.min_max(lengths).as_py()
     if extremes == {"min": 1, "max": 1}:
         return keys.flatten()
+    parts = keys.flatten()
     joined = _compute.binary_join(keys, "/")
+    if _compute.any(_compute.match_substring_regex(parts, r"[/\\]")).as_py():
+        escaped = _compute.replace_substring_regex(parts, r"([/\\])", r"\\\1")
+        starts = keys.offsets.to_numpy()
+        lists = pa.ListArray.from_arrays(pa.array(starts - starts[0], pa.int32()), escaped)
+        joined = _compute.if_else(_compute.equal(lengths, 1), joined, _compute.binary_join(lists, "/"))
     if extremes["min"] == 0:
         joined = _compute.if_else(_compute.equal(lengths, 0), pa.scalar(None, pa.string()), joined)
     return joined

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -157,6 +157,30 @@ def set_back(checkpoint: bytes, closed_us: int, floor_us: int, last: int) -> byt
     frozen = [one for one in panes.frozen if one.window <= last]
     del panes.frozen[:]
     panes.frozen.extend(frozen)
+    return message.SerializeToString()
+
+
+def renamed(checkpoint: bytes, key_of: Callable[[bytes, Location, int], bytes]) -> bytes:
+    """The same open windows of other keys. `key_of`: gets the key of a window, and the entry and the number of its
+    first row."""
+    message = windows_pb2.OpenWindows.FromString(checkpoint)
+    open_ = message.slots
+    if not message.HasField("slots") or open_.keyless:
+        return checkpoint
+    entries, rows = _column(message.piece_entries, "<u4").tolist(), _column(message.piece_first_rows, "<u4").tolist()
+    places = (_column(column, "<u8").tolist() for column in (message.segments, message.offsets, message.lengths))
+    locations = list(map(Location, *places))
+    pieces = _column(open_.pieces, "<u4")
+    firsts = (np.cumsum(pieces) - pieces).tolist()
+    old = _keys(open_)
+    new = [key_of(key or b"", locations[entries[at]], rows[at]) for key, at in zip(old, firsts, strict=True)]
+    open_.key_lengths, open_.keys = _packed([len(key) for key in new], "<u4"), b"".join(new)
+    # The last results of a key that has no window now keep their name.
+    ends = {one.key: one.end_us for one in open_.named}
+    for key, name in zip(old, new, strict=True):
+        if name != key and key in ends and name not in ends:
+            ends[name] = ends[key]
+            open_.named.add(key=name, end_us=ends[key])
     return message.SerializeToString()
 
 

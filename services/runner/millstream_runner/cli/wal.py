@@ -12,8 +12,8 @@ from typing import Any
 
 from millstream import codes
 from millstream.errors import DamageError, UserError
-from millstream.frame import KEY_SEPARATOR
 from millstream.plurals import counted
+from millstream_reduce.group_keys import key_texts
 from millstream_reduce.log.damage import time_text, window_text
 from millstream_reduce.log.inspection import HandOverInspection, LogInspection, find_logs, inspect_log
 from millstream_reduce.values import WindowContents
@@ -108,11 +108,10 @@ def _as_json(log: LogInspection) -> dict[str, Any]:
 
 def _window_json(one: WindowContents) -> dict[str, Any]:
     window = one.window
-    parts = None if window.key is None else window.key.split(KEY_SEPARATOR)
     return {
         "start_us": window.start_us,
         "end_us": window.end_us,
-        "keys": None if parts is None else [part.decode(errors="backslashreplace") for part in parts],
+        "keys": None if window.key is None else key_texts(window.key),
         "early": window.early,
         "records": one.rows,
     }

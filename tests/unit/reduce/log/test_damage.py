@@ -142,7 +142,7 @@ def test_windows_that_a_damaged_place_affects_are_named(tmp_path: Path) -> None:
     entry = wal_pb2.Entry(hand_over=wal_pb2.HandOver(number=1, windows=windows))
     (tmp_path / segment_name(2)).write_bytes(b"".join(entry_buffers(1, entry.SerializeToString(), b"")))
     text = damage.affected(tmp_path, 1, 130, 140)
-    assert "1 windows that were handed over ([1970-01-01T00:01:00Z, 1970-01-01T00:02:00Z) of key 'a/b')" in text
+    assert "1 windows that were handed over ([1970-01-01T00:01:00Z, 1970-01-01T00:02:00Z) of key ['a', 'b'])" in text
     assert "records of unknown position" in text
     assert "rows of 2 windows" in damage.affected(tmp_path, 1, 0, 2**40)
 

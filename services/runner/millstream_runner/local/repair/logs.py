@@ -27,6 +27,7 @@ from millstream.spec.graph import Graph
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.config import window_config
+from millstream_reduce.earlier_keys import StoredKeys
 from millstream_reduce.lane.progress import check_told, progress_of
 from millstream_reduce.log.damage import windows_text
 from millstream_reduce.log.files import SystemFiles
@@ -103,7 +104,8 @@ class ReduceLogs:
             raise MillstreamError(codes.IMPOSSIBLE, f"lane {lane} has no windows")
         identity = self._identity(lane, mark.epoch + 1, ledger)
         windowing = make_windowing(window_config(group_by))
-        contents = QueueContents(windowing, progress_of(mark), str(identity), group_by.keeps_input)
+        keys = StoredKeys(directory)
+        contents = QueueContents(windowing, progress_of(mark), str(identity), group_by.keeps_input, keys)
         contents.reset()
         end = read_log(directory, identity, contents) if directory.is_dir() else LogEnd(b"", 0, 1, 0)
         contents.recovered(end)
