@@ -81,18 +81,25 @@ def members_reader(
 
 
 def structs_reader(
-    members: Mapping[str, Any], required: Container[str] = (), number: Callable[[str], Any] | None = None
+    members: Mapping[str, Any],
+    required: Container[str] = (),
+    number: Callable[[str], Any] | None = None,
+    *,
+    whole: bool = False,
 ) -> Callable[[Sequence[bytes]], list[Struct] | None]:
     """The same with a struct for each object, whose fields are the members in their order: many tuples that are kept
-    cost more, because the garbage collector looks at them. Required members are never null or missing; if one of them
-    is, the function returns None."""
+    cost more, because the garbage collector looks at them. Required members are never null or missing, and with `whole`
+    the others are not missing either; if one of them is, the function returns None."""
     from msgspec import defstruct
     from msgspec.json import Decoder
 
     names = {name: f"m{place}" for place, name in enumerate(members)}
-    fields = [
-        (names[name], kind) if name in required else (names[name], kind | None, None) for name, kind in members.items()
-    ]
+    fields: list[Any] = []
+    for name, kind in members.items():
+        if name in required:
+            fields.append((names[name], kind))
+        else:
+            fields.append((names[name], kind | None) if whole else (names[name], kind | None, None))
     rename = {field: name for name, field in names.items()}
     kind = defstruct("Members", fields, rename=rename, kw_only=True, gc=False)
     decode = Decoder(kind, float_hook=number).decode

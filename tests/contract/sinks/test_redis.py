@@ -98,6 +98,12 @@ async def test_hashes_and_values_by_key(redis: RedisServer, stream: str) -> None
         assert [(failure.index, failure.reason) for failure in result.failures[0]] == [(2, "record has no key")]
         assert 3500 < redis.client.ttl(f"{stream}-{mode}:k") <= 3600
     assert redis.client.hgetall(f"{stream}-hash:k") == {b"a": b"2", b"b": b"x"}
+    # Null is a value: the field is removed. What is absent stays.
+    for sequence, value in ((2, b'{"b": null, "c": ""}'), (3, b'{"a": null, "c": null}')):
+        async with opened(redis_spec(redis, "hash", f"{stream}-hash:"), sink_owner(sequence)) as lane:
+            await lane.write([sink_frame([value], sequence, keys=[[b"k"]])], Position(sequence))
+        expected = {b"a": b"2", b"c": b""} if sequence == 2 else {}
+        assert redis.client.hgetall(f"{stream}-hash:k") == expected
     assert redis.client.get(f"{stream}-set:k") == b'{"a": 2}'
 
 

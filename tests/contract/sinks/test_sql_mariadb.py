@@ -65,7 +65,7 @@ async def test_what_does_not_fit_is_refused_and_the_rest_is_written(database: Ma
         {"n": 1, "text": "Kö\U0001f600", "at": "2026-01-02T03:04:05.000006+01:00"},
         {"n": 2, "text": "too long for it"},
         {"n": 3, "text": "x", "at": "not a time"},
-        {"n": 1, "text": "last"},
+        {"n": 1, "text": "last", "at": None},
         {"n": 99999999999},
     ]
     async with open_sink(spec(database, "upsert"), sink_owner(1)) as lane:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from millstream_writer.sinks.postgres.connector import PostgresSink
-from millstream_writer.sinks.postgres.rows import CopyFormat, line_of
+from millstream_writer.sinks.postgres.rows import CopyFormat
 from millstream_writer.sinks.postgres.typed import typed_rows
 from millstream_writer.sinks.tables.settings import TableColumn
 from tests.unit.writer.sink_frames import sink_frame
@@ -48,7 +48,7 @@ def random_object(rng: random.Random) -> dict[str, object]:
 def test_rows_are_what_lines_would_be(mode: str, keys: list[str]) -> None:
     rng = random.Random(7)
     lines, rows = CopyFormat(settings(mode, keys)), CopyFormat(settings(mode, keys))
-    rows.typed = typed_rows(COLUMNS, TYPES, keys)
+    rows.typed = typed_rows(COLUMNS, TYPES, keys, whole=mode == "upsert")
     assert rows.typed is not None
     binary = 0
     for _ in range(200):
@@ -56,7 +56,7 @@ def test_rows_are_what_lines_would_be(mode: str, keys: list[str]) -> None:
         expected, got = lines.convert(frame), rows.convert(frame)
         assert (got.rows, got.failures) == (expected.rows, expected.failures)
         # A number of a line keeps its digits; a float writes the letter of its exponent small.
-        assert [line_of(row).lower() for row in got.made] == [line_of(row).lower() for row in expected.made]
+        assert [rows.line_of(row).lower() for row in got.made] == [lines.line_of(row).lower() for row in expected.made]
         binary += any(not isinstance(one, bytes) for one in got.made)
     # Where a key is null, the record is refused, and lines say which.
     assert binary == 200 if mode == "insert" else 0 < binary < 200

@@ -22,7 +22,7 @@ from millstream.record import Position
 from millstream_writer.sink import SinkFailure, SinkFrame, exact_position
 from millstream_writer.sinks.bigquery.connector import BigQuerySink
 from millstream_writer.sinks.kept import Converted
-from millstream_writer.sinks.tables.rows import RowFormat
+from millstream_writer.sinks.tables.rows import Absent, RowFormat
 
 MISFIT = "value does not fit the column"
 TOO_LARGE = "record is too large for BigQuery"
@@ -145,7 +145,7 @@ class BigQueryFormat(RowFormat[bytes]):
         return Converted(found.rows, made, found.failures)
 
     def made(
-        self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool]
+        self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool], absent: Absent
     ) -> tuple[Sequence[int], Sequence[bytes], Sequence[SinkFailure]]:
         together = self.row_type.encode_all(columns)
         if together is not None and max(map(len, together), default=0) <= ROW_BYTES_MAX:

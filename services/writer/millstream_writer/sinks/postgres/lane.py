@@ -44,7 +44,7 @@ from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 from millstream_writer.sinks.kept import Converted, Kept, check_kept, fenced
 from millstream_writer.sinks.postgres.connector import PostgresSink
-from millstream_writer.sinks.postgres.rows import CopyFormat, line_of
+from millstream_writer.sinks.postgres.rows import CopyFormat
 from millstream_writer.sinks.postgres.target import Target
 from millstream_writer.sinks.postgres.typed import Row, typed_rows
 from millstream_writer.sinks.reaching import first_try
@@ -61,8 +61,8 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
     def __init__(self, settings: PostgresSink, owner: SinkOwner) -> None:
         super().__init__(owner)
         self._settings = settings
-        self._target = Target(settings)
         self._format = CopyFormat(settings)
+        self._target = Target(settings, self._format.line_of)
         # The names of pipelines and lanes may be longer than the server's limit for this name.
         self._application = f"millstream {zlib.crc32(f'{owner.pipeline}/{owner.name}'.encode()):08x} {owner.name}"[:60]
         self._identity = uuid4().hex
@@ -80,7 +80,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
 
     def _alone(self, made: bytes | Row) -> bytes:
         # The table's types may have changed, and only for text lines does the server itself report the faulty value.
-        return line_of(made)
+        return self._format.line_of(made)
 
     def _refusal(self, error: Exception) -> Refusal | None:
         return Refusal(reason_of(error), str(error)) if is_of_a_record(error) else None
@@ -153,7 +153,8 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
                 if self._settings.delete_when is None:
                     types = await self._target.types(connection)
                     keys = self._settings.keys if self._format.identified else ()
-                    self._format.typed = typed_rows(self._settings.row, types, keys)
+                    whole = self._settings.mode == "upsert"
+                    self._format.typed = typed_rows(self._settings.row, types, keys, whole=whole)
         except BaseException:
             connection.terminate()
             raise

@@ -21,7 +21,7 @@ from millstream.exact_json import text_of
 from millstream_writer.sink import SinkFailure, SinkFrame
 from millstream_writer.sinks.kept import Converted
 from millstream_writer.sinks.postgres.typed import Row, TypedRows
-from millstream_writer.sinks.tables.rows import NOT_TEXT, RowFormat
+from millstream_writer.sinks.tables.rows import NOT_TEXT, Absent, RowFormat
 from millstream_writer.sinks.tables.settings import TableSink
 
 _NULL = "\\N"
@@ -51,16 +51,16 @@ _FIELDS: dict[type, Callable[[Any], str]] = {
 }
 
 
-def line_of(row: bytes | Row) -> bytes:
-    """Encodes a row as a line."""
-    if isinstance(row, bytes):
-        return row
-    return ("\t".join([_FIELDS[type(value)](value) for value in astuple(row)]) + "\n").encode()
+class Part(bytes):
+    """A line of a record that does not have all columns."""
+
+    absent: tuple[int, ...]
+    """Indexes of the columns that keep the value that the row has."""
 
 
 class CopyFormat(RowFormat[bytes | Row]):
-    """A line for each record, with its line break; or a row for each. With `deleteWhen`, a line ends with a flag that
-    tells whether the record deletes."""
+    """A line for each record, with its line break; or a row for each. With `deleteWhen`, a line has a flag that tells
+    whether the record deletes. For an upsert, it ends with the columns that are absent, as a list of their indexes."""
 
     typed: TypedRows | None = None
     """Rows in the table's own types, once these are known and if they are supported."""
@@ -68,6 +68,14 @@ class CopyFormat(RowFormat[bytes | Row]):
     def __init__(self, settings: TableSink) -> None:
         super().__init__(settings)
         self.is_flagged = settings.delete_when is not None
+        self._is_upsert = settings.mode == "upsert"
+
+    def line_of(self, row: bytes | Row) -> bytes:
+        """Encodes a row as a line."""
+        if isinstance(row, bytes):
+            return row
+        fields = [_FIELDS[type(value)](value) for value in astuple(row)]
+        return ("\t".join([*fields, _NULL] if self._is_upsert else fields) + "\n").encode()
 
     def convert(self, item: SinkFrame) -> Converted[bytes | Row]:
         if self.typed is not None and (rows := self.typed(item.frame.values())) is not None:
@@ -75,23 +83,44 @@ class CopyFormat(RowFormat[bytes | Row]):
         return super().convert(item)
 
     def made(
-        self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool]
+        self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool], absent: Absent
     ) -> tuple[Sequence[int], Sequence[bytes], Sequence[SinkFailure]]:
         fields = [_texts(column) for column in columns]
         if self.is_flagged:
             fields.append(["t" if is_delete else "f" for is_delete in deletes])
+        if self._is_upsert:
+            fields.append(list(map(_indexes, absent)) if absent else [_NULL] * len(rows))
         joined = list(map("\t".join, zip(*fields, strict=True)))
+        lines: list[bytes] = []
         with suppress(UnicodeEncodeError):
-            return rows, [text.encode() + b"\n" for text in joined], ()
-        kept, lines, failures = [], [], []
-        for row, text in zip(rows, joined, strict=True):
+            lines = [text.encode() + b"\n" for text in joined]
+            return rows, _parts(lines, absent) if absent else lines, ()
+        kept, failures = [], []
+        for place, (row, text) in enumerate(zip(rows, joined, strict=True)):
             try:
-                lines.append(text.encode() + b"\n")
+                line = text.encode() + b"\n"
             except UnicodeEncodeError:
                 failures.append(SinkFailure(row, NOT_TEXT, retryable=False, detail="it is not UTF-8"))
                 continue
             kept.append(row)
+            lines += _parts([line], absent[place : place + 1]) if absent else [line]
         return kept, lines, failures
+
+
+def _parts(lines: Sequence[bytes], absent: Absent) -> list[bytes]:
+    made: list[bytes] = []
+    for line, kept in zip(lines, absent, strict=True):
+        if kept:
+            part = Part(line)
+            part.absent = kept
+            made.append(part)
+        else:
+            made.append(line)
+    return made
+
+
+def _indexes(absent: Sequence[int]) -> str:
+    return "{" + ",".join(map(str, absent)) + "}" if absent else _NULL
 
 
 def _texts(values: Sequence[Any]) -> list[str]:

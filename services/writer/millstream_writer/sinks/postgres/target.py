@@ -8,7 +8,7 @@ Every statement of the sink is here. Above it: the lane, and `validate --online`
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain, groupby
 from pathlib import Path
@@ -23,14 +23,17 @@ from millstream.record import Position
 from millstream.spec.tables import table_parts
 from millstream_writer.sinks.kept import Kept
 from millstream_writer.sinks.postgres.connector import PostgresSink
-from millstream_writer.sinks.postgres.rows import line_of
+from millstream_writer.sinks.postgres.rows import Part
 from millstream_writer.sinks.postgres.typed import Row
 from millstream_writer.sinks.refusable import UnfitError
 from millstream_writer.sinks.tables.settings import TableColumn
 
 _BATCH = "millstream_batch"
-_ROW, _DELETE = "millstream_row", "millstream_delete"
-"""Columns of the temporary table of a batch: the order of its records, and whether a record deletes."""
+_LATEST = "millstream_latest"
+"""The temporary table of the last values of each key, for batches in which records do not have all columns."""
+_ROW, _DELETE, _ABSENT = "millstream_row", "millstream_delete", "millstream_absent"
+"""Columns of the temporary table of a batch: the order of its records, whether a record deletes, and the indexes of
+the columns that it does not have."""
 
 
 class Fault(NamedTuple):
@@ -45,15 +48,20 @@ class Fault(NamedTuple):
 class Target:
     """The statements for one sink."""
 
-    def __init__(self, settings: PostgresSink) -> None:
+    def __init__(self, settings: PostgresSink, line_of: Callable[[bytes | Row], bytes] | None = None) -> None:
+        """`line_of`: encodes a row as a line, for a sink that writes."""
         self._settings = settings
+        self._line_of = line_of
         self._schema, self._name = table_parts(settings.table)
         self._table = quoted_table(settings.table)
         self.positions = quoted_table(settings.position_table)
         self._refused = quoted_table(f"{settings.position_table}_refused")
         self._columns = [column.name for column in settings.row]
         self._is_staged = settings.mode != "insert"
-        self._batch_columns = [*self._columns, _DELETE] if settings.delete_when is not None else self._columns
+        self._line_columns = [*self._columns, _DELETE] if settings.delete_when is not None else list(self._columns)
+        """The columns of a line."""
+        if settings.mode == "upsert":
+            self._line_columns.append(_ABSENT)
 
     async def create(self, connection: Connection) -> None:
         """Create the tables that do not exist."""
@@ -93,8 +101,9 @@ class Target:
         if self._is_staged:
             names = ", ".join(map(quoted, self._columns))
             await connection.execute(
-                f"CREATE TEMP TABLE {_BATCH} ON COMMIT DELETE ROWS AS SELECT {names}, false AS {_DELETE} "
-                f"FROM {self._table} WITH NO DATA; "
+                f"CREATE TEMP TABLE {_BATCH} ON COMMIT DELETE ROWS AS SELECT {names}, false AS {_DELETE}, "
+                f"NULL::int[] AS {_ABSENT} FROM {self._table} WITH NO DATA; "
+                f"CREATE TEMP TABLE {_LATEST} (LIKE {_BATCH}) ON COMMIT DELETE ROWS; "
                 f"ALTER TABLE {_BATCH} ALTER COLUMN {_DELETE} SET DEFAULT {self._settings.mode == 'delete'}, "
                 f"ADD COLUMN {_ROW} bigint GENERATED ALWAYS AS IDENTITY"
             )
@@ -220,15 +229,96 @@ class Target:
         identified. An `UnfitError` of the pieces is raised when those before it are written."""
         pieces = _Pieces(made)
         if self._is_staged:
-            is_any = await _copy(connection, pieces, _BATCH, self._batch_columns, schema="pg_temp")
+            is_any = await self._copy(connection, pieces, _BATCH, schema="pg_temp")
         else:
-            is_any = await _copy(connection, pieces, self._name, self._columns, schema=self._schema)
+            is_any = await self._copy(connection, pieces, self._name, schema=self._schema)
         if pieces.is_unfit:
             raise UnfitError
         if is_any:
-            for statement in self._merges() if self._is_staged else ():
-                await connection.execute(statement)
+            if pieces.absent:
+                await self._merge_parts(connection, sorted(pieces.absent))
+            else:
+                for statement in self._merges() if self._is_staged else ():
+                    await connection.execute(statement)
             await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    async def _copy(
+        self, connection: Connection, pieces: Iterable[Sequence[bytes | Row]], table: str, *, schema: str | None
+    ) -> bool:
+        """Copy rows into a table, within the transaction of their position.
+
+        Returns whether there were any. While the server takes what is already sent, the next pieces are converted."""
+        is_any = False
+        for is_text, run in groupby(pieces, lambda piece: isinstance(piece[0], bytes)):
+            is_any = True
+            place = {"columns": self._line_columns if is_text else self._columns, "schema_name": schema}
+            with step("postgres_sink.copy"):
+                if is_text:
+                    async with aclosing(self._texts(run)) as texts:
+                        await connection.copy_to_table(table, source=texts, format="text", **place)
+                else:
+                    # A piece is all lines or all rows: the records of a frame.
+                    rows = chain.from_iterable(cast("Iterable[Sequence[Row]]", run))
+                    await connection.copy_records_to_table(table, records=map(astuple, rows), **place)
+        return is_any
+
+    async def _texts(self, pieces: Iterable[Sequence[bytes | Row]]) -> AsyncGenerator[bytes, None]:
+        assert self._line_of is not None, "the sink writes"
+        for lines in pieces:
+            yield b"".join(map(self._line_of, lines))
+
+    async def _merge_parts(self, connection: Connection, absent: Sequence[int]) -> None:
+        """Move rows from the batch's table to the user's, where some records do not have all columns. `absent`: the
+        columns that any of them lacks. The last value of each column counts, of the records after the last deletion of
+        a key. A column that none of these has keeps its value in an existing row, and has its default in a new one.
+
+        Existing rows are updated first: the server checks that columns are not null before it notices that a row
+        exists."""
+        keys = [quoted(key) for key in self._settings.keys]
+        by_key = ", ".join(keys)
+        same = " AND ".join(f"t.{key} = b.{key}" for key in keys)
+        if self._settings.delete_when is not None:
+            deleted = f"SELECT DISTINCT {by_key} FROM pg_temp.{_BATCH} WHERE {_DELETE}"
+            await connection.execute(f"DELETE FROM {self._table} t USING ({deleted}) b WHERE {same}")
+        await connection.execute(self._latest(absent))
+        found = await connection.fetch(f"SELECT DISTINCT {_ABSENT} AS absent FROM pg_temp.{_LATEST}")
+        for lacking in (row["absent"] for row in found):
+            names = [quoted(name) for index, name in enumerate(self._columns) if index not in lacking]
+            others = [name for name in names if name not in keys]
+            rows = f"pg_temp.{_LATEST} b WHERE {_ABSENT} = $1"
+            if others:
+                change = ", ".join(f"{name} = b.{name}" for name in others)
+                await connection.execute(f"UPDATE {self._table} t SET {change} FROM {rows} AND {same}", lacking)
+            change = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
+            await connection.execute(
+                f"INSERT INTO {self._table} ({', '.join(names)}) SELECT {', '.join(names)} FROM {rows} "
+                f"AND NOT EXISTS (SELECT FROM {self._table} t WHERE {same}) "
+                f"ON CONFLICT ({by_key}) DO {f'UPDATE SET {change}' if change else 'NOTHING'}",
+                lacking,
+            )
+        # A transaction may write several times while it searches for a refused record.
+        await connection.execute(f"DELETE FROM pg_temp.{_LATEST}; DELETE FROM pg_temp.{_BATCH}")
+
+    def _latest(self, absent: Sequence[int]) -> str:
+        """The statement that finds the last value of each column of each key."""
+        by_key = ", ".join(map(quoted, self._settings.keys))
+        lacks = {index: f"COALESCE({index} = ANY({_ABSENT}), false)" for index in absent}
+        columns = [
+            f"first_value({quoted(name)}) OVER (PARTITION BY {by_key} ORDER BY {lacks[index]}, {_ROW} DESC)"
+            if index in lacks
+            else quoted(name)
+            for index, name in enumerate(self._columns)
+        ]
+        lacking = " || ".join(
+            f"CASE WHEN bool_and({lack}) OVER (PARTITION BY {by_key}) THEN ARRAY[{index}] ELSE ARRAY[]::int[] END"
+            for index, lack in lacks.items()
+        )
+        return (
+            f"INSERT INTO pg_temp.{_LATEST} ({', '.join(map(quoted, self._columns))}, {_DELETE}, {_ABSENT}) "
+            f"SELECT DISTINCT ON ({by_key}) {', '.join(columns)}, false, {lacking} FROM ("
+            f"SELECT *, max({_ROW}) FILTER (WHERE {_DELETE}) OVER (PARTITION BY {by_key}) AS millstream_deleted "
+            f"FROM pg_temp.{_BATCH}) b WHERE {_ROW} > COALESCE(millstream_deleted, 0) ORDER BY {by_key}, {_ROW} DESC"
+        )
 
     def _merges(self) -> Iterator[str]:
         """The statements that move rows from the batch's table to the user's. The last record of each key counts."""
@@ -271,43 +361,17 @@ class _Pieces:
         self._made = made
         self.is_unfit = False
         """Whether there was one. The error itself would keep the whole write, in its traceback."""
+        self.absent: set[int] = set()
+        """Indexes of columns that records do not have."""
 
     def __iter__(self) -> Iterator[Sequence[bytes | Row]]:
         try:
-            yield from filter(None, self._made)
+            for piece in filter(None, self._made):
+                if Part in set(map(type, piece)):
+                    self.absent.update(index for line in piece if isinstance(line, Part) for index in line.absent)
+                yield piece
         except UnfitError:
             self.is_unfit = True
-
-
-async def _copy(
-    connection: Connection,
-    pieces: Iterable[Sequence[bytes | Row]],
-    table: str,
-    columns: Sequence[str],
-    *,
-    schema: str | None,
-) -> bool:
-    """Copy rows into a table, within the transaction of their position.
-
-    Returns whether there were any. While the server takes what is already sent, the next pieces are converted."""
-    place = {"columns": list(columns), "schema_name": schema}
-    is_any = False
-    for is_text, run in groupby(pieces, lambda piece: isinstance(piece[0], bytes)):
-        is_any = True
-        with step("postgres_sink.copy"):
-            if is_text:
-                async with aclosing(_texts(run)) as texts:
-                    await connection.copy_to_table(table, source=texts, format="text", **place)
-            else:
-                # A piece is all lines or all rows: the records of a frame.
-                rows = chain.from_iterable(cast("Iterable[Sequence[Row]]", run))
-                await connection.copy_records_to_table(table, records=map(astuple, rows), **place)
-    return is_any
-
-
-async def _texts(pieces: Iterable[Sequence[bytes | Row]]) -> AsyncGenerator[bytes, None]:
-    for lines in pieces:
-        yield b"".join(map(line_of, lines))
 
 
 async def look(settings: PostgresSink, base_dir: Path) -> list[Fault]:

@@ -39,9 +39,11 @@ TypedRows = Callable[[Sequence[bytes]], Sequence[Row] | None]
 """A row for each value; None if one of them does not have these types, or is not JSON."""
 
 
-def typed_rows(columns: Sequence[TableColumn], types: Mapping[str, str], keys: Container[str] = ()) -> TypedRows | None:
+def typed_rows(
+    columns: Sequence[TableColumn], types: Mapping[str, str], keys: Container[str] = (), *, whole: bool = False
+) -> TypedRows | None:
     """The converter for these columns, with `types` by name; None if text lines are required. Rows of the converter
-    have a value in each column of `keys`."""
+    have a value in each column of `keys`. `whole`: their records have every member, which may be null."""
     members: dict[str, Any] = {}
     required: list[str] = []
     for column in columns:
@@ -51,4 +53,4 @@ def typed_rows(columns: Sequence[TableColumn], types: Mapping[str, str], keys: C
         members[member] = _KINDS[kind]
         if column.name in keys:
             required.append(member)
-    return structs_reader(members, required)
+    return structs_reader(members, required, whole=whole)

@@ -28,7 +28,8 @@ class Put(NamedTuple):
 
     key: bytes
     words: Words
-    """Alternating names and values; one value for `set`."""
+    """Alternating names and values; one value for `set`. For `hash`, first the number of fields that are null, and
+    their names."""
 
 
 class _RefusedError(Exception):
@@ -48,7 +49,7 @@ def convert(settings: RedisSink, item: SinkFrame) -> Converted[Put]:
         try:
             key = target + _required(keys) if keyed else target
             if has_members:
-                words = _members(value)
+                words = _members(value, with_null=settings.mode == "hash")
             elif keyed:
                 words = (value,)
             else:
@@ -74,7 +75,8 @@ def _whole(value: bytes, keys: tuple[bytes, ...], time_us: int, headers: Mapping
     return words
 
 
-def _members(value: bytes) -> Words:
+def _members(value: bytes, *, with_null: bool) -> Words:
+    """`with_null`: null removes the field that a hash has. A new entry does not have it anyway."""
     try:
         parsed = parse(value)
     except ValueError as error:
@@ -82,16 +84,16 @@ def _members(value: bytes) -> Words:
     if not isinstance(parsed, dict):
         raise _RefusedError(NOT_AN_OBJECT, f"it is {type(parsed).__name__}")
     words: list[str | int | bytes] = []
-    for name, member in parsed.items():
-        if member is not None:
-            text = member if isinstance(member, str) else text_of(member)
-            try:
-                words += [name.encode(), text.encode()]
-            except UnicodeEncodeError:
-                raise _RefusedError(NOT_TEXT, "it has an unpaired surrogate") from None
-    if not words:
+    try:
+        for name, member in parsed.items():
+            if member is not None:
+                words += [name.encode(), (member if isinstance(member, str) else text_of(member)).encode()]
+        null = [name.encode() for name, member in parsed.items() if member is None] if with_null else []
+    except UnicodeEncodeError:
+        raise _RefusedError(NOT_TEXT, "it has an unpaired surrogate") from None
+    if not words and not null:
         raise _RefusedError(NO_MEMBERS, "there is nothing to write")
-    return words
+    return [len(null), *null, *words] if with_null else words
 
 
 def _required(keys: tuple[bytes, ...]) -> bytes:

@@ -27,7 +27,8 @@ return redis.call('HGETALL', KEYS[1])
 COMMIT = script_of("""
 -- KEYS: position, then the stream, or the key of each record.
 -- ARGV: owner, mode, sequence, record, frame, entries to keep or milliseconds to live or '';
---       then for each record how many words it has, and these.
+--       then for each record how many words it has, and these; those of a hash begin with the number of fields that
+--       are removed, and their names.
 -- Returns what became of it: ok, or why nothing was written.
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return {'other'} end
 local mode, limit = ARGV[2], ARGV[6]
@@ -49,7 +50,9 @@ while ARGV[at] do
     end
   else
     if mode == 'hash' then
-      redis.call('HSET', KEYS[key], unpack(ARGV, at + 1, last))
+      local gone = at + 1 + tonumber(ARGV[at + 1])
+      if gone > at + 1 then redis.call('HDEL', KEYS[key], unpack(ARGV, at + 2, gone)) end
+      if last > gone then redis.call('HSET', KEYS[key], unpack(ARGV, gone + 1, last)) end
     else
       redis.call('SET', KEYS[key], ARGV[last])
     end

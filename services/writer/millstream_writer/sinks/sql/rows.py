@@ -20,7 +20,7 @@ from millstream.exact_json import double_of, text_of
 from millstream.sql.settings import MYSQL, SQLITE
 from millstream_writer.sink import SinkFailure
 from millstream_writer.sinks.sql.connector import SqlSink
-from millstream_writer.sinks.tables.rows import NOT_TEXT, RowFormat
+from millstream_writer.sinks.tables.rows import NOT_TEXT, Absent, RowFormat
 
 NOT_A_TIME = "value is not a time"
 NOT_A_NUMBER_OF_THE_COLUMN = "number has more digits than the column holds"
@@ -38,6 +38,8 @@ class Change(NamedTuple):
     deletes: bool
     """Whether the row with its keys is deleted; otherwise it is inserted."""
     cells: tuple[Any, ...]
+    absent: tuple[int, ...] = ()
+    """Indexes of the columns that keep the value that the row has."""
 
 
 class SqlFormat(RowFormat[Change]):
@@ -72,11 +74,12 @@ class SqlFormat(RowFormat[Change]):
         return _of_sqlite if self._backend == SQLITE else _as_it_is
 
     def made(
-        self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool]
+        self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool], absent: Absent
     ) -> tuple[Sequence[int], Sequence[Change], Sequence[SinkFailure]]:
         bad: dict[int, SinkFailure] = {}
         cells = [self._column(index, column, rows, bad) for index, column in enumerate(columns)]
-        made = [Change(*change) for change in zip(deletes, zip(*cells, strict=True), strict=True)]
+        keeps = absent or [()] * len(rows)
+        made = [Change(*change) for change in zip(deletes, zip(*cells, strict=True), keeps, strict=True)]
         if not bad:
             return rows, made, ()
         good = [place for place, row in enumerate(rows) if row not in bad]

@@ -8,7 +8,7 @@ Every statement of the sink is here, and blocks. Above it: the lane, and `valida
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -113,7 +113,7 @@ class Target:
                 schema=self._schema,
                 **_ENGINE,
             )
-        self._put = self._put_statement()
+        self._put = self._put_statement(self._columns)
         self._delete = sa.delete(self._plain).where(
             *(self._plain.c[key] == sa.bindparam(f"key_{index}") for index, key in enumerate(settings.keys))
         )
@@ -325,20 +325,41 @@ class Target:
     def put(self, connection: Connection, changes: Sequence[Change]) -> None:
         """Write rows in order: the last record of each key counts."""
         keys = [self._columns.index(key) for key in self._settings.keys]
-        for deletes, run in groupby(changes, key=lambda change: change.deletes):
+        for (deletes, absent), run in groupby(changes, key=lambda change: (change.deletes, change.absent)):
             with step("sql_sink.put"):
                 if deletes:
                     rows = [{f"key_{index}": change.cells[key] for index, key in enumerate(keys)} for change in run]
                     connection.execute(self._delete, rows)
+                    continue
+                named = [dict(zip(self._columns, change.cells, strict=True)) for change in run]
+                if absent:
+                    self._put_parts(connection, named, {self._columns[index] for index in absent})
                 else:
-                    named = [dict(zip(self._columns, change.cells, strict=True)) for change in run]
                     connection.execute(self._put, named)
 
-    def _put_statement(self) -> sa.Executable:
-        settings, table = self._settings, self._plain
+    def _put_parts(self, connection: Connection, rows: Sequence[Mapping[str, Any]], absent: Container[str]) -> None:
+        """Write rows without some of their columns, which existing rows keep. The database checks that columns are not
+        null before it notices that a row exists, so an insertion alone would not do."""
+        names = [name for name in self._columns if name not in absent]
+        insert = self._put_statement(names)
+        table, settings = self._plain, self._settings
+        matches = [table.c[key] == sa.bindparam(f"millstream_key_{index}") for index, key in enumerate(settings.keys)]
+        # A row without any other column still has to be found.
+        changed = [name for name in names if name not in settings.keys] or [settings.keys[0]]
+        places = {name: f"millstream_new_{index}" for index, name in enumerate(changed)}
+        update = sa.update(table).where(*matches).values({name: sa.bindparam(at) for name, at in places.items()})
+        for row in rows:
+            values = {at: row[name] for name, at in places.items()}
+            values |= {f"millstream_key_{index}": row[key] for index, key in enumerate(settings.keys)}
+            if connection.execute(update, values).rowcount == 0:
+                connection.execute(insert, {name: row[name] for name in names})
+
+    def _put_statement(self, names: Sequence[str]) -> sa.Executable:
+        settings = self._settings
+        table = sa.table(self._name, *(sa.column(name) for name in names), schema=self._schema)
         if settings.mode != "upsert":
             return sa.insert(table)
-        others = [name for name in self._columns if name not in settings.keys]
+        others = [name for name in names if name not in settings.keys]
         if settings.backend in MYSQL:
             for_mysql = mysql.insert(table)
             changed = others or [settings.keys[0]]
