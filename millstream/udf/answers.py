@@ -42,6 +42,8 @@ class Outcome:
     """A stack trace."""
     delay_us: int = 0
     """The delay for RETRY."""
+    attempts: int = 1
+    """How many attempts an ERROR stands for."""
     code: int = 0
     """The code in the catalogue of errors, if the function gives one; otherwise 0."""
 
@@ -93,6 +95,8 @@ class ReadBatch:
     """Nothing will follow."""
     error: str = ""
     """Why the read failed, if it did; it may be repeated."""
+    attempts: int = 1
+    """How many attempts a read that failed stands for."""
     pending: int | None = None
     """Records that wait after the batch; None: unknown."""
 

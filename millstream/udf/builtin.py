@@ -48,6 +48,7 @@ class _BuiltinStream:
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
+        alone: bool = False,
     ) -> MapAnswer:
         return self._answer(frame)
 

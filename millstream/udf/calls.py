@@ -4,9 +4,10 @@
                  ▲                     x stream breaks
                  └── all calls without an answer, in order, on the next stream
 
-Above it: a protocol, which owns the format of calls and answers. Below it: its wire, one stream to the function. Each
-call gets one answer, but is sent again whenever a stream breaks. The module does not depend on the process behind the
-wire.
+Above it: a protocol, which owns the format of calls and answers. Below it: its wire, one stream to the function, and
+what is known of the process behind it (`lives.py`). Each call gets one answer, but is sent again whenever a stream
+breaks. If the process has ended by its own doing, the calls that it had are not sent again: their callers find out
+which record is the cause (`suspects.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
 from millstream.udf.background import beside
+from millstream.udf.lives import Lives, ProcessEndedError
 from millstream.udf.protocol import StreamName
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,11 @@ _T = TypeVar("_T")
 
 class WireEndedError(Exception):
     """The stream has ended; the text gives the reason. The next stream may work."""
+
+    def __init__(self, why: str, *, broke: bool = False) -> None:
+        """`broke`: whether it certainly ended with an error."""
+        super().__init__(why)
+        self.broke = broke
 
 
 class Wire(Protocol):
@@ -88,15 +95,22 @@ class _Call(Generic[_Answer]):
     first: str
     """Id of the first record, if it is known."""
     answered: asyncio.Future[_Answer]
+    alone: bool = field(default=False)
+    """The function has no other call meanwhile."""
     sends: int = field(default=0)
+    life: int | None = field(default=None)
+    """The process that has the call, or had it when its stream broke."""
 
 
 class CallStream(Generic[_Answer]):
     """Calls and their answers. Made by `open_call_stream`."""
 
-    def __init__(self, name: StreamName, dialect: Dialect[_Answer]) -> None:
+    def __init__(self, name: StreamName, dialect: Dialect[_Answer], lives: Lives) -> None:
         self._where = name.where
         self._dialect = dialect
+        self._lives = lives
+        self._life = 0
+        """The process behind the open stream."""
         self._waiting: dict[int, _Call[_Answer]] = {}
         """Calls without an answer, in the order of the calls."""
         self._wire: PromptWire | None = None
@@ -107,6 +121,8 @@ class CallStream(Generic[_Answer]):
         """How many calls were sent on the open stream and are not answered."""
         self._ids = 0
         self._failed: Exception | None = None
+        self._broke = False
+        """Whether the last stream certainly ended with an error."""
         self._closing = False
         self._wake = asyncio.Event()
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,24 +132,47 @@ class CallStream(Generic[_Answer]):
         self.refused = 0
         """Answers that did not fit their calls."""
 
-    async def call(self, encode: Callable[[int], bytes], records: int, first: str = "") -> _Answer:
+    async def call(
+        self, encode: Callable[[int], bytes], records: int, first: str = "", *, alone: bool = False
+    ) -> _Answer:
         """Sends the message that `encode` returns for a call id, and waits for the answer: one that fits, or one that
-        says that the function has failed. The message is encoded again for each stream that it is sent on."""
+        says that the function has failed. The message is encoded again for each stream that it is sent on.
+
+        `alone`: it is sent when the function has no other call, and no other is sent until it is answered. Raises
+        `ProcessEndedError` if the function's process has ended by its own doing while it had the call.
+        """
+        if not alone:
+            return await self._call(encode, records, first, alone=False)
+        async with self._lives.alone(records):
+            return await self._call(encode, records, first, alone=True)
+
+    async def _call(self, encode: Callable[[int], bytes], records: int, first: str, *, alone: bool) -> _Answer:
         if self._failed is not None:
             raise self._failed
         self._ids += 1
         answered: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        call = _Call(self._ids, encode, encode(self._ids), records, first, answered)
+        call = _Call(self._ids, encode, encode(self._ids), records, first, answered, alone)
         self._waiting[call.call_id] = call
         # A task that only passes it on would cost as much as the call itself, if that is small.
-        wire = self._wire if not self._outbox and self._sent < self.calls_max else None
+        wire = self._wire if not self._outbox and self._sent < self.calls_max and self._may_send(call) else None
         if wire is not None and wire.send_at_once(call.message):
-            call.sends += 1
-            self._sent += 1
+            self._count_sent(call)
+        elif alone:
+            self._outbox.appendleft(call)
+            self._wake.set()
         else:
             self._outbox.append(call)
             self._wake.set()
         return await call.answered
+
+    def _may_send(self, call: _Call[_Answer]) -> bool:
+        return self._lives.is_open or call.alone
+
+    def _count_sent(self, call: _Call[_Answer]) -> None:
+        call.sends += 1
+        call.life = self._life
+        self._sent += 1
+        self._lives.sent()
 
     async def wait_welcomed(self) -> None:
         """Returns when the first stream is open. Raises the error if none can be opened."""
@@ -146,6 +185,7 @@ class CallStream(Generic[_Answer]):
 
     async def run(self) -> None:
         """Keeps a stream open. Ends when the function breaks the protocol: then every call fails with that error."""
+        unlisten = self._lives.listen(self._wake.set)
         try:
             await self._keep_open()
         except Exception as error:
@@ -159,6 +199,8 @@ class CallStream(Generic[_Answer]):
             self._waiting.clear()
             if not isinstance(error, UdfError):
                 raise
+        finally:
+            unlisten()
 
     async def _keep_open(self) -> None:
         pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
@@ -193,28 +235,43 @@ class CallStream(Generic[_Answer]):
             async with self._dialect.open() as wire:
                 await wire.send(self._dialect.hello)
                 self._take_welcome(await wire.receive())
-                self._outbox = deque(call for call in self._waiting.values() if not call.answered.done())
-                self._waiting = {call.call_id: call for call in self._outbox}
-                for call in self._outbox:
-                    # What the function takes may have changed with the stream.
-                    call.message = call.encode(call.call_id)
-                self._sent = 0
+                self._life = self._lives.number
+                self._begin_again()
                 async with beside(self._send(wire), f"calls of {self._where}"):
                     self._wire = wire if isinstance(wire, PromptWire) else None
                     while True:
                         self._settle(await wire.receive())
         except WireEndedError as ended:
+            if self._sent:
+                self._broke = ended.broke
             return str(ended)
         finally:
             self._wire = None
+            self._lives.settled(self._sent)
+            self._sent = 0
+
+    def _begin_again(self) -> None:
+        """Put the calls without an answer into the outbox, except for those that the last process had when it ended by
+        its own doing."""
+        for call in list(self._waiting.values()):
+            ending = self._lives.ending(call.life) if call.life else None
+            if ending is not None and ending.counts(broke=self._broke) and not call.answered.done():
+                call.answered.set_exception(ProcessEndedError(ending, alone=call.alone))
+            call.life = None
+        # The call that has the function alone comes first: the others wait for its end.
+        calls = [call for call in self._waiting.values() if not call.answered.done()]
+        self._waiting = {call.call_id: call for call in calls}
+        self._outbox = deque(sorted(calls, key=lambda call: not call.alone))
+        for call in self._outbox:
+            # What the function takes may have changed with the stream.
+            call.message = call.encode(call.call_id)
 
     async def _send(self, wire: Wire) -> None:
         try:
             while True:
-                while self._outbox and self._sent < self.calls_max:
+                while self._outbox and self._sent < self.calls_max and self._may_send(self._outbox[0]):
                     call = self._outbox.popleft()
-                    call.sends += 1
-                    self._sent += 1
+                    self._count_sent(call)
                     await wire.send(call.message)
                 if self._closing and not self._outbox:
                     await wire.half_close()
@@ -247,6 +304,7 @@ class CallStream(Generic[_Answer]):
             answer = self._dialect.failed(self._refuse(call, error))
         del self._waiting[call_id]
         self._sent -= 1
+        self._lives.settled()
         self._wake.set()
         # The caller may have been cancelled; then the answer is not needed.
         if not call.answered.done():
@@ -274,9 +332,12 @@ class CallStream(Generic[_Answer]):
 
 
 @asynccontextmanager
-async def open_call_stream(name: StreamName, dialect: Dialect[_Answer]) -> AsyncIterator[CallStream[_Answer]]:
-    """An open stream of calls. Waits for the function; raises `UdfError` if the two sides are incompatible."""
-    stream = CallStream(name, dialect)
+async def open_call_stream(
+    name: StreamName, dialect: Dialect[_Answer], lives: Lives
+) -> AsyncIterator[CallStream[_Answer]]:
+    """An open stream of calls. Waits for the function; raises `UdfError` if the two sides are incompatible. `lives`:
+    what is known of the function's processes."""
+    stream = CallStream(name, dialect, lives)
     async with beside(stream.run(), f"stream of {name.where}") as running:
         await stream.wait_welcomed()
         yield stream

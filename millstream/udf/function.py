@@ -17,6 +17,7 @@ from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.spec.protocols import NATIVE, FunctionKind
 from millstream.statistics import SidecarStatistics
 from millstream.udf.answers import Description
+from millstream.udf.lives import Lives
 from millstream.udf.protocol import (
     ClientTls,
     Connection,
@@ -95,10 +96,16 @@ class LocalFunction(Function):
     """A function in a process that we start."""
 
     def __init__(
-        self, connection: Connection, spec: SidecarSpec, socket: Path, serves_at: Mapping[str, str], log: LogLine
+        self,
+        connection: Connection,
+        spec: SidecarSpec,
+        socket: Path,
+        serves_at: Mapping[str, str],
+        log: LogLine,
+        lives: Lives,
     ) -> None:
         super().__init__(connection, _address(socket))
-        self.sidecar = Sidecar(spec, socket, serves_at, self.ask, log)
+        self.sidecar = Sidecar(spec, socket, serves_at, self.ask, log, lives)
 
     def statistics(self) -> SidecarStatistics:
         described = self.description
@@ -122,8 +129,9 @@ async def open_local_function(
     protocol = protocol or protocol_of(NATIVE)
     with open_socket_directory() as directory:
         socket = directory / "udf.sock"
-        async with protocol.connect(_address(socket)) as connection:
-            function = LocalFunction(connection, spec, socket, protocol.environment(socket), log)
+        lives = Lives()
+        async with protocol.connect(_address(socket), lives) as connection:
+            function = LocalFunction(connection, spec, socket, protocol.environment(socket), log, lives)
             async with open_sidecar(function.sidecar):
                 yield function
 
@@ -138,7 +146,7 @@ async def open_remote_function(
     answer.
     """
     protocol = protocol or protocol_of(NATIVE)
-    async with protocol.connect(address, tls) as connection:
+    async with protocol.connect(address, Lives(), tls) as connection:
         function = Function(connection, address)
         try:
             await function.ask(timeout_s)

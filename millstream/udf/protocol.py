@@ -23,6 +23,8 @@ from millstream.frame import Frame
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.spec.protocols import PROTOCOLS, FunctionKind, ProtocolKind
 from millstream.udf.answers import Description, MapAnswer, ReadBatch, SinkAnswer
+from millstream.udf.endings import Ending
+from millstream.udf.lives import Lives, LostCall
 
 SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
 """Environment variable with the path of the socket where a sidecar must serve."""
@@ -77,11 +79,14 @@ class MapStream(Protocol):
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
+        alone: bool = False,
     ) -> MapAnswer:
-        """Sends one frame and waits for its answer. Many calls may wait at once; they are sent in order.
+        """Sends one frame and waits for its answer. Many calls may wait at once; they are sent in order. With `alone`,
+        the function has no other call until this one is answered.
 
-        When the sidecar dies or the stream breaks, the call is sent again on the next stream. Only the returned answer
-        counts, and every column of it fits the call: an answer that does not fit is replaced by one with an `error`.
+        When the stream breaks or the sidecar is killed, the call is sent again on the next stream. If the sidecar has
+        ended by its own doing, the call raises `ProcessEndedError`: its records may be the cause. Only the returned
+        answer counts, and every column of it fits the call: one that does not fit is replaced by one with an `error`.
         Raises `UdfError` with the cause when the function breaks the protocol in another way (invalid message, unknown
         call id, duplicate answer). The caller handles `answer.error` and `answer.outcomes`.
         """
@@ -94,7 +99,14 @@ class SinkStream(Protocol):
     def calls_max(self) -> int: ...
 
     async def call(
-        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
+        self,
+        frame: Frame,
+        *,
+        id_prefix: str,
+        first_index: int,
+        attempt: int = 0,
+        traceparent: str = "",
+        alone: bool = False,
     ) -> SinkAnswer:
         """Sends one frame and waits for its answer, like `MapStream.call`."""
 
@@ -102,6 +114,11 @@ class SinkStream(Protocol):
 class StreamLostError(Exception):
     """The stream of a sink that keeps positions has ended; the text gives the reason. Records that were not flushed are
     lost, and the target may or may not contain those of an unfinished flush: the lane has to be reopened."""
+
+    def __init__(self, why: str, lost: LostCall | None = None) -> None:
+        """`lost`: the call that was in flight."""
+        super().__init__(why)
+        self.lost = lost
 
 
 class SinkFencedError(Exception):
@@ -125,6 +142,12 @@ class PositionSinkStream(Protocol):
     @property
     def checks(self) -> bool:
         """Whether the sink may refuse records, so that they have to be checked before they are written."""
+
+    def alone(self, records: int) -> AbstractAsyncContextManager[None]:
+        """In the block, the function has no other calls than those of this stream, with so many records."""
+
+    def cause(self, lost: LostCall) -> Ending | None:
+        """The end of the process that had a call of an earlier stream, if the call may be the cause."""
 
     async def open(self, lane: str, epoch: int) -> bytes:
         """Takes over the lane. Returns the target's position; empty if it has none. Raises `SinkFencedError`."""
@@ -227,8 +250,11 @@ class UdfProtocol(ProtocolKind):
     """A protocol between a vertex and its functions."""
 
     @abstractmethod
-    def connect(self, target: str, tls: ClientTls | None = None) -> AbstractAsyncContextManager[Connection]:
-        """A connection to `unix:/path` or `host:port`. The function does not have to listen there yet."""
+    def connect(
+        self, target: str, lives: Lives, tls: ClientTls | None = None
+    ) -> AbstractAsyncContextManager[Connection]:
+        """A connection to `unix:/path` or `host:port`. The function does not have to listen there yet. `lives`: what
+        is known of the function's processes, for its streams."""
 
     def environment(self, socket: Path) -> Mapping[str, str]:
         """The environment variables that tell a program where to serve."""

@@ -36,7 +36,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -54,7 +54,9 @@ from millstream.statistics import SidecarStatistics
 from millstream.telemetry.logging import NOTICE
 from millstream.tracebacks import shortened
 from millstream.udf.background import beside
+from millstream.udf.endings import LOOK_INTERVAL_S, Ending, OomKills, ending_of, oom_kills_of
 from millstream.udf.environment import inherited
+from millstream.udf.lives import Lives
 from millstream.udf.program_lines import readable
 from millstream.udf.protocol import NoAnswerError
 from millstream.udf.sources import LIST_VARIABLE, OnChange, SourceFiles
@@ -146,10 +148,18 @@ class Sidecar:
     """A function's process. Runs inside `open_sidecar`."""
 
     def __init__(
-        self, spec: SidecarSpec, socket: Path, serves_at: Mapping[str, str], probe: Probe, log: LogLine
+        self,
+        spec: SidecarSpec,
+        socket: Path,
+        serves_at: Mapping[str, str],
+        probe: Probe,
+        log: LogLine,
+        lives: Lives,
     ) -> None:
-        """`serves_at`: environment variables that make the program serve at `socket`."""
+        """`serves_at`: environment variables that make the program serve at `socket`. `lives` gets each start and end
+        of the process."""
         self.spec = spec
+        self._lives = lives
         self._socket = socket
         self._serves_at = serves_at
         self._probe = probe
@@ -180,7 +190,9 @@ class Sidecar:
         starts = 0
         while True:
             starts += 1
+            self._lives.begin()
             run = await self._run_once()
+            self._lives.end(self._ending_of(run))
             if run.changed:
                 self._note(f"{self._sources.name(run.changed)} changed: the function is restarted")
                 continue
@@ -197,7 +209,7 @@ class Sidecar:
                 )
                 return
             # A process that ran for a while had recovered from earlier problems.
-            if run.ready_s > SIDECAR_BACKOFF_LAST_S:
+            if run.ready_s > SIDECAR_BACKOFF_LAST_S or (run.ready_s and self._lives.divides):
                 pauses.begin_again()
             self._restarts += 1
             _log.log(
@@ -223,7 +235,7 @@ class Sidecar:
                 ):
                     await asyncio.wait((living, changing), return_when=asyncio.FIRST_COMPLETED)
                     if living.done():
-                        return living.result()
+                        return replace(living.result(), exit_code=process.exit_code)
                 await process.end(Stop(CHANGE_GRACE_S))
                 return _Run("its files changed", 0.0, changed=changing.result())
         except InfrastructureError as error:
@@ -256,11 +268,18 @@ class Sidecar:
         if self._said_of_start:
             self._said_of_start = ""
             self._note("the function is running, and the pipeline continues")
+        kills = oom_kills_of(process.pid)
         try:
-            why = await self._watch(process)
+            async with beside(_follow(kills), "out-of-memory kills"):
+                hung = await self._watch(process)
         finally:
             self._is_ready = False
-        return _Run(why, time.monotonic() - began)
+        return _Run(
+            hung or f"exited with {exit_text(await process.wait())}",
+            time.monotonic() - began,
+            killed=bool(hung),
+            out_of_memory=kills.have_risen(time.monotonic()),
+        )
 
     async def _until_changed(self) -> list[Path]:
         """Returns which files of the function have changed, when they are saved. Never returns if a change does not
@@ -357,10 +376,11 @@ class Sidecar:
         return True
 
     async def _watch(self, process: Process) -> str:
-        """Returns why the process has ended, or was killed because it hung."""
+        """Returns when the process has ended: empty, or why it was killed."""
         spec = self.spec
         if spec.debug_port is not None:
-            return f"exited with {exit_text(await process.wait())}"
+            await process.wait()
+            return ""
         patience = Patience(hung_s=spec.hung_after_s, reported_s=min(REPORTED_AFTER_S, spec.hung_after_s / 2))
         health = Health(
             process.pid,
@@ -371,8 +391,8 @@ class Sidecar:
             rest_s=REST_S,
         )
         async with beside(process.kill_when_hung(health, self._is_well), "health"):
-            code = await process.wait()
-        return f"{health.hung}: it was killed" if health.hung else f"exited with {exit_text(code)}"
+            await process.wait()
+        return f"{health.hung}: it was killed" if health.hung else ""
 
     @asynccontextmanager
     async def _open_process(self) -> AsyncIterator[Process]:
@@ -450,6 +470,12 @@ class Sidecar:
             self._last_lines.add(*readable(line))
             self._log_line("stderr", line)
 
+    def _ending_of(self, run: _Run) -> Ending:
+        if run.exit_code is None or run.killed:
+            return Ending(run.why, own=False)
+        tail = "\n".join(self._printed())
+        return ending_of(run.exit_code, out_of_memory=run.out_of_memory, tail=tail)
+
     def _tail(self) -> str:
         return f"\n{text}" if (text := self._last_lines.text("    ")) else ""
 
@@ -473,6 +499,14 @@ class Sidecar:
         return shortened(self._last_lines.text())
 
 
+async def _follow(kills: OomKills) -> None:
+    """Looks at the kernel's count regularly, so that it is known when it rises."""
+    while kills.known:
+        await asyncio.sleep(until_next(LOOK_INTERVAL_S))
+        kills.look(time.monotonic())
+    await asyncio.Event().wait()
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """The result of one start of the process."""
@@ -489,6 +523,12 @@ class _Run:
     """The function's own code prevented the start."""
     changed: Sequence[Path] = ()
     """The process was ended because these files changed."""
+    exit_code: int | None = None
+    """None if it was not started, or was ended because of a change."""
+    killed: bool = False
+    """It was killed from here."""
+    out_of_memory: bool = False
+    """Just before its end, the kernel killed a process in its cgroup because memory was full."""
 
 
 class _NotReady(Exception):

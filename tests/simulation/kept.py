@@ -14,13 +14,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from millstream.frame import Frame
 from millstream.udf.answers import Outcome, Result, SinkAnswer
+from millstream.udf.lives import LostCall
 from millstream.udf.protocol import SinkFencedError, SinkFunctionError, StreamLostError
 
 T = TypeVar("T")
@@ -172,6 +174,13 @@ class SimPositionSink:
     @property
     def checks(self) -> bool:
         return self._checks
+
+    @asynccontextmanager
+    async def alone(self, records: int) -> AsyncIterator[None]:
+        yield
+
+    def cause(self, lost: LostCall) -> None:
+        return None
 
     async def open(self, lane: str, epoch: int) -> bytes:
         self._lane, self._epoch, self._rows = lane, epoch, []

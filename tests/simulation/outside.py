@@ -160,6 +160,7 @@ class SimMap:
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
+        alone: bool = False,
     ) -> MapAnswer:
         async with self._calls:
             await asyncio.sleep(self._outside.pause_s())
@@ -293,7 +294,14 @@ class SimSink:
         self._target = target
 
     async def call(
-        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
+        self,
+        frame: Frame,
+        *,
+        id_prefix: str,
+        first_index: int,
+        attempt: int = 0,
+        traceparent: str = "",
+        alone: bool = False,
     ) -> SinkAnswer:
         await asyncio.sleep(self._outside.pause_s())
         records = frame

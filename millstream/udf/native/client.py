@@ -21,6 +21,7 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import Description, MapAnswer, SinkAnswer
 from millstream.udf.calls import CallStream, Dialect, open_call_stream
 from millstream.udf.checks import check_parts
+from millstream.udf.lives import Lives
 from millstream.udf.native.messages import (
     MAP_COLUMNS,
     calls_allowed,
@@ -59,9 +60,10 @@ _Message = TypeVar("_Message", bound=Message)
 class NativeConnection(Connection):
     """See `Connection`. Made by `open_connection`."""
 
-    def __init__(self, channel: grpc.aio.Channel, target: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, target: str, lives: Lives) -> None:
         self._channel = channel
         self._target = target
+        self._lives = lives
 
     async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
         method: Any = self._channel.unary_unary(f"{SERVICE}/Describe")
@@ -87,7 +89,7 @@ class NativeConnection(Connection):
             ),
             failed=lambda error: MapAnswer(error=error),
         )
-        async with open_call_stream(name, dialect) as stream:
+        async with open_call_stream(name, dialect, self._lives) as stream:
             yield _MapStream(stream, stated)
 
     @asynccontextmanager
@@ -101,17 +103,17 @@ class NativeConnection(Connection):
             answer=sink_answer,
             failed=lambda error: SinkAnswer(error=error),
         )
-        async with open_call_stream(name, dialect) as stream:
+        async with open_call_stream(name, dialect, self._lives) as stream:
             yield _SinkStream(stream)
 
     def open_position_sink(self, name: StreamName) -> AbstractAsyncContextManager[PositionSinkStream]:
-        return open_position_sink_stream(self._channel, name)
+        return open_position_sink_stream(self._channel, name, self._lives)
 
     def open_source(
         self, name: StreamName, *, position: bytes, partition: int, partitions: int
     ) -> AbstractAsyncContextManager[SourceStream]:
         opening = udf_pb2.SourceOpen(position=position, partition=partition, partitions=partitions)
-        return open_source_stream(self._channel, name, opening)
+        return open_source_stream(self._channel, name, opening, self._lives)
 
 
 @dataclass(slots=True)
@@ -143,6 +145,7 @@ class _MapStream:
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
+        alone: bool = False,
     ) -> MapAnswer:
         def encode(call_id: int) -> bytes:
             call = udf_pb2.SealedMapCall(
@@ -155,7 +158,7 @@ class _MapStream:
             )
             return _request(call, frame if self._stated.takes_arrow else frame.with_values())
 
-        return await self._stream.call(encode, frame.records, _first(id_prefix, first_index))
+        return await self._stream.call(encode, frame.records, _first(id_prefix, first_index), alone=alone)
 
 
 class _SinkStream:
@@ -167,7 +170,14 @@ class _SinkStream:
         return self._stream.calls_max
 
     async def call(
-        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
+        self,
+        frame: Frame,
+        *,
+        id_prefix: str,
+        first_index: int,
+        attempt: int = 0,
+        traceparent: str = "",
+        alone: bool = False,
     ) -> SinkAnswer:
         def encode(call_id: int) -> bytes:
             call = udf_pb2.SealedSinkCall(
@@ -179,7 +189,7 @@ class _SinkStream:
             )
             return _request(call, frame)
 
-        return await self._stream.call(encode, frame.records, _first(id_prefix, first_index))
+        return await self._stream.call(encode, frame.records, _first(id_prefix, first_index), alone=alone)
 
 
 @asynccontextmanager
@@ -198,10 +208,10 @@ async def open_channel(target: str, tls: ClientTls | None = None) -> AsyncIterat
 
 
 @asynccontextmanager
-async def open_connection(target: str, tls: ClientTls | None = None) -> AsyncIterator[Connection]:
+async def open_connection(target: str, lives: Lives, tls: ClientTls | None = None) -> AsyncIterator[Connection]:
     """A connection to `unix:/path` or `host:port`."""
     async with open_channel(target, tls) as channel:
-        yield NativeConnection(channel, target)
+        yield NativeConnection(channel, target, lives)
 
 
 def decoded(kind: type[_Message], data: bytes) -> _Message:

@@ -7,7 +7,7 @@ repeated here: the lane opens another stream, asks the target for its position, 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import grpc.aio
 from google.protobuf.message import DecodeError
@@ -19,6 +19,8 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import SinkAnswer
 from millstream.udf.calls import Wire, WireEndedError
 from millstream.udf.checks import check_parts
+from millstream.udf.endings import Ending
+from millstream.udf.lives import Lives, LostCall
 from millstream.udf.native.messages import calls_allowed, hello_of, sink_answer_of
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
@@ -37,9 +39,13 @@ _ANSWER = (2,)
 class NativePositionSinkStream:
     """See `PositionSinkStream`. Made by `open_position_sink_stream`."""
 
-    def __init__(self, wire: Wire, where: str) -> None:
+    def __init__(self, wire: Wire, where: str, lives: Lives) -> None:
         self._wire = wire
         self._where = where
+        self._lives = lives
+        self._life = 0
+        """The process behind the stream."""
+        self._is_alone = False
         self._calls = 0
         self.checks = False
 
@@ -55,6 +61,21 @@ class NativePositionSinkStream:
                 "changed. Start the pipeline again",
             )
         self.checks = response.welcome.checks
+        self._life = self._lives.number
+
+    @asynccontextmanager
+    async def alone(self, records: int) -> AsyncIterator[None]:
+        """In the block, the function has no other calls than those of this stream, with so many records."""
+        async with self._lives.alone(records):
+            self._is_alone = True
+            try:
+                yield
+            finally:
+                self._is_alone = False
+
+    def cause(self, lost: LostCall) -> Ending | None:
+        """The end of the process that had a call of an earlier stream, if the call may be the cause."""
+        return self._lives.cause(lost)
 
     async def open(self, lane: str, epoch: int) -> bytes:
         """Takes over the lane."""
@@ -112,11 +133,13 @@ class NativePositionSinkStream:
         return fit
 
     async def _ask(self, message: bytes, expected: str) -> udf_pb2.SinkResponse:
-        try:
-            await self._wire.send(message)
-            data = await self._wire.receive()
-        except WireEndedError as ended:
-            raise StreamLostError(str(ended)) from ended
+        async with nullcontext() if self._is_alone else self._lives.turn():
+            try:
+                await self._wire.send(message)
+                data = await self._wire.receive()
+            except WireEndedError as ended:
+                lost = LostCall(self._life, self._is_alone, ended.broke)
+                raise StreamLostError(str(ended), lost) from ended
         try:
             check_parts(data, _ANSWER)
             response = udf_pb2.SinkResponse.FromString(data)
@@ -148,10 +171,10 @@ def _shown(position: bytes) -> str:
 
 @asynccontextmanager
 async def open_position_sink_stream(
-    channel: grpc.aio.Channel, name: StreamName
+    channel: grpc.aio.Channel, name: StreamName, lives: Lives
 ) -> AsyncIterator[NativePositionSinkStream]:
     """Opens a stream. Waits until the function has welcomed it."""
     async with open_wire(channel, f"{SERVICE}/Sink", name.where) as wire:
-        stream = NativePositionSinkStream(wire, name.where)
+        stream = NativePositionSinkStream(wire, name.where, lives)
         await stream.begin(name)
         yield stream

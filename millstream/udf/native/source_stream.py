@@ -22,23 +22,33 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import ReadBatch
 from millstream.udf.calls import HALF_CLOSE_TIMEOUT_S, Wire, WireEndedError
 from millstream.udf.checks import check_parts
+from millstream.udf.lives import Lives, LostCall
 from millstream.udf.native.messages import batch_of, calls_allowed, hello_of
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
 from millstream.udf.protocol import StreamName
+from millstream.udf.suspects import Suspects, outcome_of
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _log = logging.getLogger(__name__)
 
 _BATCH = (2,)
 """Number of the batch's field in a response."""
+_READ = (0,)
+"""The read of a stream, for `Suspects`: only one is in flight."""
 
 
 class NativeSourceStream:
     """See `SourceStream`. Made by `open_source_stream`."""
 
-    def __init__(self, channel: grpc.aio.Channel, name: StreamName, opening: udf_pb2.SourceOpen) -> None:
+    def __init__(self, channel: grpc.aio.Channel, name: StreamName, opening: udf_pb2.SourceOpen, lives: Lives) -> None:
         self._channel = channel
+        self._lives = lives
+        self._life = 0
+        """The process behind the open stream."""
+        self._lost: LostCall | None = None
+        """The last read, if its stream has ended."""
+        self._suspects = Suspects()
         self._name = name
         self._opening = opening
         self._wire: Wire | None = None
@@ -58,10 +68,13 @@ class NativeSourceStream:
         while True:
             try:
                 wire = await self.open()
-                await self._send(wire, udf_pb2.SourceRequest(read=request))
-                response = await self._receive(wire)
+                if (failed := self._failed()) is not None:
+                    return failed
+                response = await self._ask(wire, udf_pb2.SourceRequest(read=request))
             except WireEndedError as ended:
                 self.is_away = True
+                if self._lost is not None:
+                    self._lost.broke = ended.broke
                 await self.drop()
                 _log.log(
                     # As in `calls.py`.
@@ -73,7 +86,8 @@ class NativeSourceStream:
                 )
                 await pauses.wait()
                 continue
-            self.is_away = False
+            self.is_away, self._lost = False, None
+            self._suspects.answered(_READ)
             if response.WhichOneof("message") != "batch":
                 raise self._broken("it answered a read with something other than a batch")
             try:
@@ -85,6 +99,27 @@ class NativeSourceStream:
             if not batch.error:
                 self._opening.position = batch.position
             return batch
+
+    async def _ask(self, wire: Wire, request: udf_pb2.SourceRequest) -> udf_pb2.SourceResponse:
+        """The answer to a read. If a read may have ended the process, no other is in flight meanwhile."""
+        alone = self._suspects.must_be_alone(_READ)
+        async with self._lives.alone(1) if alone else self._lives.turn():
+            if self._life != self._lives.number:
+                raise WireEndedError("its process was replaced")
+            self._lost = LostCall(self._life, alone)
+            await self._send(wire, request)
+            return await self._receive(wire)
+
+    def _failed(self) -> ReadBatch | None:
+        """The failure of the last read, if it was certainly the cause of the end of the process that had it."""
+        lost, self._lost = self._lost, None
+        if lost is None or (ending := self._lives.cause(lost)) is None:
+            return None
+        if self._suspects.ended(_READ, alone=lost.alone):
+            return None
+        outcome = outcome_of(ending)
+        error = f"{outcome.reason}\n{outcome.detail}" if outcome.detail else outcome.reason
+        return ReadBatch(error=error, attempts=outcome.attempts)
 
     async def committed(self, position: bytes) -> None:
         """Reports a committed position to the source. If that fails, a later commit does it: positions only advance."""
@@ -103,6 +138,7 @@ class NativeSourceStream:
         async with AsyncExitStack() as stack:
             wire = await stack.enter_async_context(open_wire(self._channel, f"{SERVICE}/Source", self._name.where))
             await self._begin(wire)
+            self._life = self._lives.number
             # Not earlier: `committed` must not be sent before the source knows where to continue.
             self._wire, self._open = wire, stack.pop_all()
             return wire
@@ -150,10 +186,10 @@ class NativeSourceStream:
 
 @asynccontextmanager
 async def open_source_stream(
-    channel: grpc.aio.Channel, name: StreamName, opening: udf_pb2.SourceOpen
+    channel: grpc.aio.Channel, name: StreamName, opening: udf_pb2.SourceOpen, lives: Lives
 ) -> AsyncIterator[NativeSourceStream]:
     """A source stream. It is open, or opens at the first read if the function is being restarted."""
-    stream = NativeSourceStream(channel, name, opening)
+    stream = NativeSourceStream(channel, name, opening, lives)
     try:
         try:
             await stream.open()

@@ -28,7 +28,9 @@ from millstream.plurals import counted
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import places
 from millstream.udf.answers import MapAnswer, Outcome, Result
+from millstream.udf.lives import ProcessEndedError
 from millstream.udf.protocol import MapStream
+from millstream.udf.suspects import Suspects, outcome_of
 from millstream.watermark import future
 from millstream_udf import columns
 from millstream_udf.arrow_values import JSON_TIMES
@@ -134,13 +136,16 @@ class Mapper:
         protocol. The stream ensures that an answer fits its call."""
         if origin.names:
             frame = _with_ids(frame, origin, range(frame.records))
-        answer = await self._stream.call(
-            frame,
-            watermark_us=watermark_us,
-            traceparent=traceparent,
-            id_prefix=origin.id_prefix,
-            first_index=origin.first_index,
-        )
+        try:
+            answer = await self._stream.call(
+                frame,
+                watermark_us=watermark_us,
+                traceparent=traceparent,
+                id_prefix=origin.id_prefix,
+                first_index=origin.first_index,
+            )
+        except ProcessEndedError as ended:
+            return await self._take_in_parts(frame, ended, watermark_us, traceparent, origin)
         if not answer.outcomes and not answer.error:
             mapped = self._take_whole(frame, answer)
             output = mapped.frame
@@ -190,39 +195,56 @@ class Mapper:
         return output
 
     async def _take_in_parts(
-        self, frame: Frame, answer: MapAnswer, watermark_us: int, traceparent: str, origin: Origin
+        self,
+        frame: Frame,
+        answer: MapAnswer | ProcessEndedError,
+        watermark_us: int,
+        traceparent: str,
+        origin: Origin,
     ) -> Mapped:
         """Handle a batch whose inputs are not all done: keep those that are, and retry others until none is left."""
-        frame, answer = frame.with_values(), _with_values(answer)
+        frame = frame.with_values()
         attempted = _Attempted(frame, origin, [0] * frame.records)
-        waiting: deque[list[int]] = deque()
-        pending: list[int] = list(range(frame.records))
+        suspects = Suspects()
+        waiting: deque[Sequence[int]] = deque()
+        pending: Sequence[int] = range(frame.records)
         retries = errors = 0
         while True:
-            errors += sum(outcome.result == Result.ERROR for outcome in answer.outcomes) or bool(answer.error)
-            middle = len(pending) // 2
-            if answer.error and middle and self._is_last(attempted.failed, pending):
-                # The answer names no record. Halves show on which records the function fails, and the other records
-                # do not fail with them.
-                waiting.extend((pending[:middle], pending[middle:]))
+            if isinstance(answer, ProcessEndedError):
+                pieces = suspects.ended(pending, alone=answer.alone)
+                waiting.extendleft(reversed(pieces))
+                if not pieces:
+                    answer = MapAnswer(outcomes=(outcome_of(answer.ending),))
             else:
-                again, delay_s = self._sort(pending, answer, attempted)
-                if again:
-                    await asyncio.sleep(delay_s)
-                    waiting.append(again)
+                suspects.answered(pending)
+                answer = _with_values(answer)
+            if isinstance(answer, MapAnswer):
+                errors += sum(outcome.result == Result.ERROR for outcome in answer.outcomes) or bool(answer.error)
+                middle = len(pending) // 2
+                if answer.error and middle and self._is_last(attempted.failed, pending):
+                    # The answer names no record. Halves show on which records the function fails, and the other
+                    # records do not fail with them.
+                    waiting.extend((pending[:middle], pending[middle:]))
+                else:
+                    again, delay_s = self._sort(pending, answer, attempted)
+                    if again:
+                        await asyncio.sleep(delay_s)
+                        waiting.append(again)
             if not waiting:
                 break
             pending = waiting.popleft()
             retries += len(pending)
             part = _with_ids(frame.take(pending), origin, pending)
-            answer = _with_values(
-                await self._stream.call(
+            try:
+                answer = await self._stream.call(
                     part,
                     watermark_us=watermark_us,
                     attempt=max(attempted.attempts(index) for index in pending),
                     traceparent=traceparent,
+                    alone=suspects.must_be_alone(pending),
                 )
-            )
+            except ProcessEndedError as ended:
+                answer = ended
         mapped = self._assemble(frame, attempted)
         mapped.retries, mapped.errors = retries, errors
         return mapped
@@ -260,7 +282,7 @@ class Mapper:
             elif outcome.result == Result.DEAD_LETTER:
                 self._give_up(index, outcome, attempted, attempted.attempts(index) + 1)
             else:
-                failed[index] += 1
+                failed[index] += outcome.attempts
                 if self._policy.on_failure is OnFailure.RETRY or self._policy.backoff.allows(failed[index]):
                     again.append(index)
                     delay_s = max(delay_s, self._policy.backoff.delay_s(failed[index], self._rng))

@@ -346,7 +346,9 @@ class Delivery:
     def _is_final(self, failure: SinkFailure, policy: RetryPolicy, attempts: int) -> bool:
         if failure.drop or failure.fallback or not failure.retryable:
             return True
-        return failure.attempted and policy.on_failure is not OnFailure.RETRY and not policy.backoff.allows(attempts)
+        return (
+            failure.attempted > 0 and policy.on_failure is not OnFailure.RETRY and not policy.backoff.allows(attempts)
+        )
 
     def _set_aside(
         self,

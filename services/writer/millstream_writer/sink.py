@@ -106,9 +106,9 @@ class SinkFailure:
     """Whether the sink itself asks for the fallback sink."""
     drop: bool = False
     """Whether the sink itself asks to drop the record, which is counted under `reason`."""
-    attempted: bool = True
-    """Whether this counts as an attempt. False if the record was not tried because an earlier one failed, or if the
-    sink asked for a later time."""
+    attempted: int = 1
+    """As how many attempts this counts. 0 if the record was not tried because an earlier one failed, or if the sink
+    asked for a later time."""
     asked: bool = False
     """Whether the sink's function asked for the record again. The number of times is limited."""
     delay_s: float = 0.0

@@ -16,6 +16,7 @@ from millstream import codes
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import Result
 from millstream.udf.function import LocalFunction, open_local_function
+from millstream.udf.lives import ProcessEndedError
 from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_udf import columns
 from tests.contract.udf.conftest import HERE, NAME, frame_of, values_of
@@ -178,5 +179,7 @@ async def test_a_function_that_asks_to_end_its_process_has_failed_on_the_record(
 async def test_a_function_that_ends_its_process(serve: Serve, tmp_path: Path) -> None:
     once = os.fsencode(tmp_path / "once")
     async with serve("leave") as sidecar, sidecar.open_map(FunctionKind.MAP, NAME) as stream:
-        assert values_of(await stream.call(frame_of([once]), watermark_us=0)) == [b"second"]
+        with pytest.raises(ProcessEndedError, match="its process exited with code 3"):
+            await stream.call(frame_of([once]), watermark_us=0)
+        assert values_of(await stream.call(frame_of([once]), watermark_us=0, alone=True)) == [b"second"]
         assert sidecar.statistics().restarts == 1

@@ -84,6 +84,7 @@ class InProcessStream:
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
+        alone: bool = False,
     ) -> MapAnswer:
         self.calls.append(frame.records)
         self.arrow.append(bool(frame.arrow_column))

@@ -276,6 +276,7 @@ class Answering:
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
+        alone: bool = False,
     ) -> MapAnswer:
         return self._answer
 

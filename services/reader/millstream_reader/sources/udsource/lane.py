@@ -68,7 +68,7 @@ class UserDefinedLane:
             return SourceBatch(None, self._position, self._ended)
         batch = await self._stream.read(records_max, bytes_max, timeout_s)
         if batch.error:
-            await self._bear_failed_read(batch.error)
+            await self._bear_failed_read(batch.error, batch.attempts)
             return SourceBatch(None, self._position)
         self._failed_reads = 0
         self._pauses.begin_again()
@@ -93,8 +93,8 @@ class UserDefinedLane:
     async def drain(self) -> None:
         self._draining = True
 
-    async def _bear_failed_read(self, reason: str) -> None:
-        self._failed_reads += 1
+    async def _bear_failed_read(self, reason: str, attempts: int) -> None:
+        self._failed_reads += attempts
         if self._failed_reads >= _FAILED_READS_MAX:
             short = "\n".join(shortened(reason)) if raised(reason) else reason
             raise UdfError(

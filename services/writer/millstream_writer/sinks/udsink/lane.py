@@ -9,12 +9,16 @@ Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.proto
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from millstream.record import Position
-from millstream.udf.answers import SinkAnswer
+from millstream.udf.answers import Outcome, Result, SinkAnswer
+from millstream.udf.lives import ProcessEndedError
 from millstream.udf.protocol import SinkStream, StreamName, UdfClient
+from millstream.udf.suspects import Suspects, outcome_of
 from millstream_writer.sink import SinkFrame, SinkLane, UnkeptLane, WriteResult
 from millstream_writer.sinks.udsink.outcomes import failures_of
 
@@ -49,13 +53,41 @@ class _UdfLane(UnkeptLane):
         answers: list[SinkAnswer | None],
     ) -> None:
         async with calls:
-            answers[number] = await self._stream.call(
-                item.frame,
-                id_prefix=item.id_prefix,
-                first_index=item.first_index,
-                attempt=item.attempt,
-                traceparent=item.frame.traceparent,
-            )
+            try:
+                answers[number] = await self._offer(item)
+            except ProcessEndedError as ended:
+                answers[number] = await self._in_parts(item, ended)
+
+    async def _offer(self, item: SinkFrame, *, alone: bool = False) -> SinkAnswer:
+        return await self._stream.call(
+            item.frame,
+            id_prefix=item.id_prefix,
+            first_index=item.first_index,
+            attempt=item.attempt,
+            traceparent=item.frame.traceparent,
+            alone=alone,
+        )
+
+    async def _in_parts(self, item: SinkFrame, ended: ProcessEndedError) -> SinkAnswer:
+        """The answer for records of which some end the process: finds these, and has the others written, in order."""
+        suspects = Suspects()
+        waiting: deque[Sequence[int]] = deque(suspects.ended(range(item.frame.records), alone=ended.alone))
+        outcomes: list[Outcome] = []
+        while waiting:
+            rows = waiting.popleft()
+            try:
+                answer = await self._offer(item.take(rows), alone=suspects.must_be_alone(rows))
+            except ProcessEndedError as error:
+                pieces = suspects.ended(rows, alone=error.alone)
+                waiting.extendleft(reversed(pieces))
+                if not pieces:
+                    outcomes.append(outcome_of(error.ending, rows[0]))
+                continue
+            suspects.answered(rows)
+            if answer.error:
+                outcomes += [Outcome(row, Result.ERROR, answer.error) for row in rows]
+            outcomes += [replace(outcome, index=rows[outcome.index]) for outcome in answer.outcomes]
+        return SinkAnswer(outcomes)
 
 
 @asynccontextmanager

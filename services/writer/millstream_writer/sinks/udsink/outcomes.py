@@ -38,4 +38,5 @@ def failure_of(outcome: Outcome) -> SinkFailure:
         return SinkFailure(row, reason, retryable=False, drop=True)
     if outcome.result == Result.FALLBACK:
         return SinkFailure(row, reason, retryable=False, fallback=True, detail=detail)
-    return SinkFailure(row, FAILED, retryable=True, detail=f"{given}\n{detail}" if detail else given)
+    text = f"{given}\n{detail}" if detail else given
+    return SinkFailure(row, FAILED, retryable=True, attempted=outcome.attempts, detail=text)

@@ -16,8 +16,9 @@ Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.proto
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -32,7 +33,8 @@ from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses, pause
 from millstream.record import Position
 from millstream.retry import Waiting
-from millstream.udf.answers import Outcome, Result
+from millstream.udf.answers import Outcome, Result, SinkAnswer
+from millstream.udf.lives import LostCall
 from millstream.udf.protocol import (
     PositionSinkStream,
     SinkFencedError,
@@ -40,6 +42,7 @@ from millstream.udf.protocol import (
     StreamLostError,
     UdfClient,
 )
+from millstream.udf.suspects import Suspects, outcome_of
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, WriteResult, exact_position
 from millstream_writer.sinks.kept import Converted, Kept, KeptLane, check_kept, fenced
@@ -66,6 +69,10 @@ class _AskedAgainError(Exception):
         self.delay_s = delay_s
 
 
+_TRANSACTION = (0,)
+"""The transaction of a lane, for `Suspects`: only one is in flight."""
+
+
 class _Row(NamedTuple):
     """A record to write."""
 
@@ -89,6 +96,9 @@ class UdfPositionLane(KeptLane[_Row]):
         """Closing it ends the stream."""
         self._is_open = False
         """Whether the function has opened the lane on that stream, and nothing has failed since."""
+        self._lost_call: LostCall | None = None
+        """The call that was in flight when the last stream ended."""
+        self._suspects = Suspects()
         self._decided: dict[Position, SinkFailure] = {}
         """Records that the function refused, by the position after them."""
 
@@ -127,6 +137,7 @@ class UdfPositionLane(KeptLane[_Row]):
                     )
                 await pause(asked.delay_s)
             except StreamLostError as lost:
+                self._lost_call = lost.lost
                 _log.log(
                     # If the process has ended, its supervisor reports it; an end for a change is not a fault.
                     logging.INFO if pauses.none_yet else logging.WARNING,
@@ -161,11 +172,12 @@ class UdfPositionLane(KeptLane[_Row]):
             await self.close()
             raise
 
-    async def _take_over(self) -> None:
-        """Fence every earlier opening, and read the target's position."""
+    async def _take_over(self) -> PositionSinkStream:
+        """Fence every earlier opening, and read the target's position. Returns the open stream."""
         owner = self._owner
         if self._stream is None:
             self._stream = await self._stack.enter_async_context(self._client.open_position_sink(owner.stream_name))
+            self._judge(self._stream)
         self._openings += 1
         epoch = (owner.epoch << OPENINGS_BITS) + self._openings
         try:
@@ -184,6 +196,18 @@ class UdfPositionLane(KeptLane[_Row]):
         elif self._stored:
             self._lost("has no position")
         self._is_open = True
+        return self._stream
+
+    def _judge(self, stream: PositionSinkStream) -> None:
+        """Raises `RetryLaterError` if the last transaction was certainly the cause of the end of its process: that is
+        a write that has failed."""
+        lost, self._lost_call = self._lost_call, None
+        if lost is None or (ending := stream.cause(lost)) is None:
+            return
+        if not self._suspects.ended(_TRANSACTION, alone=lost.alone):
+            outcome = outcome_of(ending)
+            what = f"{self._owner.where}: the function failed, and nothing of this is in its target: {outcome.reason}"
+            raise RetryLaterError(codes.TARGET_AWAY, f"{what}\n{outcome.detail}" if outcome.detail else what)
 
     @property
     def _remedy(self) -> str:
@@ -239,20 +263,54 @@ class UdfPositionLane(KeptLane[_Row]):
         assert stream is not None, "it is used in a session"
         if not stream.checks or not rows:
             return []
-        part = item.take(rows)
-        answer = await stream.check(
+        outcomes = await self._outcomes(item, rows)
+        for row in rows:
+            # It may have refused them at an earlier attempt.
+            self._decided.pop(ends[row], None)
+        failures = [self._refusal(outcome, outcome.index) for outcome in outcomes]
+        self._decided.update({ends[failure.index]: failure for failure in failures})
+        return sorted(failures, key=lambda failure: failure.index)
+
+    async def _outcomes(self, item: SinkFrame, rows: Sequence[int]) -> list[Outcome]:
+        """What the function says of these rows of a frame. A row that ends its process is refused."""
+        suspects = Suspects()
+        waiting: deque[Sequence[int]] = deque([rows])
+        outcomes: list[Outcome] = []
+        pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
+        while waiting:
+            some = waiting.popleft()
+            stream = self._stream
+            assert stream is not None, "it is used in a session"
+            try:
+                async with stream.alone(len(some)) if suspects.must_be_alone(some) else nullcontext():
+                    answer = await self._asked(stream, item.take(some))
+            except StreamLostError as error:
+                # Nothing was written, so the lane is opened again here.
+                await self.close()
+                await pauses.wait()
+                stream = await self._take_over()
+                ending = None if error.lost is None else stream.cause(error.lost)
+                if error.lost is None or ending is None:
+                    waiting.appendleft(some)
+                    continue
+                pieces = suspects.ended(some, alone=error.lost.alone)
+                waiting.extendleft(reversed(pieces))
+                if not pieces:
+                    outcomes.append(outcome_of(ending, some[0]))
+                continue
+            pauses.begin_again()
+            suspects.answered(some)
+            outcomes += [replace(outcome, index=some[outcome.index]) for outcome in answer.outcomes]
+        return outcomes
+
+    async def _asked(self, stream: PositionSinkStream, part: SinkFrame) -> SinkAnswer:
+        return await stream.check(
             part.frame,
             id_prefix=part.id_prefix,
             first_index=part.first_index,
             attempt=part.attempt,
             traceparent=part.frame.traceparent,
         )
-        for row in rows:
-            # It may have refused them at an earlier attempt.
-            self._decided.pop(ends[row], None)
-        failures = [self._refusal(outcome, rows[outcome.index]) for outcome in answer.outcomes]
-        self._decided.update({ends[failure.index]: failure for failure in failures})
-        return sorted(failures, key=lambda failure: failure.index)
 
     def _refusal(self, outcome: Outcome, row: int) -> SinkFailure:
         if outcome.result is Result.RETRY:
@@ -262,8 +320,15 @@ class UdfPositionLane(KeptLane[_Row]):
 
     async def _commit(self, made: Sequence[_Row], end: Position, frame: str) -> None:
         """One transaction of the function: these records, and the position after them."""
-        stream, owner = self._stream, self._owner
+        stream = self._stream
         assert stream is not None, "it is used in a session"
+        # If one has ended the process, the function has no other calls meanwhile.
+        async with stream.alone(len(made)) if self._suspects.must_be_alone(_TRANSACTION) else nullcontext():
+            await self._transact(stream, made, end, frame)
+        self._suspects.answered(_TRANSACTION)
+
+    async def _transact(self, stream: PositionSinkStream, made: Sequence[_Row], end: Position, frame: str) -> None:
+        owner = self._owner
         for _, rows in groupby(made, key=lambda one: id(one.item)):
             first, *others = rows
             part = first.item.take([first.row, *(other.row for other in others)])

@@ -23,6 +23,7 @@ from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import Description, MapAnswer
 from millstream.udf.calls import CallStream, Dialect, Wire, WireEndedError, open_call_stream
 from millstream.udf.checks import check_map_answer
+from millstream.udf.lives import Lives
 from millstream.udf.protocol import Connection, MapStream, NoAnswerError, StreamName
 from millstream_udf import columns
 
@@ -80,13 +81,13 @@ class _LinesMap:
     def calls_max(self) -> int:
         return self._stream.calls_max
 
-    async def call(self, frame: Frame, **_: Any) -> MapAnswer:
+    async def call(self, frame: Frame, *, alone: bool = False, **_: Any) -> MapAnswer:
         values = [b64encode(value).decode() for value in frame.values()]
 
         def encode(call_id: int) -> bytes:
             return json.dumps({"call": call_id, "values": values}).encode()
 
-        return await self._stream.call(encode, frame.records)
+        return await self._stream.call(encode, frame.records, alone=alone)
 
 
 def _message(line: bytes, member: str) -> Any:
@@ -110,8 +111,9 @@ def _answer(line: bytes, outputs_max: int) -> tuple[int, Callable[[int], MapAnsw
 
 
 class _LinesConnection(Connection):
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, lives: Lives) -> None:
         self._path = path
+        self._lives = lives
 
     async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
         why = "nothing listens"
@@ -142,11 +144,11 @@ class _LinesConnection(Connection):
             answer=partial(_answer, outputs_max=outputs_max),
             failed=lambda error: MapAnswer(error=error),
         )
-        async with open_call_stream(name, dialect) as stream:
+        async with open_call_stream(name, dialect, self._lives) as stream:
             yield _LinesMap(stream)
 
 
 @asynccontextmanager
-async def open_lines(path: str) -> AsyncIterator[Connection]:
+async def open_lines(path: str, lives: Lives) -> AsyncIterator[Connection]:
     """A connection to the function at a unix socket."""
-    yield _LinesConnection(path)
+    yield _LinesConnection(path, lives)

@@ -1,0 +1,138 @@
+"""The processes of one function, one after another, and which calls they may get.
+
+    streams of all lanes ──► in flight ──► process
+                 one call ──► alone (waits until none is in flight; meanwhile, no other is sent)
+
+A process that ends takes all calls with it that are in flight, on all streams. Which of them was the cause shows when
+each is tried alone.
+
+Above it: the streams, which count their calls here, and the supervisor of the process, which reports its ends. Below
+it: nothing. A function that another process has started has one object of this kind, without ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from millstream.udf.endings import Ending
+
+_ENDINGS_KEPT = 64
+
+
+class ProcessEndedError(Exception):
+    """The process has ended during the call, by its own doing."""
+
+    def __init__(self, ending: Ending, *, alone: bool) -> None:
+        """`alone`: whether no other call was in flight."""
+        super().__init__(f"its process {ending.why}")
+        self.ending = ending
+        self.alone = alone
+
+
+@dataclass(slots=True)
+class LostCall:
+    """A call whose stream has ended."""
+
+    life: int
+    """The process that had it."""
+    alone: bool
+    """Whether it was the only call in flight."""
+    broke: bool = False
+    """Whether the stream has certainly ended with an error."""
+
+
+class Lives:
+    """The processes of one function. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        """The number of the process that runs; 0 before the first one, and for a function that runs elsewhere."""
+        self._endings: dict[int, Ending] = {}
+        self._in_flight = 0
+        """Calls that were sent and are not answered."""
+        self._queue: list[object] = []
+        """Those who have the function alone (the first one), or wait for that."""
+        self._changed = asyncio.Event()
+        self._on_open: list[Callable[[], None]] = []
+        self.divides = False
+        """Whether the function has a call of several records alone. If that ends the process, it leads closer to the
+        record that is the cause, so the next process need not wait."""
+        self.is_open = True
+        """Whether calls may be sent: none has the function alone, or waits for that."""
+
+    # The supervisor
+
+    def begin(self) -> None:
+        """A process is started."""
+        self.number += 1
+
+    def end(self, ending: Ending) -> None:
+        """The process has ended."""
+        self._endings[self.number] = ending
+        self._endings.pop(self.number - _ENDINGS_KEPT, None)
+
+    # The streams
+
+    def ending(self, number: int) -> Ending | None:
+        """How the process with this number has ended; None if it runs, or nothing is known of it."""
+        return self._endings.get(number)
+
+    def cause(self, lost: LostCall) -> Ending | None:
+        """The end of the process that had the call, if the call may be the cause. Known when the next process runs."""
+        ending = self._endings.get(lost.life)
+        return ending if ending is not None and ending.counts(broke=lost.broke) else None
+
+    def sent(self) -> None:
+        self._in_flight += 1
+
+    def settled(self, calls: int = 1) -> None:
+        """Calls were answered, or have gone down with their stream."""
+        self._in_flight -= calls
+        if not self._in_flight and self._queue:
+            self._changed.set()
+
+    def listen(self, on_open: Callable[[], None]) -> Callable[[], None]:
+        """Have `on_open` called when calls may be sent again. Returns what ends that."""
+        self._on_open.append(on_open)
+        return lambda: self._on_open.remove(on_open)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """In the block, a call is in flight that waits for none that has the function alone."""
+        opened = asyncio.Event()
+        unlisten = self.listen(opened.set)
+        try:
+            while not self.is_open:
+                opened.clear()
+                await opened.wait()
+        finally:
+            unlisten()
+        self.sent()
+        try:
+            yield
+        finally:
+            self.settled()
+
+    @asynccontextmanager
+    async def alone(self, records: int) -> AsyncIterator[None]:
+        """In the block, the function has no call but that of the block, which has so many records."""
+        place = object()
+        self._queue.append(place)
+        self.is_open = False
+        try:
+            while self._queue[0] is not place or self._in_flight:
+                self._changed.clear()
+                await self._changed.wait()
+            self.divides = records > 1
+            yield
+        finally:
+            self.divides = False
+            self._queue.remove(place)
+            self._changed.set()
+            if not self._queue:
+                self.is_open = True
+                for on_open in list(self._on_open):
+                    on_open()

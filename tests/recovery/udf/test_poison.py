@@ -1,0 +1,210 @@
+"""Records that end the process of their function, and kills from outside: real processes, and the calls of lanes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from millstream.frame import Frame, build_frame
+from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.function import LocalFunction, open_local_function
+from millstream.udf.protocol import StreamName
+from millstream.udf.sidecar import SidecarSpec, python_command
+from millstream_vertex.mapping import Mapped, Mapper
+
+TIMEOUT_S = 300
+POLICY = RetryPolicy(Backoff(0.01, steps=3), OnFailure.DEAD_LETTER)
+FUNCTIONS = """
+import ctypes, os, pathlib, resource, signal, sys, time
+import millstream_udf as udf
+
+HERE = pathlib.Path(__file__).parent
+
+def obey(value):
+    match value:
+        case b"exit": os._exit(3)
+        case b"well": os._exit(0)
+        case b"crash":
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            print("about to crash", file=sys.stderr, flush=True)
+            ctypes.string_at(0)
+        case b"abort": os.abort()
+        case b"wait":
+            with (HERE / "begun").open("a") as begun:
+                print(os.getpid(), file=begun)
+            while not (HERE / "gate").exists():
+                time.sleep(0.005)
+    return value
+
+@udf.map
+def plain(value): return obey(value)
+
+@udf.map
+async def waiting(value): return obey(value)
+
+@udf.map(threads=4)
+def threaded(value): return obey(value)
+
+@udf.source
+class Feed:
+    async def open(self, position, partition, partitions):
+        self.next, self.partition = int(position or 0), partition
+    async def read(self, context, records_max, timeout):
+        if self.partition == 0:
+            os._exit(3)
+        self.next += 1
+        return udf.Batch([udf.Record(b"%d" % self.next, event_time=1)], position=b"%d" % self.next)
+
+@udf.map(batch=True)
+def many(values): return [obey(value) for value in values]
+"""
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> Path:
+    path = tmp_path / "functions.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+@asynccontextmanager
+async def running(functions: Path, name: str) -> AsyncIterator[LocalFunction]:
+    spec = SidecarSpec(python_command(f"{functions}:{name}"), "udf", "p", "f", stop_timeout_s=5.0)
+    async with asyncio.timeout(TIMEOUT_S), open_local_function(spec, log=lambda *_: None) as function:
+        yield function
+
+
+@asynccontextmanager
+async def lane(function: LocalFunction, number: int = 0) -> AsyncIterator[Mapper]:
+    name = StreamName("p", "f", f"in-f.{number}", 0)
+    async with function.open_map(FunctionKind.MAP, name) as stream:
+        yield Mapper(stream, POLICY, where=name.where, has_dead_letter=True, needs_tags=False, rng=random.Random(1))
+
+
+def frame_of(*values: bytes) -> Frame:
+    return build_frame(values, array("q", range(len(values))), ingest_time_us=1)
+
+
+async def mapped(mapper: Mapper, *values: bytes) -> Mapped:
+    return await mapper.map(frame_of(*values), watermark_us=0)
+
+
+def values_of(frame: Frame | None) -> Sequence[bytes]:
+    return [] if frame is None else frame.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "poison"),
+    [
+        ("waiting", b"crash"),
+        pytest.param("plain", b"exit", marks=pytest.mark.sweep),
+        pytest.param("threaded", b"well", marks=pytest.mark.sweep),
+        pytest.param("many", b"abort", marks=pytest.mark.sweep),
+    ],
+)
+async def test_only_the_record_that_ends_its_process_is_a_dead_letter(
+    functions: Path, name: str, poison: bytes
+) -> None:
+    good = [b"%d" % number for number in range(7)]
+    async with running(functions, name) as function, lane(function) as one, lane(function, 1) as other:
+        async with asyncio.TaskGroup() as tasks:
+            # Calls of the same lane and of another one are in flight with it.
+            bad = tasks.create_task(mapped(one, *good[:5], poison, *good[5:]))
+            others = [tasks.create_task(mapped(each, *good)) for each in (one, other, other)]
+        (headers,) = bad.result().dead_letters.headers()  # type: ignore[union-attr]
+        assert values_of(bad.result().dead_letters) == [poison]
+        assert values_of(bad.result().frame) == good
+        assert all(values_of(task.result().frame) == good for task in others)
+        assert all(task.result().dead_letters is None for task in others)
+        reason = headers["millstream-dead-letter-reason"].decode()
+        ended = {b"exit": "code 3", b"crash": "SIGSEGV", b"well": "code 0", b"abort": "SIGABRT"}[poison]
+        assert ended in reason
+        assert "3 times in a row" in reason
+        if poison == b"crash":
+            assert b"about to crash" in headers["millstream-dead-letter-detail"]
+        # It works as before.
+        assert values_of((await mapped(one, *good)).frame) == good
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.sweep)])
+async def test_kills_from_outside_never_count(functions: Path, number: signal.Signals) -> None:
+    """The function is killed whenever it has begun with its only record: more often than a record may end it."""
+    begun = functions.parent / "begun"
+
+    async def kill_each() -> None:
+        seen = 0
+        while seen < 5:
+            pids = begun.read_text().split() if begun.exists() else []
+            for pid in pids[seen:]:
+                os.kill(int(pid), number)
+                if number is signal.SIGTERM:
+                    # It finishes its calls before it ends.
+                    os.kill(int(pid), signal.SIGKILL)
+                seen += 1
+            await asyncio.sleep(0.01)
+        (functions.parent / "gate").touch()
+
+    async with running(functions, "plain") as function, lane(function) as one:
+        killing = asyncio.create_task(kill_each())
+        result = await mapped(one, b"wait")
+        await killing
+        assert (values_of(result.frame), result.dead_letters, result.errors) == ([b"wait"], None, 0)
+        assert function.statistics().restarts >= 5
+
+
+async def test_a_function_that_is_asked_to_end_and_exits_without_an_error_is_not_the_cause(functions: Path) -> None:
+    """The calls that it has read are answered, and the others are sent to the next process."""
+    async with running(functions, "plain") as function, lane(function) as one:
+        waiting = [asyncio.create_task(mapped(one, b"wait")) for _ in range(3)]
+        begun = functions.parent / "begun"
+        while not begun.exists():  # noqa: ASYNC110 - another process makes the file
+            await asyncio.sleep(0.01)
+        os.kill(int(begun.read_text().split()[0]), signal.SIGTERM)
+        (functions.parent / "gate").touch()
+        for task in waiting:
+            result = await task
+            assert (values_of(result.frame), result.dead_letters, result.retries) == ([b"wait"], None, 0)
+
+
+async def test_a_read_that_ends_the_process_has_failed_and_no_other(functions: Path) -> None:
+    async with running(functions, "Feed") as function, AsyncExitStack() as stack:
+        bad, good = [
+            await stack.enter_async_context(
+                function.open_source(
+                    StreamName("p", "f", f"source.{partition}", 0), position=b"", partition=partition, partitions=2
+                )
+            )
+            for partition in (0, 1)
+        ]
+
+        async def read_on() -> None:
+            for number in range(1, 50):
+                batch = await good.read(1, 1 << 20, 0.01)
+                assert (batch.error, batch.position) == ("", b"%d" % number)
+
+        async with asyncio.TaskGroup() as tasks:
+            # Its reads are in flight when the other lane's end the process.
+            tasks.create_task(read_on())
+            failed = await bad.read(1, 1 << 20, 0.01)
+        assert "code 3, 3 times in a row" in failed.error
+        assert failed.attempts == 3
+
+
+@pytest.mark.sweep
+async def test_onfailure_retry_tries_without_end(functions: Path) -> None:
+    async with running(functions, "plain") as function, lane(function) as one:
+        one._policy = RetryPolicy(Backoff(0.01), OnFailure.RETRY)
+        trying = asyncio.create_task(mapped(one, b"exit", b"good"))
+        while function.statistics().restarts < 6:  # noqa: ASYNC110 - the supervisor counts them
+            await asyncio.sleep(0.01)
+        assert not trying.done()
+        trying.cancel()
