@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
+from millstream.descriptors import OutputDescriptor, open_output
+
 # C0 except tab and line feed, DEL and C1; marks, embeddings, overrides and isolates of direction; line and paragraph
 # separators; halves of surrogate pairs, which no output can encode.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -54,13 +56,45 @@ class PrintableStream:
         return getattr(self.stream, name)
 
 
+class Printed:
+    """What became of the output of a process."""
+
+    def __init__(self, raw: OutputDescriptor | None) -> None:
+        self._raw = raw
+
+    @property
+    def error(self) -> OSError | None:
+        """Why standard output did not take everything, also if that exception was caught elsewhere."""
+        return self._raw.error if self._raw is not None else None
+
+    def give_up(self) -> None:
+        """The error is reported: the rest in the buffers is dropped."""
+        if self._raw is not None:
+            self._raw.may_be_lost = True
+
+
 @contextmanager
-def printable_output() -> Iterator[None]:
-    """Escapes everything that is printed to standard output and standard error, until the end of the block."""
+def printable_output() -> Iterator[Printed]:
+    """Escapes everything that is printed to standard output and standard error, until the end of the block.
+
+    An error of standard output is raised and remembered; one of standard error, which has only messages, is not.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout = cast("TextIO", PrintableStream(sys.stdout))
-    sys.stderr = cast("TextIO", PrintableStream(sys.stderr))
+    out, raw = _over_descriptor(sys.stdout)
+    err, _ = _over_descriptor(sys.stderr, may_be_lost=True)
+    sys.stdout = cast("TextIO", PrintableStream(out))
+    sys.stderr = cast("TextIO", PrintableStream(err))
     try:
-        yield
+        yield Printed(raw)
     finally:
         sys.stdout, sys.stderr = before
+
+
+def _over_descriptor(stream: TextIO, *, may_be_lost: bool = False) -> tuple[TextIO, OutputDescriptor | None]:
+    """The stream in our own form, if it has a descriptor; a program that calls this one may have replaced it."""
+    try:
+        descriptor = stream.fileno()
+        stream.flush()
+    except (OSError, ValueError):
+        return stream, None
+    return open_output(descriptor, stream, may_be_lost=may_be_lost)

@@ -222,7 +222,7 @@ async def open_process(
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE if callable(stdout) else stdout,
             stderr=asyncio.subprocess.PIPE if callable(stderr) else stderr,
-            env=environment,
+            env=_as_utf8(environment) if outputs else environment,
             cwd=cwd,
             pass_fds=pass_fds,
             start_new_session=True,
@@ -244,6 +244,12 @@ async def open_process(
             transport.close()
     if pipes.error is not None:
         raise pipes.error
+
+
+def _as_utf8(environment: Mapping[str, str] | None) -> Mapping[str, str]:
+    """The environment of a process whose output is read here, as UTF-8: a Python would otherwise use the encoding that
+    the user has chosen for a terminal."""
+    return {**(os.environ if environment is None else environment), "PYTHONIOENCODING": "utf-8"}
 
 
 def exit_text(code: int) -> str:

@@ -501,13 +501,16 @@ FUNCTION_UNREACHABLE = Code(
 
 OUTPUT_CLOSED = Code(
     4301,
-    "The output of a log sink is closed",
-    happened="Standard output of the run is closed: the program that read it has ended.",
+    "Standard output cannot be written",
+    happened=(
+        "A log sink, or a command with its result, could not write to standard output: its disk is full, or its device "
+        "refuses. (If the program that reads it has ended, commands end without a message, with exit code 141.)"
+    ),
     data=(
         "Records that were printed before are not affected. The others wait in the buffer before the sink, and "
-        "those since its last mark are printed again at the next start."
+        "those since its last mark are printed again at the next start. The result of a command is incomplete."
     ),
-    do="Start again with an output that stays open, such as a file.",
+    do="Start again with an output that can be written.",
 )
 
 TARGET_AWAY = Code(

@@ -24,10 +24,12 @@ from millstream.audit import named_file, spec_digest, write_entry
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access, Technology
 from millstream.clock import SystemClock
+from millstream.descriptors import reopen_closed
 from millstream.errors import UserError
 from millstream.health import HEARTBEAT_VARIABLE, start_heartbeat
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.plurals import counted
+from millstream.print_channel import print_through_channel
 from millstream.record import ReplicaId
 from millstream.spec import resolved
 from millstream.spec.resolved import Resolved
@@ -43,7 +45,9 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run replicas until they have ended. Returns the exit code."""
+    reopen_closed()
     options = _parser().parse_args(arguments)
+    print_through_channel()
     configure_logging("", options.vertex or "", options.replica, level=options.log_level)
     try:
         config = _config(options)

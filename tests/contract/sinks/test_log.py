@@ -28,11 +28,11 @@ async def test_a_line_has_time_keys_headers_and_value() -> None:
         keys=[[b"a", b"b"], []],
         headers=[{"h": b"x", "raw": b"\xff"}, {}],
     )
-    stream = io.StringIO()
+    stream = io.BytesIO()
     async with open_log_sink(stream) as lane:
         assert (lane.guarantee, lane.durable) == (Guarantee.AT_LEAST_ONCE, None)
         assert not (await lane.write([SinkFrame(frame, 1, 0, "p/")], Position(1))).failures
-    lines = stream.getvalue().splitlines()
+    lines = stream.getvalue().decode().splitlines()
     assert [json.loads(line) for line in lines] == [
         {
             "id": "p/0",
@@ -46,21 +46,19 @@ async def test_a_line_has_time_keys_headers_and_value() -> None:
     ]
 
 
-async def test_it_prints_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_it_prints_to_standard_output(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     async with open_log_sink() as lane:
         await lane.write([sink_frame([b"a", b"b"], 1), sink_frame([b"c"], 2)], Position(2))
-    assert [json.loads(line)["value"] for line in capsys.readouterr().out.splitlines()] == ["a", "b", "c"]
+    assert [json.loads(line)["value"] for line in capsysbinary.readouterr().out.splitlines()] == ["a", "b", "c"]
 
 
 async def test_an_output_that_is_gone_is_an_error_of_the_environment() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    output = os.fdopen(writer, "w")
-    async with open_log_sink(output) as lane:
-        with raises(codes.OUTPUT_CLOSED, match="Broken pipe"):
-            await lane.write([sink_frame([b"a"], 1)], Position(1))
-    with pytest.raises(BrokenPipeError):
-        output.close()
+    with os.fdopen(writer, "wb", buffering=0) as output:
+        async with open_log_sink(output) as lane:
+            with raises(codes.OUTPUT_CLOSED, match="Broken pipe"):
+                await lane.write([sink_frame([b"a"], 1)], Position(1))
 
 
 def test_times_outside_the_calendar_are_numbers() -> None:

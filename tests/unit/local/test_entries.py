@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.entries import ShownEntries
 from millstream_runner.local.recording import Recording
@@ -16,7 +18,8 @@ class _Screen:
     def message(self, text: str) -> None:
         self.messages.append(text)
 
-    def output(self, lines: list[bytes]) -> None: ...
+    def printing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def show(self, scene: Scene) -> None: ...
 

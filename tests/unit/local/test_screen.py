@@ -1,7 +1,9 @@
 """What a person sees of a run, on a real terminal, and what a log contains."""
 
 import io
+import os
 import re
+import sys
 import termios
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.printable import printable_output
 from millstream_runner.colours import Style
 from millstream_runner.local.formatting import duration_text
 from millstream_runner.local.progress import VertexProgress
@@ -225,23 +228,41 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_quiet_shows_messages_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_shows_messages_only() -> None:
     stream = io.StringIO()
     screen = choose_screen(stream, quiet=True)
     assert isinstance(screen, NoScreen)
     screen.show(scene(100.0))
     screen.message("warning")
-    screen.output([b'{"value": 1}', b"\xff"])
     assert stream.getvalue() == "warning\n"
-    assert capsys.readouterr().out == '{"value": 1}\n\\xff\n'
 
 
-def test_a_terminal_that_has_gone_away_does_not_stop_a_run() -> None:
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
+def test_a_terminal_that_has_gone_away_does_not_stop_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stderr", open(writer, "w", encoding="utf-8"))  # noqa: SIM115
+    with printable_output() as printed:
+        screen = PlainScreen(sys.stderr)
+        screen.message("unheard")
+        screen.show(scene(100.0))
+    assert printed.error is None
 
-    PlainScreen(Gone()).message("unheard")
+
+def test_records_and_progress_share_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdout", stream)
+    screen = TerminalScreen(stream)
+    screen.show(scene(1.0))
+    before = len(stream.getvalue())
+    with screen.printing(), screen.printing():
+        erased = stream.getvalue()[before:]
+        screen.message("later")
+        screen.show(scene(2.0))
+        assert stream.getvalue()[before:] == erased
+    after = stream.getvalue()[before + len(erased) :]
+    assert after.startswith("later\n")
+    assert "00:02" in after
 
 
 def test_every_state_stands_in_the_glossary() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,8 +46,8 @@ class Silent:
     def message(self, text: str) -> None:
         self.messages.append(text)
 
-    def output(self, lines: list[bytes]) -> None:
-        pass
+    def printing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def show(self, scene: Scene) -> None:
         pass

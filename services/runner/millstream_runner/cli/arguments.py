@@ -25,6 +25,7 @@ exit codes:
   5    stored data is damaged
   70   a defect in Millstream
   130  stopped at once (second Ctrl-C)
+  141  the program that read standard output has ended
 """
 
 

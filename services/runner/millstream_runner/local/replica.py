@@ -23,6 +23,7 @@ from millstream.errors import DamageError, FencedError, InfrastructureError, Mil
 from millstream.health import Health, Heartbeat, Patience, open_heartbeat
 from millstream.lines import LastLines
 from millstream.pauses import pause
+from millstream.print_channel import Print, PrintChannel, open_channel
 from millstream.processes import Process, open_process
 from millstream.record import ReplicaId
 from millstream.telemetry.logging import NOTICE
@@ -92,13 +93,11 @@ class Reports:
     keep: Callable[[bytes, Mapping[str, Any]], None]
     """Gets each line of its log, as bytes and as an object."""
     keep_output: Callable[[bytes], None]
-    """Gets what it prints, for its log."""
+    """Gets lines that it prints, for its log."""
     progress: Callable[[], Mapping[str, object]]
     """Values that change when the process makes progress, by the name of the part that does."""
     lanes_ended: Callable[[], Awaitable[bool]]
     """Whether all its lanes have nothing left to do."""
-    on_output: Callable[[list[bytes]], None]
-    """Gets what it prints, for the user."""
     on_entry: Callable[[Mapping[str, Any]], bool]
     """Gets the warnings and worse that it logs, and returns whether it has shown them."""
     on_health: Callable[[Mapping[str, Any]], None]
@@ -109,6 +108,8 @@ class Reports:
     """Gets what it sends besides its heartbeat."""
     on_started: Callable[[], None] = lambda: None
     """Called when there is a new process."""
+    prints: Print | None = None
+    """Prints its lines for the user; None for a process that prints nothing for users."""
 
 
 class Supervisor(Generic[PlanT]):
@@ -197,8 +198,8 @@ class Supervisor(Generic[PlanT]):
         self._last_error, self._error_shown = {}, False
         self._last_lines.clear()
         begun_s = time.monotonic()
-        with open_heartbeat(self._reports.on_said) as heartbeat:
-            async with self._open_process(command, heartbeat) as process, asyncio.TaskGroup() as group:
+        with open_heartbeat(self._reports.on_said) as heartbeat, open_channel(self._print) as channel:
+            async with self._open_process(command, heartbeat, channel) as process, asyncio.TaskGroup() as group:
                 self._process, self._identity = process, identity_of(process.pid)
                 if not self._stop.is_set():
                     self._set_state(State.RUNNING)
@@ -206,6 +207,7 @@ class Supervisor(Generic[PlanT]):
                 health = Health(process.pid, Patience(), report=self._report_health)
                 tasks = [
                     group.create_task(self._end_when_told(process), name="end"),
+                    group.create_task(channel.serve(), name="print"),
                     group.create_task(
                         process.kill_when_hung(health, heartbeat.beat), name=f"health of {self.plan.name}"
                     ),
@@ -218,7 +220,9 @@ class Supervisor(Generic[PlanT]):
         self._process = self._identity = None
         return Ending(exit_code, health.hung), time.monotonic() - begun_s - health.silent_s
 
-    def _open_process(self, command: Sequence[str], heartbeat: Heartbeat) -> AbstractAsyncContextManager[Process]:
+    def _open_process(
+        self, command: Sequence[str], heartbeat: Heartbeat, channel: PrintChannel
+    ) -> AbstractAsyncContextManager[Process]:
         """Kill the process when the block ends, if it is still running."""
         return open_process(
             command,
@@ -226,8 +230,8 @@ class Supervisor(Generic[PlanT]):
             stdin=asyncio.subprocess.PIPE if self._takes_orders else asyncio.subprocess.DEVNULL,
             stdout=self._take_output,
             stderr=self._take_lines,
-            environment={**os.environ, **heartbeat.environment},
-            pass_fds=(heartbeat.write_end,),
+            environment={**os.environ, **heartbeat.environment, **channel.environment},
+            pass_fds=(heartbeat.write_end, channel.descriptor),
         )
 
     async def _end_when_told(self, process: Process) -> None:
@@ -297,9 +301,14 @@ class Supervisor(Generic[PlanT]):
         """The process for people: its own messages concern all its replicas."""
         return process_label(self.plan.name, [replica.name for replica in self.plan.replicas])
 
+    async def _print(self, lines: bytes) -> None:
+        if self._reports.prints is not None:
+            await self._reports.prints(lines)
+        self._reports.keep_output(lines.removesuffix(b"\n"))
+
     def _take_output(self, lines: list[bytes]) -> None:
+        """Only libraries print past the channel."""
         self._reports.keep_output(b"\n".join(lines))
-        self._reports.on_output(lines)
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:

@@ -55,6 +55,7 @@ from millstream_runner.local.runner_log import runner_log
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.shape import as_stored
 from millstream_runner.local.signals import handled
+from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import OVER, State
 from millstream_runner.local.storage import refuse_small_disk
 from millstream_runner.local.summary import Summary, check_stored, summarize
@@ -266,9 +267,10 @@ class _Run:
             on_started=changed,
         )
         plans = _plans(self._graph, self._options)
-        workers = LocalWorkers([self._worker(plan, files, changed) for plan in plans])
+        output = StandardOutput(self._screen, changed)
+        workers = LocalWorkers([self._worker(plan, files, output, changed) for plan in plans])
         spark = self._open_spark(files, changed) if self._graph.reduces else None
-        members = Members(self._graph, broker, workers, spark)
+        members = Members(self._graph, broker, workers, spark, output)
         return members
 
     async def _run_processes(self, members: Members) -> Summary:
@@ -397,16 +399,23 @@ class _Run:
             state, waits_for = members.beginning()
         self._display.show(state, waits_for, self._progress, members)
 
-    def _worker(self, plan: WorkerPlan, files: contextlib.ExitStack, changed: Callable[[], None]) -> LocalWorker:
+    def _worker(
+        self, plan: WorkerPlan, files: contextlib.ExitStack, output: StandardOutput, changed: Callable[[], None]
+    ) -> LocalWorker:
         hooks = Hooks(
             progress=self._progress.mark_of,
             have_ended=self._have_ended,
-            on_output=self._screen.output,
-            on_entry=self._entries.show,
+            prints=output.print,
+            on_entry=lambda entry: self._reports_itself(entry) or self._entries.show(entry),
             on_health=self._entries.say,
             on_change=changed,
         )
         return LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks)
+
+    @staticmethod
+    def _reports_itself(entry: Mapping[str, Any]) -> bool:
+        """Whether the run says so at its end: standard output is its own, whichever worker noticed."""
+        return entry.get("code") == codes.OUTPUT_CLOSED.id
 
     def _open_spark(self, files: contextlib.ExitStack, changed: Callable[[], None]) -> LocalSpark:
         # Its imports take time, and most pipelines do not need it.
@@ -426,7 +435,6 @@ class _Run:
         return LocalSpark(
             plan,
             log=files.enter_context(LogFile(self._directory.logs / f"{plan.name}.jsonl")),
-            on_output=self._screen.output,
             on_entry=self._entries.show,
             on_health=self._entries.say,
             on_change=changed,

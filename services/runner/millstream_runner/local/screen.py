@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, TextIO
 
 from millstream.printable import PrintableStream
@@ -47,8 +48,8 @@ class Screen(Protocol):
     def message(self, text: str) -> None:
         """Show something that a person should read."""
 
-    def output(self, lines: list[bytes]) -> None:
-        """Pass on what a vertex printed (a log sink prints records), unchanged, to standard output."""
+    def printing(self) -> AbstractContextManager[None]:
+        """While the block writes to standard output, nothing else may be written to the same terminal."""
 
     def show(self, scene: Scene) -> None:
         """Replace what was shown before."""
@@ -66,8 +67,8 @@ class NoScreen:
     def message(self, text: str) -> None:
         _say(self._stream, text)
 
-    def output(self, lines: list[bytes]) -> None:
-        _print(lines)
+    def printing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def show(self, scene: Scene) -> None:
         pass
@@ -87,8 +88,8 @@ class PlainScreen:
     def message(self, text: str) -> None:
         _say(self._stream, text)
 
-    def output(self, lines: list[bytes]) -> None:
-        _print(lines)
+    def printing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def show(self, scene: Scene) -> None:
         pause_s = PLAIN_INTERVAL_S if scene.elapsed_s < PLAIN_OFTEN_S else PLAIN_LATER_INTERVAL_S
@@ -109,21 +110,42 @@ class TerminalScreen:
         self._lines_drawn = 0
         self._columns_drawn = 0
         self._scene: Scene | None = None
+        self._prints = 0
+        """Blocks that write to standard output now, on the same terminal."""
+        self._unsaid: list[str] = []
+        """Messages that came meanwhile."""
 
     def message(self, text: str) -> None:
+        if self._prints:
+            self._unsaid.append(text)
+            return
         self._erase()
         _say(self._stream, text)
         self._draw()
 
-    def output(self, lines: list[bytes]) -> None:
-        self._erase()
-        _print(lines)
-        self._draw()
+    @contextmanager
+    def printing(self) -> Iterator[None]:
+        if not sys.stdout.isatty():
+            yield
+            return
+        if not self._prints:
+            self._erase()
+        self._prints += 1
+        try:
+            yield
+        finally:
+            self._prints -= 1
+            if not self._prints:
+                for text in self._unsaid:
+                    _say(self._stream, text)
+                self._unsaid.clear()
+                self._draw()
 
     def show(self, scene: Scene) -> None:
         self._scene = scene
-        self._erase()
-        self._draw()
+        if not self._prints:
+            self._erase()
+            self._draw()
 
     def close(self) -> None:
         """What was shown last remains completely; from now on it scrolls with the terminal."""
@@ -163,18 +185,13 @@ def choose_screen(stream: TextIO, *, quiet: bool) -> Screen:
     return TerminalScreen(stream) if stream.isatty() else PlainScreen(stream)
 
 
-def _print(lines: list[bytes]) -> None:
-    _write(sys.stdout, b"\n".join(lines).decode(errors="backslashreplace") + "\n")
-
-
 def _say(stream: TextIO, text: str) -> None:
-    with suppress(OSError):
-        show_message(text, stream)
-        stream.flush()
+    show_message(text, stream)
+    stream.flush()
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # The terminal, or the reader of the pipe, may be gone. The run continues without being watched.
-    with suppress(OSError):
-        stream.write(text)
-        stream.flush()
+    # If the terminal of standard error is gone, nothing happens (`printable_output`): the run continues without being
+    # watched.
+    stream.write(text)
+    stream.flush()

@@ -20,6 +20,7 @@ from typing import Any
 from millstream import codes
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.print_channel import Print
 from millstream.processors import processors
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
@@ -120,7 +121,7 @@ class Hooks:
     """A value that changes when the lanes of a replica advance."""
     have_ended: Callable[[ReplicaId], Awaitable[bool]]
     """Whether its marks say that its lanes have nothing left to do."""
-    on_output: Callable[[list[bytes]], None]
+    prints: Print
     on_entry: Callable[[Mapping[str, Any]], bool]
     on_health: Callable[[Mapping[str, Any]], None]
     on_change: Callable[[], None]
@@ -150,7 +151,7 @@ class LocalWorker:
                 lanes_ended=self._have_ended,
                 on_said=self._hear,
                 on_started=self._remind,
-                on_output=hooks.on_output,
+                prints=hooks.prints,
                 on_entry=hooks.on_entry,
                 on_health=hooks.on_health,
                 on_change=self._look,

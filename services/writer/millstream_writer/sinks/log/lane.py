@@ -1,24 +1,27 @@
 """The log sink: one JSON line per record on standard output, for users and for `millstream logs`.
 
-Above it: the delivery. Below it: a text stream. At least once: a process that dies between printing and its mark
-prints again.
+Above it: the delivery. Below it: standard output, which takes the lines or raises (`millstream.print_channel`). At
+least once: a process that dies between printing and its mark prints again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TextIO
+from typing import BinaryIO
 
 from millstream import codes
+from millstream.descriptors import cause_text
 from millstream.errors import InfrastructureError
 from millstream.printable import printable
 from millstream.record import Position
 from millstream_writer.sink import SinkFrame, SinkLane, UnkeptLane, WriteResult
 from millstream_writer.sinks.envelope import envelope_lines
+
+_PIECE_CHARACTERS_MIN = 256 * 1024
 
 
 def record_lines(item: SinkFrame) -> str:
@@ -26,8 +29,21 @@ def record_lines(item: SinkFrame) -> str:
     return printable("".join(f"{line}\n" for line in envelope_lines(item)))
 
 
+def _pieces(frames: Sequence[SinkFrame]) -> Iterator[bytes]:
+    """Their lines, in pieces that are worth an answer each."""
+    lines: list[str] = []
+    size = 0
+    for item in frames:
+        lines.append(record_lines(item))
+        size += len(lines[-1])
+        if size >= _PIECE_CHARACTERS_MIN:
+            yield "".join(lines).encode()
+            lines, size = [], 0
+    yield "".join(lines).encode()
+
+
 class _LogLane(UnkeptLane):
-    def __init__(self, stream: TextIO, worker: ThreadPoolExecutor) -> None:
+    def __init__(self, stream: BinaryIO, worker: ThreadPoolExecutor) -> None:
         self._stream = stream
         self._worker = worker
 
@@ -38,20 +54,20 @@ class _LogLane(UnkeptLane):
 
     def _print(self, frames: Sequence[SinkFrame]) -> None:
         try:
-            for item in frames:
-                self._stream.write(record_lines(item))
-            self._stream.flush()
+            for piece in _pieces(frames):
+                self._stream.write(piece)
         except OSError as error:
             raise InfrastructureError(
-                codes.OUTPUT_CLOSED, f"the log sink cannot write to its output: {error}"
+                codes.OUTPUT_CLOSED, f"the log sink cannot write to standard output: {cause_text(error)}"
             ) from error
 
 
 @asynccontextmanager
-async def open_log_sink(stream: TextIO | None = None) -> AsyncIterator[SinkLane]:
-    """Prints to `stream`, or to the standard output at the time when the sink is opened."""
+async def open_log_sink(stream: BinaryIO | None = None) -> AsyncIterator[SinkLane]:
+    """Prints to `stream`, which returns from `write` when everything is printed, or to the standard output of the
+    process."""
     worker = ThreadPoolExecutor(1, thread_name_prefix="log-sink")
     try:
-        yield _LogLane(stream or sys.stdout, worker)
+        yield _LogLane(stream or sys.stdout.buffer, worker)
     finally:
         worker.shutdown(wait=False, cancel_futures=True)
