@@ -42,11 +42,11 @@ def reopen_closed() -> None:
             os.set_inheritable(os.open(os.devnull, flags), True)
     # Python has none where it found the descriptor closed.
     if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # as long as the process
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 def write_lines(descriptor: int, lines: ReadableBuffer) -> None:

@@ -74,7 +74,7 @@ def test_standard_output_takes_any_text_in_any_encoding(tmp_path: Path, monkeypa
     with (tmp_path / "out").open("w", encoding="ascii") as out:
         monkeypatch.setattr(sys, "stdout", out)
         with printable_output() as printed:
-            print('"é"')
+            sys.stdout.write('"é"\n')
             sys.stdout.flush()
     assert printed.error is None
     assert (tmp_path / "out").read_text() == '"\\u00e9"\n'

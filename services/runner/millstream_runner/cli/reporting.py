@@ -85,7 +85,7 @@ def _write(path: Path, report: Report) -> bool:
     try:
         if path.exists() and not path.is_file():
             # A pipe, or a device such as /dev/stdout, which a new file must not replace.
-            with path.open("w", encoding="utf-8") as file:
+            with os.fdopen(os.open(path, os.O_WRONLY), "w", encoding="utf-8") as file:
                 file.write(report_page(report))
         else:
             write_text(path.absolute(), report_page(report))
