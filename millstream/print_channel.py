@@ -80,7 +80,7 @@ def open_channel(prints: Print) -> Iterator[PrintChannel]:
 
 
 class _Printed(io.RawIOBase):
-    """The process's end: whoever writes waits until it is printed. For several threads."""
+    """The process's end: a write returns when it is printed. For several threads."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel

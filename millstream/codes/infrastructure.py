@@ -504,7 +504,7 @@ OUTPUT_CLOSED = Code(
     "Standard output cannot be written",
     happened=(
         "A log sink, or a command with its result, could not write to standard output: its disk is full, or its device "
-        "refuses. (If the program that reads it has ended, commands end without a message, with exit code 141.)"
+        "refuses. A command whose reader has ended says nothing, and has exit code 141."
     ),
     data=(
         "Records that were printed before are not affected. The others wait in the buffer before the sink, and "
