@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -110,6 +111,13 @@ class Link(Protocol):
         if the broker reports that it lost messages of it: for a repair."""
 
 
+class WriteFailure(Enum):
+    """Why a broker could not write. It has to be restarted: it does not know what the disk has."""
+
+    FULL = "the disk is full"
+    BROKEN = "a write or a sync failed"
+
+
 class Server(Protocol):
     """A broker that a run starts for itself: its files, its command, its health. Created for every run."""
 
@@ -143,8 +151,9 @@ class Server(Protocol):
     def log_entry(self, line: bytes) -> bytes | None:
         """Convert a line of the broker's output to our log format; None for a line without information."""
 
-    def says_disk_full(self, line: bytes) -> bool:
-        """Whether a line of the output reports that the broker could not write and has to be restarted."""
+    def write_failure(self, line: bytes) -> WriteFailure | None:
+        """The failure that a line of the output reports: the broker could not write, and stores nothing more, or not in
+        one stream, although it still answers."""
 
 
 class Technology(Protocol):

@@ -15,6 +15,7 @@ from millstream import codes
 from millstream.buffers.redis.access import SCHEME, RedisAccess
 from millstream.buffers.redis.ping import answers_ping
 from millstream.buffers.redis.server_config import find_redis_server, new_password, server_config
+from millstream.buffers.technology import WriteFailure
 from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories
 from millstream.ledger.protocol import DurabilityLevel
@@ -83,6 +84,6 @@ class RedisServerOfRun:
         }
         return json.dumps(entry).encode()
 
-    def says_disk_full(self, line: bytes) -> bool:
-        """Always False: a server that cannot write ends by itself, so it is restarted anyway."""
-        return False
+    def write_failure(self, line: bytes) -> WriteFailure | None:
+        """Always None: a server that cannot write ends by itself, so it is restarted anyway."""
+        return None

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.buffers.registry import technology_of
-from millstream.buffers.technology import Access
+from millstream.buffers.technology import Access, WriteFailure
 from millstream.errors import InfrastructureError
 from millstream.health import REST_S, Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
@@ -26,13 +27,15 @@ from millstream.ports import free_ports
 from millstream.processes import Process, Stop, open_process
 from millstream.spec.graph import Graph
 from millstream_runner.local.directory import ProcessIdentity, write_text
-from millstream_runner.local.policy import Ending, restart_pauses
+from millstream_runner.local.policy import STEADY_S, Ending, restart_pauses
 from millstream_runner.local.processes import identity_of
 
 _log = logging.getLogger(__name__)
 
 NAME = "broker"
 """Name of the process, in logs and in `runtime.json`."""
+WRITE_FAILURES_MAX = 10
+"""Processes in a row that could not write, each within `STEADY_S` of its start, before giving up on the disk."""
 STARTS_MAX = 10
 """Failed starts in a row before giving up on a broker that was ready before."""
 _STOP_TIMEOUT_S = 10.0
@@ -73,9 +76,12 @@ class EmbeddedBroker:
         self._on_line = on_line
         self._on_started = on_started
         self._stop = asyncio.Event()
-        self._write_failed = asyncio.Event()
-        self._for_room = False
-        """Whether the broker was stopped to recover from a full disk."""
+        self._write_failure: WriteFailure | None = None
+        """Why the current process stores nothing more."""
+        self._failed_writes = 0
+        """Processes in a row that were ended because a write had failed soon after their start."""
+        self._is_renewed = False
+        """Whether the broker was ended because it could not write."""
         self._last_lines = LastLines(_LINES_KEPT)
         self._first = True
         self.ready = asyncio.Event()
@@ -102,7 +108,7 @@ class EmbeddedBroker:
         """
         failures, pauses = 0, restart_pauses()
         while not self._stop.is_set():
-            self._write_failed.clear()
+            self._write_failure = None
             self._prepare()
             async with open_process(
                 self._server.command(),
@@ -119,7 +125,8 @@ class EmbeddedBroker:
                     )
                     if await self._until_ready(child):
                         failures = 0
-                        pauses.begin_again()
+                        if not self._failed_writes:
+                            pauses.begin_again()
                         self._first = False
                         self.ready.set()
                         self._on_started()
@@ -130,8 +137,10 @@ class EmbeddedBroker:
             self._server.ended(child.pid)
             if self._stop.is_set():
                 return
-            if self._for_room:
-                self._for_room = False
+            if self._is_renewed:
+                self._is_renewed = False
+                if self._failed_writes:
+                    await pauses.wait(unless=self._stop)
                 continue
             if not self._first and self._free_bytes() < _FULL_BYTES:
                 # It exited because of the full disk, or was found hung and would not have recovered.
@@ -157,9 +166,10 @@ class EmbeddedBroker:
         if entry is not None:
             self._on_line(entry)
         self._last_lines.add(text_of(line))
-        if self._server.says_disk_full(line) and not self._write_failed.is_set():
-            _log.warning("the broker failed to write: it stores nothing until it is restarted")
-            self._write_failed.set()
+        failure = self._server.write_failure(line)
+        if failure is not None and self._write_failure is None:
+            _log.warning("the broker failed to write, and stores nothing until it is restarted: %s", text_of(line))
+            self._write_failure = failure
 
     def _prepare(self) -> None:
         for name, text in self._server.prepare().items():
@@ -192,13 +202,30 @@ class EmbeddedBroker:
         await child.end(Stop(_STOP_TIMEOUT_S))
 
     async def _watch_disk(self, child: Process) -> None:
-        """Restarts the broker when its disk was full and has space again.
+        """Ends the broker to be restarted when it could not write; if the disk was full, once that has space again.
 
-        A stream that could not write what it had accepted accepts nothing more, and may not report that.
+        A stream that could not write what it had accepted accepts nothing more, and may not report that. The process
+        that follows has what the disk has. If that fails again and again soon after a start, the disk is broken.
         """
-        await self._until(self._disk_is_full)
+        begun_s = time.monotonic()
+        await self._until(self._cannot_write)
+        if self._write_failure is WriteFailure.BROKEN and self._free_bytes() >= ROOM_BYTES_MIN:
+            steady = time.monotonic() - begun_s >= STEADY_S
+            self._failed_writes = 1 if steady else self._failed_writes + 1
+            if self._failed_writes >= WRITE_FAILURES_MAX:
+                raise InfrastructureError(
+                    codes.FSYNC_FAILED,
+                    f"the broker could not write to {self._directory}, {self._failed_writes} times in a row, each time "
+                    f"soon after its start: {self._tail()}",
+                )
+            _log.warning("the broker is restarted, to continue with what the disk has")
+            self._is_renewed = True
+            # Without being asked: it must not write what it has in memory over what is stored.
+            child.kill()
+            return
         await self._until_room()
-        self._for_room = True
+        self._failed_writes = 0
+        self._is_renewed = True
         await child.end(Stop(_STOP_FOR_ROOM_TIMEOUT_S))
 
     async def _until_room(self) -> None:
@@ -211,8 +238,8 @@ class EmbeddedBroker:
         if not self._stop.is_set():
             _log.warning("there is space again: the broker is restarted")
 
-    def _disk_is_full(self) -> bool:
-        return self._write_failed.is_set() or self._free_bytes() < _FULL_BYTES
+    def _cannot_write(self) -> bool:
+        return self._write_failure is not None or self._free_bytes() < _FULL_BYTES
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Polls once a second, because a file system reports no changes."""
