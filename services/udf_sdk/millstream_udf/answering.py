@@ -5,7 +5,10 @@ Above it: the server and the test kit. Below it: `execution`, `inputs`, `outputs
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from millstream_udf import arrow
+from millstream_udf.cancellation import result_at_once
 from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
 from millstream_udf.execution import Lane
@@ -13,6 +16,7 @@ from millstream_udf.failures import FAILURES, Outcomes, describe, failure, summa
 from millstream_udf.fields import Data, field, without_large
 from millstream_udf.inputs import Inputs
 from millstream_udf.outputs import map_answer, sink_answer
+from millstream_udf.outside_loop import outside_loop
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -60,14 +64,25 @@ async def answer_map(
 ) -> udf_pb2.SealedMapAnswer:
     """Never raises what the function raises: if a call fails as a whole, the answer has an `error`. `frame`: the frame
     of the call, if it is not in `call`."""
+    if not lane.definition.waits:
+        with outside_loop():
+            return result_at_once(_answer_map(lane, hello, call, frame))
+    return await _answer_map(lane, hello, call, frame)
+
+
+async def _answer_map(
+    lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall, frame: Data
+) -> udf_pb2.SealedMapAnswer:
     context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
     try:
         inputs = Inputs(frame or call.frame, call.id_prefix, call.first_index)
         if lane.definition.takes is Takes.ARROW:
             return await _answer_arrow(lane, hello, call.call_id, inputs, context)
         results = await lane.results(inputs, context)
-        times_allowed = hello.kind == SOURCE_TRANSFORM
-        return map_answer(call.call_id, inputs, results, times_allowed=times_allowed, encode=lane.definition.encode)
+        times_allowed, encode = hello.kind == SOURCE_TRANSFORM, lane.definition.encode
+        # Outputs may be an iterator, which is users' code, also of a function whose threads have ended.
+        with nullcontext() if lane.definition.is_async else outside_loop():
+            return map_answer(call.call_id, inputs, results, times_allowed=times_allowed, encode=encode)
     except FAILURES as error:
         return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=error_text(failure(error)))
 
@@ -100,6 +115,15 @@ async def answer_sink(
     lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall, frame: Data = b""
 ) -> udf_pb2.SinkAnswer:
     """The same as `answer_map`, for a sink."""
+    if not lane.definition.waits:
+        with outside_loop():
+            return result_at_once(_answer_sink(lane, hello, call, frame))
+    return await _answer_sink(lane, hello, call, frame)
+
+
+async def _answer_sink(
+    lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall, frame: Data
+) -> udf_pb2.SinkAnswer:
     context = context_of(hello, attempt=call.attempt, traceparent=call.traceparent)
     try:
         inputs = Inputs(frame or call.frame, call.id_prefix, call.first_index)

@@ -2,7 +2,7 @@
 was cancelled.
 
 To asyncio, both look the same: such a task ends as cancelled, and the failure is not reported. For users it is a
-failure like any other. Above it: everything that runs users' functions. Below it: nothing.
+failure like any other. Above it: everything that runs users' functions. Below it: `outside_loop`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
+
+from millstream_udf.outside_loop import call_plainly
 
 _T = TypeVar("_T")
 
@@ -32,6 +34,20 @@ def failure_in_task(error: asyncio.CancelledError, what: str = "the work") -> Ru
     if task is not None and task.cancelling():
         raise error
     return failure_of(error, what)
+
+
+def result_at_once(work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of `work`, which never waits for anything, without a task. Raises `RuntimeError` if it waits, or if it
+    raises `CancelledError`, which would look like a cancellation of the caller."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        result: _T = ended.value
+        return result
+    except asyncio.CancelledError as error:
+        raise failure_of(error) from None
+    work.close()
+    raise RuntimeError("work that must not wait has waited")
 
 
 async def result_of(work: Awaitable[_T]) -> _T:
@@ -59,7 +75,7 @@ async def result_in_task(work: Coroutine[Any, Any, _T]) -> _T:
 async def result_of_call(method: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a method that may be async. Raises as `result_in_task` does."""
     try:
-        result = method(*arguments)
+        result = call_plainly(method, *arguments)
     except asyncio.CancelledError as error:
         raise failure_of(error) from None
     return await result_in_task(_awaited(result)) if inspect.isawaitable(result) else result
@@ -127,7 +143,7 @@ class _Steps(Awaitable[None]):
 
 
 async def _called(method: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    result = method(*arguments)
+    result = call_plainly(method, *arguments)
     if inspect.isawaitable(result):
         await result
 

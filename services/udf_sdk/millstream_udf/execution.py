@@ -31,6 +31,7 @@ from millstream_udf.context import Context, set_current
 from millstream_udf.definition import SOURCE, Definition, Flavour, Takes
 from millstream_udf.failures import FAILURES, BadOutput, failure
 from millstream_udf.inputs import Inputs
+from millstream_udf.outside_loop import call_plainly
 
 _TURN_S = 0.02
 """Time after which an async function that never waits yields to the event loop."""
@@ -80,7 +81,7 @@ def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
     per_lane = SOURCE in definition.kinds or definition.keeps_positions
     if per_group or per_lane or not inspect.isclass(definition.target):
         return None, definition.target
-    instance: Any = definition.target()
+    instance: Any = call_plainly(definition.target)
     return instance, instance.process
 
 

@@ -25,6 +25,7 @@ from millstream_udf.definition import Definition, Takes
 from millstream_udf.failures import FAILURES, BadOutput, Outcomes, failure
 from millstream_udf.inputs import Inputs
 from millstream_udf.misfits import Misfit
+from millstream_udf.outside_loop import call_plainly
 from millstream_udf.values import DeadLetter, Drop, Fallback, Fenced, Retry, SinkLane
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -64,7 +65,7 @@ class PositionSink:
         await self._discard()
         context = self._enter()
         try:
-            self._sink = self._definition.target()
+            self._sink = call_plainly(self._definition.target)
             position = await result_of_call(self._sink.open, SinkLane(request.lane, request.epoch, context))
             return udf_pb2.SinkOpened(position=b"" if position is None else _checked(position))
         except Fenced as error:
@@ -174,7 +175,7 @@ _NOT_OPEN = "the lane is not open: after a failure the client has to open it aga
 
 async def _write_all(sink: Any, items: Sequence[Any]) -> None:
     for item in items:
-        result = sink.write(item)
+        result = call_plainly(sink.write, item)
         _check_nothing("write", await result if inspect.isawaitable(result) else result)
 
 

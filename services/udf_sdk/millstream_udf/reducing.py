@@ -33,6 +33,7 @@ from millstream_udf.loading import LoadError
 from millstream_udf.loading import load as load_definition
 from millstream_udf.misfits import MISFIT_CODE, Misfit
 from millstream_udf.outputs import each_output, fault_of, output_of
+from millstream_udf.outside_loop import stepped_outside
 from millstream_udf.reduce_arrow import Tables, is_table, outputs_of
 from millstream_udf.typed_values import Encoder
 from millstream_udf.values import DeadLetter, Drop, Fallback, Message, Retry
@@ -108,15 +109,20 @@ class ReduceFunction:
                         for full in builder.whole(group, _outcome(results)):
                             yield full
             else:
-                for group, chunk in groups:
-                    with output_prefix.labelled(group, self._name):
-                        for full in builder.group(group, self._results(group, Feed(chunk), context)):
-                            yield full
+                feeds = ((group, Feed(chunk)) for group, chunk in groups)
+                for full in stepped_outside(self._reduced(feeds, builder, context)):
+                    yield full
             if (left_open := cursor.unfinished()) is not None:
                 async for full in self._unfinished(*left_open, builder, context):
                     yield full
             if builder.answer.groups:
                 yield builder.take()
+
+    def _reduced(self, groups: Iterable[tuple[Group, Feed]], builder: _Builder, context: Context) -> Iterator[Answer]:
+        """Reduce groups with a function that is not async. Yields the answers that are full."""
+        for group, feed in groups:
+            with output_prefix.labelled(group, self._name):
+                yield from builder.group(group, self._results(group, feed, context))
 
     async def _unfinished(
         self, group: Group, feed: Feed, builder: _Builder, context: Context
@@ -142,9 +148,8 @@ class ReduceFunction:
             if error is not None:
                 builder.fail(failure(error))
         else:
-            with output_prefix.labelled(group, self._name):
-                for full in builder.group(group, self._results(group, feed, context)):
-                    yield full
+            for full in stepped_outside(self._reduced([(group, feed)], builder, context)):
+                yield full
         # Continue with the next group, whether or not the function has read to the end of this one.
         await feed.skip()
 
@@ -363,10 +368,16 @@ def _process(target: str, directory: str, context: Context) -> _Process:
     output_prefix.install()
     definition = _definition(target, directory)
     runner = asyncio.Runner()
+    runner.run(_forget_loop())
     instance, call = instantiate(definition)
     if (setup := getattr(instance, "setup", None)) is not None:
         runner.run(called_once(setup, context, what=f"setup of {target}"))
     return _Process(ReduceFunction(definition, call, target), runner)
+
+
+async def _forget_loop() -> None:
+    """A function that is not async would find this loop (`get_event_loop`), and cannot run it."""
+    asyncio.set_event_loop(None)
 
 
 async def _next(answers: AsyncGenerator[Answer, None]) -> Answer | None:

@@ -41,7 +41,7 @@ from millstream_udf.answering import (
     sink_call_of,
 )
 from millstream_udf.calls_socket import PAIRING_TIMEOUT_S, CallsSockets, open_calls_sockets
-from millstream_udf.cancellation import result_of
+from millstream_udf.cancellation import result_at_once, result_of
 from millstream_udf.context import Context
 from millstream_udf.definition import (
     CONCURRENCY_VARIABLE,
@@ -62,7 +62,7 @@ from millstream_udf.position_sinks import PositionSink
 from millstream_udf.reduce_stream import PartQueue, reduce_stream
 from millstream_udf.reducing import ReduceFunction
 from millstream_udf.sources import SourceLane
-from millstream_udf.thread import FunctionThread, loop_factory, open_thread, result_at_once
+from millstream_udf.thread import FunctionThread, loop_factory, open_thread
 from millstream_udf.version import PROTOCOL_VERSION, SDK_VERSION
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -199,7 +199,7 @@ class Server:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT, "the second message of a source stream must be SourceOpen"
                 )
-            lane = SourceLane(self._definition.target(), context_of(hello), self._definition.encode)
+            lane = SourceLane(self._definition.target, context_of(hello), self._definition.encode)
             try:
                 await self._thread.run(lane.open(opening.open))
                 while (data := await reader.read()) is not None:

@@ -6,7 +6,7 @@ Above it: the server and the test kit. Below it: a user's class. It does not kno
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream_udf import columns
@@ -14,6 +14,7 @@ from millstream_udf.cancellation import result_of_call
 from millstream_udf.context import Context, set_current
 from millstream_udf.failures import FAILURES, BadOutput, describe, failure, summary
 from millstream_udf.outputs import fault_of_record
+from millstream_udf.outside_loop import call_plainly
 from millstream_udf.typed_values import JSON, Encoder
 from millstream_udf.values import Batch, Record
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -23,14 +24,18 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 class SourceLane:
     """One instance of the user's class, opened at a position. All methods are called sequentially."""
 
-    def __init__(self, source: Any, context: Context, encode: Encoder = JSON) -> None:
-        """`encode`: for values that are neither bytes nor text."""
-        self._source = source
+    def __init__(self, target: Callable[[], Any], context: Context, encode: Encoder = JSON) -> None:
+        """`target`: the class. `encode`: for values that are neither bytes nor text."""
+        self._target = target
+        self._source: Any = None
+        """The instance; None before it is opened."""
         self._context = context
         self._encode = encode
 
     async def open(self, request: udf_pb2.SourceOpen) -> None:
-        """Raises what the user's `open` raises; the stream then fails."""
+        """Raises what the user's class or its `open` raises; the stream then fails."""
+        set_current(self._context)
+        self._source = call_plainly(self._target)
         await self._call("open", request.position, request.partition, request.partitions)
 
     async def read(self, request: udf_pb2.SourceRead) -> udf_pb2.SourceBatch:

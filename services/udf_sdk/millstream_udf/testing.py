@@ -180,7 +180,7 @@ def read_source(
 
     async def read() -> list[Batch]:
         encode = define(source, source.__name__).encode
-        lane = SourceLane(source(), Context(pipeline="test", vertex="test", lane=f"source.{partition}"), encode)
+        lane = SourceLane(source, Context(pipeline="test", vertex="test", lane=f"source.{partition}"), encode)
         await lane.open(udf_pb2.SourceOpen(position=position, partition=partition, partitions=partitions))
         batches: list[Batch] = []
         try:

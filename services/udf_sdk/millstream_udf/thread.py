@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from millstream_udf.cancellation import failure_of, outcome_of, result_of
+from millstream_udf.cancellation import outcome_of, result_at_once, result_of
 from millstream_udf.context import Context
 from millstream_udf.definition import Definition
 from millstream_udf.execution import Function, open_function
@@ -134,24 +134,12 @@ class FunctionThread:
 
     async def _serve(self) -> None:
         self._serving = asyncio.current_task()
+        # A function that is not async would find this loop (`get_event_loop`), and cannot run it.
+        asyncio.set_event_loop(None)
         stopping = asyncio.Event()
         async with open_function(self._definition, self._context) as function:
             self._started.set_result((function, asyncio.get_running_loop(), stopping))
             await stopping.wait()
-
-
-def result_at_once(work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `work`, which never waits for anything, without a task. Raises `RuntimeError` if it waits, or if it
-    raises `CancelledError`, which would look like a cancellation of the caller."""
-    try:
-        work.send(None)
-    except StopIteration as ended:
-        result: _T = ended.value
-        return result
-    except asyncio.CancelledError as error:
-        raise failure_of(error) from None
-    work.close()
-    raise RuntimeError("work that must not wait has waited")
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -225,7 +225,9 @@ class Feed:
 @pytest.mark.parametrize("value", RAISED)
 async def test_a_read_is_answered(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Feed, "value", value)
-    batch = await SourceLane(Feed(), Context()).read(udf_pb2.SourceRead(records_max=1, timeout_us=1))
+    lane = SourceLane(Feed, Context())
+    await lane.open(udf_pb2.SourceOpen())
+    batch = await lane.read(udf_pb2.SourceRead(records_max=1, timeout_us=1))
     assert "in read" in batch.error
 
 

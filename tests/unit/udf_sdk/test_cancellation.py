@@ -219,7 +219,9 @@ async def test_a_call_or_a_read_that_cancels_its_own_task_has_failed() -> None:
     async with asyncio.timeout(TIMEOUT_S):
         with pytest.raises(RuntimeError, match=REASON):
             await arun(ending_many, [b"a", b"b"])
-        batch = await SourceLane(EndingFeed(), Context()).read(udf_pb2.SourceRead(records_max=1, timeout_us=1))
+        lane = SourceLane(EndingFeed, Context())
+        await lane.open(udf_pb2.SourceOpen())
+        batch = await lane.read(udf_pb2.SourceRead(records_max=1, timeout_us=1))
     assert batch.error.startswith(REASON)
 
 
@@ -261,7 +263,7 @@ async def test_a_setup_or_a_close_has_failed_and_is_named(method: str, monkeypat
     assert any(entry.name.startswith("fetch") for entry in caught.traceback)
 
 
-def cancel_at_the_end(context: Context) -> None:
+async def cancel_at_the_end(context: Context) -> None:
     cancel_oneself()
 
 
@@ -467,14 +469,14 @@ class Feed:
 
 
 async def test_the_read_has_failed() -> None:
-    lane = SourceLane(Feed(), Context())
+    lane = SourceLane(Feed, Context())
     await lane.open(udf_pb2.SourceOpen())
     batch = await lane.read(udf_pb2.SourceRead(records_max=1, timeout_us=1))
     assert batch.error.startswith(REASON)
 
 
 async def test_the_stream_of_the_source_has_failed() -> None:
-    lane = SourceLane(Feed(), Context())
+    lane = SourceLane(Feed, Context())
     with pytest.raises(RuntimeError, match="the work was cancelled"):
         await lane.open(udf_pb2.SourceOpen(position=b"bad"))
     with pytest.raises(RuntimeError, match="the work was cancelled"):
