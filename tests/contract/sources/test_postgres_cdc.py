@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from millstream import codes
+from millstream.errors import UserError
 from millstream.extract import microseconds_of
 from millstream.record import Record
 from millstream_reader.source import SourceBatch, SourceLane, pending_bytes
 from millstream_reader.sources.postgres import catalog
 from millstream_reader.sources.postgres import cdc as cdc_module
+from millstream_reader.sources.postgres.connector import PostgresSource
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import held_up, open_lane, read_to_end, read_until, records_of
 from tests.support.errors import raises
@@ -491,6 +493,169 @@ async def test_it_ends_where_the_first_run_found_the_end(database: Database) -> 
         assert (await lane.read(10, 1000, 0.05)).ended
     async with open_lane(ending, partition=1, partitions=2) as lane:
         assert (await lane.read(10, 1000, 0.05)).ended
+
+
+def creating(database: Database, *tables: str, **cdc: Any) -> dict[str, Any]:
+    return spec(database, cdc={"publication": "new", "tables": list(tables), "createPublication": True, **cdc})
+
+
+async def left_behind(database: Database) -> list[Any]:
+    return await database.column(
+        "SELECT pubname::text FROM pg_publication WHERE pubname = 'new' "
+        "UNION ALL SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database()"
+    )
+
+
+PARTITIONED = (
+    "CREATE TABLE events (n int, city text, PRIMARY KEY (n)) PARTITION BY RANGE (n)",
+    "CREATE TABLE events_low PARTITION OF events FOR VALUES FROM (0) TO (10)",
+    "CREATE TABLE events_high PARTITION OF events FOR VALUES FROM (10) TO (20)",
+    "INSERT INTO events VALUES (1, 'Bonn'), (11, 'Köln')",
+)
+
+
+async def test_a_partitioned_table_is_read_as_one_table(database: Database) -> None:
+    await database.execute(*PARTITIONED)
+    batches: list[SourceBatch] = []
+    async with open_lane(creating(database, "events")) as lane:
+        await read_until(lane, lambda records: len(records) == 2, batches)
+        await database.execute(
+            "UPDATE events SET city = 'Ulm' WHERE n = 11",
+            "CREATE TABLE events_next PARTITION OF events FOR VALUES FROM (20) TO (30)",
+            "INSERT INTO events VALUES (21, 'Jena')",
+            "DELETE FROM events WHERE n = 1",
+        )
+        records = await read_until(lane, lambda records: len(records) == 5, batches)
+    assert short(records) == [("r", 1), ("r", 11), ("u", 11), ("c", 21), ("d", 1)]
+    assert {item["table"] for item in found(records)} == {"events"}
+
+
+async def test_a_publication_that_publishes_partitions_or_a_table_that_is_one_is_named(database: Database) -> None:
+    await database.execute(*PARTITIONED, "CREATE PUBLICATION parts FOR TABLE events")
+    parts = spec(database, cdc={"publication": "parts", "tables": ["events"], "createPublication": True})
+    with raises(codes.TARGET_UNFIT, match=r"public\.events is partitioned.*SET \(publish_via_partition_root = true\)"):
+        async with open_lane(parts):
+            pass
+    # The remedy of the message is one.
+    await database.execute("ALTER PUBLICATION parts SET (publish_via_partition_root = true)")
+    one = spec(database, cdc={"publication": "parts", "tables": ["events_low"]})
+    with raises(
+        codes.TARGET_UNFIT, match=r"is a partition, whose changes .* under public\.events.*`public\.events` in"
+    ):
+        async with open_lane(one):
+            pass
+    async with open_lane(parts) as lane:
+        assert len(await read_until(lane, lambda records: len(records) == 2)) == 2
+
+
+@pytest.mark.parametrize("snapshot", ["initial", "never"])
+@pytest.mark.parametrize(
+    ("statements", "change", "remedy"),
+    [
+        (["CREATE TABLE t (n int)"], "UPDATE t SET n = 2", "REPLICA IDENTITY FULL"),
+        (["CREATE TABLE t (n int PRIMARY KEY DEFERRABLE)"], "UPDATE t SET n = 2", "REPLICA IDENTITY FULL"),
+        (["CREATE TABLE t (n int PRIMARY KEY)", "ALTER TABLE t REPLICA IDENTITY NOTHING"], "DELETE FROM t", "FULL"),
+        (
+            ["CREATE TABLE t (n int) PARTITION BY LIST (n)", "CREATE TABLE t1 PARTITION OF t DEFAULT"],
+            "UPDATE t SET n = 2",
+            "ADD PRIMARY KEY",
+        ),
+        (
+            [
+                "CREATE TABLE t (n int PRIMARY KEY) PARTITION BY LIST (n)",
+                "CREATE TABLE t1 PARTITION OF t DEFAULT",
+                "ALTER TABLE t1 REPLICA IDENTITY NOTHING",
+            ],
+            "DELETE FROM t",
+            "REPLICA IDENTITY FULL",
+        ),
+        (["CREATE UNLOGGED TABLE t (n int PRIMARY KEY)"], "DELETE FROM t", "cannot be published"),
+        (["CREATE VIEW t AS SELECT 1 AS n"], "SELECT * FROM t", "cannot be published"),
+        ([], "SELECT 1", "there is no table"),
+    ],
+)
+async def test_a_publication_that_would_stop_another_program_is_not_created(
+    database: Database, statements: list[str], change: str, remedy: str, snapshot: str
+) -> None:
+    await database.execute(*statements)
+    with raises(codes.TARGET_UNFIT, match=remedy):
+        async with open_lane(creating(database, "numbers", "t", snapshot=snapshot)):
+            pass
+    await database.execute(change)
+    assert await left_behind(database) == []
+    online = PostgresSource.model_validate(creating(database, "numbers", "t", snapshot=snapshot)["postgres"])
+    assert online.cdc is not None
+    faults = await catalog.look(online, online.cdc, Path())
+    assert [fault.loc for fault in faults] == [("cdc", "tables", 1)]
+
+
+async def test_a_start_that_fails_leaves_no_publication_and_no_slot(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wrong(*_: Any) -> Any:
+        raise UserError(codes.TARGET_UNFIT, "the server has changed its mind")
+
+    for module, name in ((catalog, "create_slot"), (catalog, "published"), (catalog, "page_of")):
+        with monkeypatch.context() as patched, raises(codes.TARGET_UNFIT, match="changed its mind"):
+            patched.setattr(module, name, wrong)
+            async with open_lane(creating(database, "numbers")) as lane:
+                await lane.read(10, 1 << 20, 1)
+        assert await left_behind(database) == []
+    # What it has not created itself, it leaves.
+    await database.execute("CREATE PUBLICATION new FOR TABLE numbers")
+    with monkeypatch.context() as patched, raises(codes.TARGET_UNFIT, match="changed its mind"):
+        patched.setattr(catalog, "page_of", wrong)
+        async with open_lane(creating(database, "numbers")) as lane:
+            await lane.read(10, 1 << 20, 1)
+    assert await left_behind(database) == ["new"]
+
+
+@pytest.mark.parametrize("before", ["INSERT INTO numbers DEFAULT VALUES", "SELECT 1"])
+@pytest.mark.parametrize(
+    "change", ["ALTER TABLE numbers RENAME TO figures", "ALTER TABLE numbers SET SCHEMA elsewhere"]
+)
+async def test_a_table_that_is_renamed_ends_with_an_error_and_nothing_is_skipped(
+    database: Database, monkeypatch: pytest.MonkeyPatch, before: str, change: str
+) -> None:
+    monkeypatch.setattr(cdc_module, "POSTGRES_SLOT_LOOK_EVERY_S", 0.0)
+    await database.execute("CREATE SCHEMA elsewhere")
+    named = spec(database, cdc={"tables": ["numbers"]})
+    batches: list[SourceBatch] = []
+    async with open_lane(named) as lane:
+        await read_until(lane, lambda records: len(records) == 100, batches)
+        await database.execute("INSERT INTO numbers (text) VALUES ('before')")
+        await read_until(lane, lambda records: len(records) == 101, batches)
+        now = "figures" if "RENAME" in change else "elsewhere.numbers"
+        await database.execute(change, before.replace("numbers", now))
+        with raises(codes.SOURCE_CHANGED, match=r"public\.numbers is (now called|no longer published)"):
+            await read_until(lane, lambda records: len(records) == 102, batches)
+    position = batches[-1].position
+    with raises(codes.TARGET_UNFIT, match=r"does not include the table public\.numbers"):
+        async with open_lane(named, position):
+            pass
+    # Under its new name the table continues after the last change, with those of its old name.
+    await database.execute(f"INSERT INTO {now} (text) VALUES ('behind')")
+    async with open_lane(spec(database, cdc={"tables": [now]}), position) as lane:
+        records = await read_until(lane, lambda records: any(b"behind" in item.value for item in records))
+    assert [item["op"] for item in found(records)] == ["c"] * (2 if "INSERT" in before else 1)
+
+
+async def test_changes_before_a_renaming_are_read_under_the_new_name(database: Database) -> None:
+    async with open_lane(spec(database, cdc={"tables": ["numbers"]})) as lane:
+        batches: list[SourceBatch] = []
+        await read_until(lane, lambda records: len(records) == 100, batches)
+        position = batches[-1].position
+    await database.execute(
+        "INSERT INTO numbers (text) VALUES ('old')",
+        "ALTER TABLE numbers RENAME TO figures",
+        "INSERT INTO figures (text) VALUES ('new')",
+    )
+    async with open_lane(spec(database, cdc={"tables": ["figures"]}), position) as lane:
+        records = await read_until(lane, lambda records: len(records) >= 2)
+    assert [(item["table"], item["after"]["text"]) for item in found(records)] == [
+        ("numbers", "old"),
+        ("figures", "new"),
+    ]
 
 
 async def test_what_does_not_fit_is_said(database: Database, postgres: PostgresServer, tmp_path: Path,

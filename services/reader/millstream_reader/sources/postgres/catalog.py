@@ -17,6 +17,7 @@ from millstream.limits import POSTGRES_PAGE_BYTES
 from millstream.postgres.connecting import Connection, connected
 from millstream.postgres.replication import lsn_of
 from millstream.postgres.settings import quoted, quoted_table
+from millstream_reader.sources.postgres import publication
 from millstream_reader.sources.postgres.changes import Table
 from millstream_reader.sources.postgres.connector import PostgresCdc, PostgresSource
 from millstream_reader.sources.postgres.pgoutput import Column, Relation, Texts
@@ -27,6 +28,7 @@ from millstream_reader.sources.postgres.texts import LAST_BUILT_IN, UserType
 PLUGIN = "pgoutput"
 _PUBLISHED = """
 SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c.relreplident::text AS identity,
+  has_any_column_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AS may_read,
   to_jsonb(t) -> 'attnames' AS columns, to_jsonb(t) ->> 'rowfilter' AS filter
 FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
@@ -68,6 +70,7 @@ class Published:
     name: str
     kind: str
     identity: str
+    may_read: bool
     columns: Sequence[str] | None
     """The published columns; None for all."""
     filter: str | None
@@ -142,7 +145,7 @@ async def published(connection: Connection, cdc: PostgresCdc) -> list[Published]
     for row in await connection.fetch(_PUBLISHED, cdc.publication):
         columns = None if row["columns"] is None else parse_json(row["columns"])
         known = tuple((key["name"], key["type"]) for key in await connection.fetch(_KEYS, row["oid"]))
-        named = (row["oid"], row["schema"], row["name"], row["kind"], row["identity"])
+        named = (row["oid"], row["schema"], row["name"], row["kind"], row["identity"], row["may_read"])
         table = Published(*named, columns, row["filter"], known)
         if not cdc.tables or table.path in cdc.table_paths:
             found.append(table)
@@ -158,25 +161,16 @@ async def faults_of(connection: Connection, settings: PostgresSource, cdc: Postg
     if not server.may_replicate:
         what = f"the role {settings.user} is not allowed to replicate"
         return [Fault(("user",), what, f"ALTER ROLE {quoted(settings.user)} REPLICATION")]
-    exists = await connection.fetchval("SELECT count(*) FROM pg_publication WHERE pubname = $1", cdc.publication)
-    if not exists:
+    if not await publication.exists(connection, cdc):
         if cdc.create_publication:
-            return []
+            faults = await publication.faults_of_creation(connection, settings, cdc)
+            return faults or await _slot_faults(connection, cdc)
         tables = ", ".join(quoted_table(table) for table in cdc.tables) or "…"
         what = f"there is no publication `{cdc.publication}`"
         statement = f"CREATE PUBLICATION {quoted(cdc.publication)} FOR TABLE {tables}"
         return [Fault(("cdc", "publication"), what, f"{statement}; or `createPublication: true`")]
     tables_found = await published(connection, cdc)
-    paths = {table.path for table in tables_found}
-    faults = [
-        Fault(
-            ("cdc", "tables", index),
-            f"the publication `{cdc.publication}` does not include the table {path}",
-            f"ALTER PUBLICATION {quoted(cdc.publication)} ADD TABLE {quoted_table(path)}",
-        )
-        for index, path in enumerate(cdc.table_paths)
-        if path not in paths
-    ]
+    faults = await publication.faults_of_missing(connection, cdc)
     if cdc.snapshot == "initial":
         faults += [
             Fault(
@@ -187,26 +181,35 @@ async def faults_of(connection: Connection, settings: PostgresSource, cdc: Postg
             for table in tables_found
             if not table.keys
         ]
+        faults += [
+            Fault(
+                ("user",),
+                f"the role {settings.user} may not read the rows of {table.path}",
+                f"GRANT SELECT ON {quoted_table(table.path)} TO {quoted(settings.user)}; or `snapshot: never`",
+            )
+            for table in tables_found
+            if not table.may_read
+        ]
+    return faults + await _slot_faults(connection, cdc)
+
+
+async def _slot_faults(connection: Connection, cdc: PostgresCdc) -> list[Fault]:
     slot = await slot_of(connection, cdc.slot)
-    if slot is not None and slot.plugin != PLUGIN:
-        faults.append(
-            Fault(("cdc", "slot"), f"the slot `{cdc.slot}` uses the plugin {slot.plugin}", f"a slot with {PLUGIN}")
-        )
-    return faults
-
-
-async def create_publication(connection: Connection, cdc: PostgresCdc) -> None:
-    """Create the publication for the source's tables, if there is none."""
-    if not await connection.fetchval("SELECT count(*) FROM pg_publication WHERE pubname = $1", cdc.publication):
-        tables = ", ".join(quoted_table(table) for table in cdc.table_paths)
-        with step("postgres_cdc.publish"):
-            await connection.execute(f"CREATE PUBLICATION {quoted(cdc.publication)} FOR TABLE {tables}")
+    if slot is None or slot.plugin == PLUGIN:
+        return []
+    return [Fault(("cdc", "slot"), f"the slot `{cdc.slot}` uses the plugin {slot.plugin}", f"a slot with {PLUGIN}")]
 
 
 async def create_slot(connection: Connection, cdc: PostgresCdc) -> None:
     """Create the slot: from now on the server keeps its WAL. Waits for transactions in progress."""
     with step("postgres_cdc.slot"):
         await connection.execute("SELECT pg_create_logical_replication_slot($1, $2)", cdc.slot, PLUGIN)
+
+
+async def drop_slot(connection: Connection, cdc: PostgresCdc) -> None:
+    """Remove the slot."""
+    statement = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1"
+    await connection.execute(statement, cdc.slot)
 
 
 async def running(connection: Connection) -> set[str]:

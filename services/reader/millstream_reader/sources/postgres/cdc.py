@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from millstream import codes
 from millstream.background import open_tasks
 from millstream.durable import step
-from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
 from millstream.limits import (
     POSTGRES_FEEDBACK_EVERY_S,
     POSTGRES_IDLE_BYTES,
@@ -38,7 +38,7 @@ from millstream.postgres.replication import Passed, Replication, lsn_of, lsn_tex
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import SourceBatch, SourceLane
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
-from millstream_reader.sources.postgres import catalog
+from millstream_reader.sources.postgres import catalog, publication
 from millstream_reader.sources.postgres.changes import (
     Batch,
     Changes,
@@ -121,6 +121,12 @@ class PostgresCdcLane:
         self._stream: Replication | None = None
         self._waiting: deque[bytes | Passed | Message] = deque()
         self._committed_lsn = 0
+        self._names: dict[int, str] = {}
+        """The tables that are named, by their ids, which they keep when they are renamed."""
+        self._created: list[Callable[[Connection, PostgresCdc], Awaitable[None]]] = []
+        """How to remove what this lane has created on the server."""
+        self._fault: UserError | None = None
+        """What the last look at the server has found."""
         self._looked_lsn = 0
         """How far the server's log was when the lane last asked."""
         self._given = b""
@@ -143,11 +149,24 @@ class PostgresCdcLane:
         if self._is_idle:
             return
         self._restore()
-        await self._connected()
+        try:
+            await self._connected()
+        except MillstreamError:
+            await self._undo()
+            raise
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         if self._is_idle or self._draining or self._is_ended():
             return SourceBatch(None, self._given, ended=self._is_idle or (self._is_ended() and not self._draining))
+        if self._fault is not None:
+            raise self._fault
+        try:
+            return await self._read(records_max, bytes_max, timeout_s)
+        except UserError:
+            await self._undo()
+            raise
+
+    async def _read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         into = Batch()
         try:
             await self._fill(timeout_s)
@@ -326,19 +345,20 @@ class PostgresCdcLane:
                 f"{self._where}: PostgreSQL at {spec.host} is a different server ({server.system}) from the one "
                 f"that was read ({self._system}). Connect to that one, or start over with --fresh",
             )
-        faults = await catalog.faults_of(control, spec, cdc)
-        if faults:
-            what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
-            raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
+        await self._check_tables(control)
         self._warn_of_limit(server.keeps)
         is_new = not self._given
-        if cdc.create_publication:
+        if cdc.create_publication and not await publication.exists(control, cdc):
             # Before the slot, which does not see publications that were created after it.
-            await catalog.create_publication(control, cdc)
+            self._created.append(publication.drop)
+            await publication.create(control, cdc)
+            # What was found for each table may have become wrong meanwhile.
+            await self._check_tables(control)
         slot = await catalog.slot_of(control, cdc.slot)
         if is_new:
             if slot is None:
                 _log.info("%s: creates the slot %s", self._where, cdc.slot)
+                self._created.append(catalog.drop_slot)
                 await catalog.create_slot(control, cdc)
                 slot = await catalog.slot_of(control, cdc.slot)
             elif slot.active_pid is not None:
@@ -347,8 +367,39 @@ class PostgresCdcLane:
         self._check_slot(slot)
         assert slot is not None, "it was checked"
         self._system = server.system
+        self._names = await publication.ids_of(control, cdc.table_paths)
         if is_new:
             await self._begin(control, slot.confirmed_lsn)
+
+    async def _check_tables(self, control: Connection) -> None:
+        faults = await catalog.faults_of(control, self._spec, self._cdc)
+        if faults:
+            what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
+            raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
+
+    async def _undo(self) -> None:
+        """Remove what this lane has created on the server, if it has given no position yet: after a start that failed,
+        a publication would stay in force, and a slot would make the server's WAL grow."""
+        if self._given or not self._created:
+            return
+        try:
+            async with asyncio.timeout(self._spec.timeout_s):
+                control = await connect(self._spec, self._owner.base_dir, self._where, self._application)
+                try:
+                    while self._created:
+                        await self._created[-1](control, self._cdc)
+                        self._created.pop()
+                finally:
+                    control.terminate()
+        except (*FAILURES, MillstreamError) as error:
+            _log.warning(
+                "%s: the publication %s and the slot %s may still exist after a start that failed; check with "
+                "`SELECT slot_name FROM pg_replication_slots`: %s",
+                self._where,
+                self._cdc.publication,
+                self._cdc.slot,
+                error,
+            )
 
     def _check_slot(self, slot: catalog.Slot | None) -> None:
         """Check that the slot still has everything after the lane's position."""
@@ -391,13 +442,30 @@ class PostgresCdcLane:
             # Transactions committed before the slot may not be visible yet, for example while they wait for a standby.
             await self._wait_for(control, await catalog.running(control))
             tables = await catalog.published(control, self._cdc)
+            await self._check_missing(control)
             snapshot = Snapshot(catalog.snapshot_tables(tables))
             if not tables:
+                _log.warning("%s: the publication %s has no tables yet", self._where, self._cdc.publication)
                 snapshot = None
         self._changes = Changes(lsn, 0, snapshot)
         self._snapshot = snapshot
         if self._spec.stop_at_end:
             self._end_lsn = await catalog.flushed_lsn(control)
+
+    async def _check_missing(self, control: Connection) -> None:
+        """Check that the tables that are named are still published under these names. Otherwise their changes would
+        be absent without a message."""
+        gone = await publication.missing(control, self._cdc)
+        if gone:
+            raise self._renamed(", ".join(gone))
+
+    def _renamed(self, path: str, now: str | None = None) -> UserError:
+        what = f"is now called {now}" if now is not None else "is no longer published: it was renamed, or dropped"
+        return UserError(
+            codes.SOURCE_CHANGED,
+            f"{self._where}: the table {path} {what}, while `tables` names it. Nothing was skipped. Correct `tables`, "
+            f"or the publication {self._cdc.publication}, and run again",
+        )
 
     async def _wait_for(self, control: Connection, names: set[str]) -> None:
         look = Pauses(_LOOK_FIRST_S, _LOOK_LAST_S)
@@ -418,6 +486,11 @@ class PostgresCdcLane:
                 slot = await catalog.slot_of(self._control, self._cdc.slot)
                 # A lane that waits for room reads no message that would say it.
                 self._looked_lsn = await catalog.flushed_lsn(self._control)
+                await self._check_missing(self._control)
+        except UserError as error:
+            # The next read raises it.
+            self._fault = error
+            return
         except FAILURES:
             # The next read finds out.
             return
@@ -616,8 +689,22 @@ class PostgresCdcLane:
         elif isinstance(message, Commit):
             self._changes.commit(message)
         elif isinstance(message, Relation):
-            wanted = not self._cdc.tables or f"{message.schema}.{message.name}" in self._cdc.table_paths
-            self._changes.tables[message.oid] = await self._table(message) if wanted else None
+            self._changes.tables[message.oid] = await self._table(message) if await self._wants(message) else None
+
+    async def _wants(self, relation: Relation) -> bool:
+        """Whether the source reads this table. A relation has the name that the table had at the time of the change."""
+        path = f"{relation.schema}.{relation.name}"
+        if not self._cdc.tables or path in self._cdc.table_paths:
+            return True
+        control = await self._connected()
+        known = self._names.get(relation.oid)
+        if known is None:
+            return False
+        async with self._lock, asyncio.timeout(self._spec.timeout_s):
+            now = await publication.path_of(control, relation.oid)
+        if now not in self._cdc.table_paths:
+            raise self._renamed(known, now)
+        return True
 
     async def _table(self, relation: Relation) -> Table:
         control = await self._connected()
