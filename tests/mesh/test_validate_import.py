@@ -30,6 +30,11 @@ def good(order: Order) -> Order:
 async def awaits(value: bytes) -> bytes:
     return value
 
+def both(value: bytes):
+    yield value
+    return [value]
+
+
 def three(value, context, more):
     return value
 
@@ -128,12 +133,13 @@ async def test_everything_that_is_wrong_with_functions_is_told_at_once(tmp_path:
             "arrow": f"python: 'functions.py:columns', env: [{{name: PYTHONPATH, value: {tmp_path / 'site'}}}]",
             "missing": f"command: [{sys.executable}, -m, millstream_udf, 'functions.py:god']",
             "ends": "python: 'ends.py:f'",
+            "loses": "python: 'functions.py:both'",
         },
     )
     exit_code, told = await checked(tmp_path)
     assert exit_code == 2
     found = {problem["path"].partition("]")[0].partition("[")[2]: problem for problem in told["problems"]}
-    assert len(found) == len(told["problems"]) == 9, told["problems"]
+    assert len(found) == len(told["problems"]) == 10, told["problems"]
     says = {number: (problem["code"], problem["what"]) for number, problem in found.items()}
     imports, unusable = codes.FUNCTION_IMPORT_RAISES.id, codes.FUNCTION_UNUSABLE.id
     assert says["1"] == (
@@ -152,6 +158,8 @@ async def test_everything_that_is_wrong_with_functions_is_told_at_once(tmp_path:
     assert "functions.py has no god; it has" in says["9"][1]
     assert says["10"] == (imports, "`ends.py:f` ended with exit code 3 without describing its function")
     assert found["10"]["detail"] == "bye"
+    assert says["11"][0] == unusable
+    assert "both yields outputs and also returns a value, which would be lost" in says["11"][1]
     # The user's own frames, and none of ours or of the import system.
     assert [line.strip() for line in found["1"]["detail"].splitlines()] == [
         "Traceback (most recent call last):",

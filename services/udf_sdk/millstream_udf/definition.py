@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream_udf.function_types import UNKNOWN, Gives, Taken, given, hints_of, taken
 from millstream_udf.json_types import UnsupportedType, name_of
+from millstream_udf.returned_values import refuse_returned
 from millstream_udf.typed_values import JSON, Decoder, Encoder, decoder, encoder
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -385,7 +386,7 @@ def _check_installed(definition: Definition) -> None:
 
 
 def flavour_of(function: Any) -> Flavour:
-    """How the function is called."""
+    """How the function is called. Raises `TypeError` for a generator function that also returns a value."""
     unwrapped = inspect.unwrap(function)
     if not inspect.isroutine(unwrapped):
         unwrapped = type(unwrapped).__call__
@@ -393,7 +394,10 @@ def flavour_of(function: Any) -> Flavour:
         return Flavour.ASYNC_GENERATOR
     if inspect.iscoroutinefunction(unwrapped):
         return Flavour.ASYNC
-    return Flavour.GENERATOR if inspect.isgeneratorfunction(unwrapped) else Flavour.SYNC
+    if not inspect.isgeneratorfunction(unwrapped):
+        return Flavour.SYNC
+    refuse_returned(function)
+    return Flavour.GENERATOR
 
 
 def _parameters(function: Any, name: str) -> list[inspect.Parameter]:

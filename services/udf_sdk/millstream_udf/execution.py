@@ -32,6 +32,7 @@ from millstream_udf.definition import SOURCE, Definition, Flavour, Takes
 from millstream_udf.failures import FAILURES, BadOutput, failure
 from millstream_udf.inputs import Inputs
 from millstream_udf.outside_loop import call_plainly
+from millstream_udf.returned_values import returns_nothing, yielded
 
 _TURN_S = 0.02
 """Time after which an async function that never waits yields to the event loop."""
@@ -279,7 +280,9 @@ def _collecting(definition: Definition, call: Callable[..., Any]) -> Callable[..
         # Its results belong to its group anyway, and need not fit into memory.
         return call
     if definition.flavour is Flavour.GENERATOR:
-        return lambda *arguments: list(call(*arguments))
+        if returns_nothing(call):
+            return lambda *arguments: list(call(*arguments))
+        return lambda *arguments: list(yielded(call(*arguments)))
     if definition.flavour is Flavour.ASYNC_GENERATOR:
         return partial(_collect_async, call)
     return call

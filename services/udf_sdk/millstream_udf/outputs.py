@@ -14,6 +14,7 @@ from millstream_udf import columns
 from millstream_udf.failures import FAILURES, BadOutput, Outcomes, failure
 from millstream_udf.inputs import Inputs
 from millstream_udf.misfits import hidden
+from millstream_udf.returned_values import yielded
 from millstream_udf.typed_values import JSON, Encoder, is_object
 from millstream_udf.values import Message, Record
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -234,7 +235,7 @@ def each_output(result: Any, encode: Encoder = JSON) -> Iterator[bytes | Message
             "a function must return bytes, str, None, a Message, a dict, a dataclass or a model (they become "
             f"JSON), or a list of these, not {_named(result)}{_hint_for(result)}"
         )
-    return (output_of(item, encode) for item in result)
+    return (output_of(item, encode) for item in yielded(result))
 
 
 def output_of(item: Any, encode: Encoder = JSON) -> bytes | Message:
