@@ -42,10 +42,10 @@ class Outcome:
     """A stack trace."""
     delay_us: int = 0
     """The delay for RETRY."""
-    attempts: int = 1
-    """How many attempts an ERROR stands for."""
     code: int = 0
     """The code in the catalogue of errors, if the function gives one; otherwise 0."""
+    attempts: int = 1
+    """How many attempts an ERROR stands for."""
 
 
 @dataclass(frozen=True, slots=True)
