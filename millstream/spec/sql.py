@@ -19,6 +19,7 @@ _DIALECT = "spark"
 
 _CALLS_JAVA = "which can run any Java code with the permissions of the runner"
 _READS_FILES = "whose options can name files and addresses to read"
+_FETCHES = "which fetches the addresses of document types that are named in the records"
 UNSAFE_FUNCTIONS = {
     "reflect": _CALLS_JAVA,
     "try_reflect": _CALLS_JAVA,
@@ -30,6 +31,15 @@ UNSAFE_FUNCTIONS = {
     "to_protobuf": _READS_FILES,
     "from_xml": _READS_FILES,
     "schema_of_xml": _READS_FILES,
+    "xpath": _FETCHES,
+    "xpath_boolean": _FETCHES,
+    "xpath_double": _FETCHES,
+    "xpath_float": _FETCHES,
+    "xpath_int": _FETCHES,
+    "xpath_long": _FETCHES,
+    "xpath_number": _FETCHES,
+    "xpath_short": _FETCHES,
+    "xpath_string": _FETCHES,
 }
 """Spark functions that a query may not call, and why."""
 _TABLE = "window"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.spec.sql import unsafe_part
+from millstream.spec.sql import UNSAFE_FUNCTIONS, unsafe_part
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.wire import open_spark_client
 from tests.spark_driver import open_spark_driver
@@ -37,6 +37,8 @@ TRICKS = {
     "SELECT TRANSFORM(key) USING 'cat FILE' AS (x STRING) FROM window": "ScriptTransformation",
     "SELECT from_avro(value, '', map('avroSchemaUrl', 'FILE')) AS x FROM window": "it calls `from_avro`",
     "SELECT from_xml(key, 'x INT', map('rowValidationXSDPath', 'FILE')) AS x FROM window": "it calls `from_xml`",
+    "SELECT xpath_string(CAST(value AS STRING), 'a') AS x FROM window": "it calls `xpath_string`",
+    "SELECT system.builtin.XPATH(CAST(value AS STRING), 'a') AS x FROM window": "it calls `xpath`",
     "SELECT * FROM sql_keywords(), window": "it calls `sql_keywords`",
     "SELECT * FROM __rows_0, window": "it reads `__rows_0`",
     "SELECT 1 FROM window) AS t, (SELECT * FROM text.`FILE`": "line 1, column 21: Syntax error",
@@ -96,6 +98,11 @@ async def test_spark_refuses_each_trick_where_it_stands_and_no_harmless_query(tm
     assert not wrong
     assert "set `unsafe: true` next to it" in refused.faults[0]
     assert not allowed.faults
+
+
+@pytest.mark.parametrize("name", sorted(UNSAFE_FUNCTIONS))
+def test_the_text_alone_tells_each_function_that_does_more(name: str) -> None:
+    assert f"`{name}`" in (unsafe_part(f"SELECT {name.upper()}(key, 'a') AS x FROM window") or "")
 
 
 @pytest.mark.parametrize("query", TOLD_BY_TEXT)

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.sql import UNSAFE_FUNCTIONS, unsafe_part
+from millstream_reduce.spark.functions import ALLOWED_FUNCTIONS, ALLOWED_TABLE_FUNCTIONS
 
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
 _PARSED_EXPRESSIONS = ("org.apache.spark.sql.catalyst.analysis.", _EXPRESSIONS)
@@ -33,9 +34,10 @@ _REFUSED_EXPRESSIONS = (
     f"{_EXPRESSIONS}ScalaUDF",
     f"{_EXPRESSIONS}XmlToStructs",
     f"{_EXPRESSIONS}SchemaOfXml",
+    f"{_EXPRESSIONS}xml.XPath",
     *(f"{_EXPRESSIONS}{way}{form}" for way in ("From", "To", "SchemaOf") for form in ("Avro", "Protobuf")),
 )
-"""Functions that run code outside Spark, or read files that their arguments name."""
+"""Functions that run code outside Spark, or read what their arguments or the records name."""
 _OPERATORS = frozenset({
     "Aggregate", "AsOfJoin", "CTERelationDef", "CTERelationRef", "Deduplicate", "Distinct", "Except", "Expand",
     "Filter", "Generate", "GlobalLimit", "Intersect", "Join", "LateralJoin", "LimitAll", "LocalLimit", "LocalRelation",
@@ -49,10 +51,6 @@ _OPERATORS = frozenset({
 """Names of Spark's logical operators that compute over the rows they get."""
 _LEAVES = (".Literal", ".UnresolvedAttribute", ".UnresolvedStar", ".UnresolvedRelation")
 """Classes without children. Asking a JVM takes time."""
-_TABLE_FUNCTIONS = frozenset({
-    "range", "explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack",
-    "json_tuple", "variant_explode", "variant_explode_outer",
-})  # fmt: skip
 _UNSAFE = (
     "Write the query without it; if the query may do everything that the runner may, set `unsafe: true` next to it"
 )
@@ -103,7 +101,7 @@ def _check_node(node: Any, name: str, known: set[str], catalog: Any) -> None:
             _refuse(node, f"it reads `{read}`: a query of a reduce reads the records of its window and nothing else")
     elif short == "UnresolvedTableValuedFunction":
         function = str(node.name().apply(node.name().size() - 1)).lower()
-        if function not in _TABLE_FUNCTIONS:
+        if function not in ALLOWED_TABLE_FUNCTIONS:
             _refuse(node, f"it calls `{function}`, which may read more than its window")
     elif short == "UnresolvedFunction":
         parts = [str(node.nameParts().apply(at)).lower() for at in range(node.nameParts().size())]
@@ -126,6 +124,10 @@ def _check_function(node: Any, parts: list[str], catalog: Any) -> None:
     name = str(found.get().getClassName()) if found.isDefined() else _EXPRESSIONS
     if function in UNSAFE_FUNCTIONS or name.startswith(_REFUSED_EXPRESSIONS) or not name.startswith(_EXPRESSIONS):
         _refuse(node, f"it calls `{function}`, {UNSAFE_FUNCTIONS.get(function, 'which does more than compute')}")
+    if found.isDefined() and function not in ALLOWED_FUNCTIONS:
+        _refuse(
+            node, f"it calls `{function}`, which this version of Millstream does not know: it may do more than compute"
+        )
 
 
 def _names_given(node: Any, class_name: str) -> Iterator[str]:
