@@ -38,6 +38,47 @@ class Pauses:
         self.next_s = self._first_s
 
 
+_AGAIN_S = 30.0
+
+
+class RepeatedFailure:
+    """A failure that is repeated, and when it deserves a line in the log: at first, when its reason is another one, and
+    after half a minute, a minute, two minutes and so on."""
+
+    def __init__(self) -> None:
+        self._why = ""
+        self._since_s: float | None = None
+        self._again_s = 0.0
+
+    def line(self, why: str, now_s: float | None = None) -> str:
+        """Notes one more failure at this time of a monotonic clock, by default the event loop's. Returns the text to
+        log, which says how long this has been going on; empty if that was said a short while ago."""
+        now_s = asyncio.get_running_loop().time() if now_s is None else now_s
+        if self._since_s is None:
+            self._since_s, self._again_s = now_s, now_s + _AGAIN_S
+            self._why = why
+            return why
+        waited_s = now_s - self._since_s
+        if now_s >= self._again_s:
+            self._again_s = now_s + max(waited_s, _AGAIN_S)
+        elif why == self._why:
+            return ""
+        self._why = why
+        return f"{why} (for {_duration(waited_s)} so far)" if waited_s >= 1.0 else why
+
+    def over(self) -> None:
+        """An attempt has succeeded."""
+        self._since_s = None
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 async def pause(seconds: float, *, unless: asyncio.Event | None = None) -> None:
     """Waits for that time, or until the event has happened."""
     if unless is None:

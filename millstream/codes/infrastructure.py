@@ -464,9 +464,10 @@ SPARK_RUNS_NO_JOB = Code(
 SPARK_JOB = Code(
     4208,
     "A Spark job failed",
-    happened="A job failed for a reason that is neither in your function nor in the data of a window. The message has "
-    "the reason.",
-    data="The windows have no result yet: the job is run again with the same rows.",
+    happened="A job failed for a reason that Spark does not blame on your function or on the data of a window. The "
+    "message has the reason.",
+    data="The windows have no result yet: the job is run again with the same rows. A window that fails several times "
+    "when it is computed alone, while Spark computes others, has failed: `retryStrategy` decides.",
     do="Nothing, if it passes. If it happens again, see `millstream logs spark`.",
 )
 

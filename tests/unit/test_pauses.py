@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from millstream.pauses import Pauses, until_next
+from millstream.pauses import Pauses, RepeatedFailure, until_next
 
 
 async def test_each_is_twice_as_long_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +35,21 @@ async def test_what_looks_as_often_looks_at_the_same_moments(
 ) -> None:
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
     assert until_next(0.5) == pytest.approx(left_s)
+
+
+def test_a_failure_that_is_repeated_is_logged_with_its_time_and_not_each_time() -> None:
+    failure = RepeatedFailure()
+    lines = {now_s: line for now_s in range(1000) if (line := failure.line("it is away", float(now_s)))}
+    assert lines == {
+        0: "it is away",
+        30: "it is away (for 30 s so far)",
+        60: "it is away (for 1 min 0 s so far)",
+        120: "it is away (for 2 min 0 s so far)",
+        240: "it is away (for 4 min 0 s so far)",
+        480: "it is away (for 8 min 0 s so far)",
+        960: "it is away (for 16 min 0 s so far)",
+    }
+    assert failure.line("it refuses", 1001.0) == "it refuses (for 16 min 41 s so far)"
+    assert not failure.line("it refuses", 1002.0)
+    failure.over()
+    assert failure.line("it refuses", 9000.0) == "it refuses"

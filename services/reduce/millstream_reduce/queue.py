@@ -31,7 +31,7 @@ from millstream.errors import DamageError, FencedError, RetryLaterError, Storage
 from millstream.ledger.protocol import Witness
 from millstream.ledger.witness import REPAIR, from_messages
 from millstream.limits import MIB
-from millstream.pauses import Pauses
+from millstream.pauses import Pauses, RepeatedFailure
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
@@ -177,13 +177,13 @@ class Queue:
         Waits for room on a full disk, however long. Raises `FencedError` when the lane has another owner, and
         `InfrastructureError` when a write or an fsync failed: nothing more will be acknowledged then.
         """
-        pauses = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S)
+        pauses, full = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S), RepeatedFailure()
         while True:
             try:
                 return await self._log.sync()
             except StorageFullError as error:
-                if pauses.none_yet:
-                    _log.warning("%s", error)
+                if line := full.line(str(error)):
+                    _log.warning("%s", line)
                 await pauses.wait()
 
     async def room(self, timeout_s: float | None = None) -> bool:
@@ -273,13 +273,13 @@ class Queue:
 
     async def write_result(self, number: int, data: bytes) -> None:
         """Keep the results of a hand-over until it is committed: durable at the return. Waits for room."""
-        pauses = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S)
+        pauses, full = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S), RepeatedFailure()
         while True:
             try:
                 return await self._log.in_thread(lambda: self._results.write(number, data))
             except StorageFullError as error:
-                if pauses.none_yet:
-                    _log.warning("%s; trying again until there is space", error)
+                if line := full.line(f"{error}; trying again until there is space"):
+                    _log.warning("%s", line)
                 await pauses.wait()
 
     async def read_result(self, number: int) -> bytes | None:

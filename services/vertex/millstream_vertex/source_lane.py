@@ -24,7 +24,7 @@ from millstream.limits import (
     SLICE_TARGET_S,
 )
 from millstream.naming import WITH_VALUES, Naming, Origin
-from millstream.pauses import Pauses, until_next
+from millstream.pauses import Pauses, RepeatedFailure, until_next
 from millstream.record import Record
 from millstream.retry import OnFailure
 from millstream.statistics import LaneStatistics
@@ -135,7 +135,7 @@ class SourceVertexLane:
         self._bound = bound
         self._run = run
         self._stopping = asyncio.Event()
-        self._away = Pauses(_AWAY_FIRST_S, _AWAY_LAST_S)
+        self._away, self._failure = Pauses(_AWAY_FIRST_S, _AWAY_LAST_S), RepeatedFailure()
         self._held_up = False
         """Whether records were refused, or there may be some that could not be read: that is not silence."""
         self._told_invalid = False
@@ -262,12 +262,13 @@ class SourceVertexLane:
             batch = await self._source.read(min(records_max, self._records_max), self._bytes_max, timeout_s)
         except RetryLaterError as error:
             self._held_up = True
-            if self._away.none_yet:
-                place = f"source position {_position_text(position)}" if position else "the beginning"
-                _log.warning("%s: waits to read what follows %s: %s", self._where, place, error)
+            place = f"source position {_position_text(position)}" if position else "the beginning"
+            if line := self._failure.line(f"waits to read what follows {place}: {error}"):
+                _log.warning("%s: %s", self._where, line)
             await self._away.wait(unless=self._stopping)
             return None
         self._away.begin_again()
+        self._failure.over()
         self._held_up = False
         self._busy = batch.frame is not None
         if not self._busy:

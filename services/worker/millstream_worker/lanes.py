@@ -19,7 +19,7 @@ from millstream.ledger.marks import fenced
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.limits import BYTES_IN_FLIGHT_MAX, FRAMES_IN_FLIGHT_MAX, OT_PUBLISH_INTERVAL_S
-from millstream.pauses import Pauses
+from millstream.pauses import Pauses, RepeatedFailure
 from millstream.record import BufferId, LaneId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.graph import Graph
@@ -143,11 +143,13 @@ class StepOpening:
         replica that has to stop does not wait for the system: nothing is in flight.
         """
         readiness, pauses = self.shared.readiness, Pauses(_AWAY_FIRST_S, _AWAY_LAST_S)
+        failure = RepeatedFailure()
         while True:
             try:
                 found = await ask()
             except RetryLaterError as error:
-                _log.warning("%s", error)
+                if line := failure.line(str(error)):
+                    _log.warning("%s", line)
                 readiness.waits_for_outside(str(error))
                 await pauses.wait()
             else:

@@ -36,7 +36,7 @@ from millstream.limits import (
     FRAME_RECORDS_MAX,
     PREPARED_BYTES_MAX,
 )
-from millstream.pauses import Pauses
+from millstream.pauses import Pauses, RepeatedFailure
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.buffers import Compression
 from millstream.wire.ledger.v1 import mark_pb2
@@ -275,7 +275,7 @@ class Committer:
         ids = b"".join(unit.ids for unit in units)
         frames = self._joined(units)
         watermark_us = max(watermark_us, self.mark.watermark_us)
-        pauses, leave_out = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), False
+        pauses, leave_out, refused = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), False, RepeatedFailure()
         while True:
             kept = await self._make_room(frames, leave_out=leave_out)
             writes = [FrameWrite(buffer, self._compressor.stored(frame.encode())) for buffer, frame in kept]
@@ -290,8 +290,7 @@ class Committer:
                 leave_out = isinstance(error, BufferFullError) and not leave_out and self._may_discard(kept)
                 if leave_out:
                     continue
-                if pauses.none_yet:
-                    log.warning("commit delayed: %s%s", error, self._hint(error), extra={"lane": str(self._lane)})
+                self._log_delay(refused, f"commit delayed: {error}{self._hint(error)}")
                 await pauses.wait()
                 continue
             break
@@ -336,13 +335,12 @@ class Committer:
 
     async def _put(self, commit: Commit) -> None:
         """Commit, and retry while the server cannot store it."""
-        pauses = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S)
+        pauses, refused = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), RepeatedFailure()
         while True:
             try:
                 receipt = await self._ledger.commit(commit)
             except RetryLaterError as error:
-                if pauses.none_yet:
-                    log.warning("commit delayed: %s%s", error, self._hint(error), extra={"lane": str(self._lane)})
+                self._log_delay(refused, f"commit delayed: {error}{self._hint(error)}")
                 await pauses.wait()
                 continue
             self._landed(commit, receipt)
@@ -375,12 +373,13 @@ class Committer:
         lost frames. Raises `DamageError` if the ledger lost its end or was set back, `FencedError` if the lane has
         another owner.
         """
-        pauses = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S)
+        pauses, refused = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), RepeatedFailure()
         while True:
             try:
                 stored = await self._ledger.mark(self._lane)
                 break
-            except RetryLaterError:
+            except RetryLaterError as error:
+                self._log_delay(refused, f"the lane's mark cannot be read: {error}")
                 await pauses.wait()
         own = self._stored.mark
         if stored is not None and stored.mark.epoch > own.epoch:
@@ -406,6 +405,10 @@ class Committer:
                         await self._backpressure.wait(reader)
             kept.append((buffer, frame))
         return kept
+
+    def _log_delay(self, refused: RepeatedFailure, why: str) -> None:
+        if line := refused.line(why):
+            log.warning("%s", line, extra={"lane": str(self._lane)})
 
     def _hint(self, error: RetryLaterError) -> str:
         edges = self._router.keeping_edges

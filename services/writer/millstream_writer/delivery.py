@@ -26,6 +26,7 @@ from millstream.durable import step
 from millstream.errors import RetryLaterError, UdfError, UserError
 from millstream.limits import FAILURES_NAMED_MAX
 from millstream.naming import WITH_VALUES, Naming, Origin, failure_kind
+from millstream.pauses import RepeatedFailure
 from millstream.plurals import counted
 from millstream.record import Position
 from millstream.retry import OnFailure, RetryPolicy, Waiting
@@ -138,6 +139,7 @@ class Delivery:
         self._naming = naming
         self._unsettled: deque[_Write] = deque()
         self._statistics = DeliveryStatistics()
+        self._failure = RepeatedFailure()
         self._told: set[tuple[str, str]] = set()
         """Kinds of failures that were logged."""
 
@@ -282,7 +284,7 @@ class Delivery:
                 if rows_again:
                     again.append(_Pending(number, rows_again, tries + 1))
             if not again:
-                self._statistics.waiting = ""
+                self._waited()
                 return aside
             self._statistics.retries += sum(len(item.rows) for item in again)
             pending = again
@@ -426,16 +428,20 @@ class Delivery:
             except RetryLaterError as error:
                 self._waits(str(error))
             else:
-                self._statistics.waiting = ""
+                self._waited()
                 return
             attempt += 1
             await asyncio.sleep(self._policy.backoff.delay_s(attempt, self._rng))
 
     def _waits(self, why: str) -> None:
-        """Log why the lane waits, once for each new reason."""
-        if why != self._statistics.waiting:
-            _log.warning("%s: waiting to retry: %s", self._where, why)
+        """Log why the lane waits: each new reason, and again how long it has been waiting."""
+        if line := self._failure.line(f"waiting to retry: {why}"):
+            _log.warning("%s: %s", self._where, line)
         self._statistics.waiting = why
+
+    def _waited(self) -> None:
+        self._failure.over()
+        self._statistics.waiting = ""
 
 
 def _gathers(lane: SinkLane) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.spark.jobs import LOSSES_MAX
+from millstream_reduce.spark.jobs import FAILURES_MAX, LOSSES_MAX
 from millstream_reduce.spark.wire import SparkClient, open_spark_client
 from tests.contract.reduce.spark_requests import request, sql, write_windows
 
@@ -50,6 +50,16 @@ def ends_its_process(keys, records, window):
 def calls_exit(keys, records, window):
     if 13 in numbers(records):
         sys.exit(3)
+    return "well"
+
+
+class Panic(BaseException):
+    pass
+
+
+def panics(keys, records, window):
+    if 13 in numbers(records):
+        raise Panic("index out of bounds\\nmore")
     return "well"
 
 
@@ -137,6 +147,49 @@ async def test_what_the_user_says_of_crashes_is_no_crash(client: SparkClient, tm
         _, summary = await client.run(request(tmp_path / "log", windows, program))
         (failure,) = summary.failures
         assert failure.reason.endswith("Python worker exited unexpectedly: SIGSEGV, crashed")
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("SELECT key, (SELECT max(1 DIV (n - 13)) FROM w) AS n FROM w", "Division by zero."),
+        ("SELECT a.key FROM w a JOIN (SELECT CAST(concat('x', n) AS INT) AS n FROM w) b ON a.n = b.n", "The value 'x"),
+        ("SELECT /*+ BROADCAST(b) */ a.key FROM w a JOIN (SELECT 1 DIV (n - 13) AS n FROM w) b USING (n)", "Division"),
+        ("SELECT key FROM w WHERE n IN (SELECT n FROM w WHERE raise_error('no') IS NULL)", "no"),
+        ("SELECT key, (SELECT n FROM w) AS n FROM w", "More than one row returned by a subquery"),
+    ],
+)
+async def test_an_error_in_a_subquery_or_the_other_side_of_a_join_is_the_windows(
+    client: SparkClient, tmp_path: Path, query: str, reason: str
+) -> None:
+    windows = write_windows(tmp_path / "log", [12, 13])
+    query = f"WITH w AS (SELECT key, value.n AS n FROM window) {query}"
+    _, summary = await client.run(request(tmp_path / "log", windows, sql(query)))
+    (failure,) = summary.failures
+    assert reason in failure.reason
+    assert "SQLSTATE" not in failure.reason
+
+
+async def test_an_exception_of_any_class_is_told_in_its_own_words(client: SparkClient, tmp_path: Path) -> None:
+    failure = await failure_of(client, tmp_path, python(tmp_path, "panics"))
+    assert failure.reason == "functions.Panic: index out of bounds | more"
+    assert "in panics" in failure.detail
+    assert "at org.apache" not in failure.detail
+
+
+async def test_a_job_that_fails_without_a_known_reason_is_not_repeated_without_end(
+    client: SparkClient, tmp_path: Path
+) -> None:
+    windows = write_windows(tmp_path / "log", [1], [13])
+    query = "SELECT reflect('java.lang.Integer', 'parseInt', if(value.n = 13, 'x', '7')) AS n FROM window"
+    table, summary = await client.run(request(tmp_path / "log", windows, sql(query, unsafe=True)))
+    assert table["window"].to_pylist() == [0]
+    (failure,) = summary.failures
+    assert failure.window == 1
+    assert failure.reason.startswith(
+        f"computing this window alone has failed in {FAILURES_MAX} jobs one after the other"
+    )
+    assert "NumberFormatException" in failure.reason
 
 
 @pytest.mark.parametrize(

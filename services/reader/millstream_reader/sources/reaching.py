@@ -10,7 +10,7 @@ import logging
 
 from millstream.clock import Clock
 from millstream.errors import RetryLaterError
-from millstream.pauses import Pauses
+from millstream.pauses import Pauses, RepeatedFailure
 
 _AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
 
@@ -21,7 +21,7 @@ class Reaching:
     def __init__(self, clock: Clock, log: logging.Logger) -> None:
         self._clock = clock
         self._log = log
-        self._pauses = Pauses(_AGAIN_FIRST_S, _AGAIN_LAST_S)
+        self._pauses, self._failure = Pauses(_AGAIN_FIRST_S, _AGAIN_LAST_S), RepeatedFailure()
         self._not_before_s = 0.0
         self.is_away = False
         """Whether the last attempt failed."""
@@ -43,11 +43,13 @@ class Reaching:
         if not isinstance(error, RetryLaterError):
             raise error
         self.is_away = True
-        if self._pauses.none_yet:
-            self._log.warning("%s; retrying", error)
-        self._not_before_s = self._clock.monotonic_s() + self._pauses.take()
+        now_s = self._clock.monotonic_s()
+        if line := self._failure.line(f"{error}; retrying", now_s):
+            self._log.warning("%s", line)
+        self._not_before_s = now_s + self._pauses.take()
 
     def worked(self) -> None:
         """The server has answered: the next failure is logged again, and its first pause is short."""
         self.is_away = False
         self._pauses.begin_again()
+        self._failure.over()

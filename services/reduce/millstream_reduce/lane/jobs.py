@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from millstream import codes
 from millstream.errors import DamageError, UdfError, UserError
 from millstream.json_parser import parse_json
 from millstream.limits import MIB
+from millstream.pauses import RepeatedFailure
 from millstream.record import LaneId
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.tracebacks import places
@@ -31,6 +33,8 @@ from millstream_reduce.group_keys import key_texts
 from millstream_reduce.values import WindowContents
 from millstream_reduce.window_table import WindowTable
 from millstream_reduce.windows.grouping import rises, stable_order
+
+_log = logging.getLogger(__name__)
 
 _ORDERED_BYTES = 1024 * MIB
 """At most so many bytes of results are ordered at once: Arrow joins them to one array, whose offsets have 32 bits."""
@@ -112,7 +116,7 @@ class HandOverJobs:
         tables: list[pa.Table] = []
         results = Computed(pa.table({}))
         windows = WindowTable.of_hand_over(hand_over)
-        waiting, attempt = list(range(len(windows))), 0
+        waiting, attempt, failing = list(range(len(windows))), 0, RepeatedFailure()
         while waiting:
             request = engine_pb2.RunRequest(
                 program=self._program,
@@ -139,6 +143,11 @@ class HandOverJobs:
                 break
             results.retries += len(failures)
             waiting = sorted(failures)
+            if self._policy.on_failure is OnFailure.RETRY:
+                # Nothing else says why the lane stands.
+                failed = self._named(windows[waiting[0]], failures[waiting[0]])
+                if line := failing.line(f"{failed}; trying again"):
+                    _log.warning("%s", line)
             await asyncio.sleep(self._policy.backoff.delay_s(attempt, self._rng))
         results.rows = in_order_of_windows(pa.concat_tables(tables))
         return results
@@ -152,19 +161,22 @@ class HandOverJobs:
             given_up.append(failure)
         if self._policy.on_failure in (OnFailure.STOP, OnFailure.RETRY):
             first = given_up[0]
-            window = describe(windows[first.window], first)
             # Of a traceback, the user's own frames; the reason already says what was raised.
             short = "\n".join(places(first.detail)) or first.detail
             raise UdfError(
                 codes.WINDOW_FAILED,
-                f"{self._where}: window {window['start']} to {window['end']}"
-                + (f", key {window['key']!r}" if "key" in window else "")
-                + f": {first.reason}\n{short}".rstrip()
+                f"{self._named(windows[first.window], first)}\n{short}".rstrip()
                 + "\nNothing was lost: fix the function and start again, or set `retryStrategy.onFailure` to drop such "
                 "windows or to send them to a dead-letter edge.",
                 detail=first.detail if short != first.detail else "",
             )
         return given_up
+
+    def _named(self, contents: WindowContents, failure: engine_pb2.WindowFailure) -> str:
+        """A window that failed, and why, in one line."""
+        window = describe(contents, failure)
+        key = f", key {window['key']!r}" if "key" in window else ""
+        return f"{self._where}: window {window['start']} to {window['end']}{key}: {failure.reason}"
 
 
 def describe(contents: WindowContents, failure: engine_pb2.WindowFailure) -> dict[str, Any]:

@@ -2,14 +2,20 @@
 
 Above it: `jobs`. Below it: PySpark's exceptions, of classic sessions and of Spark Connect. Everything that the rows of
 a window or the user's code can cause is a `WindowError`, and the window can be found by computing fewer windows. A lost
-worker (`WorkerLostError`) may be the fault of a window or of another process on the machine, which `jobs` finds out;
-any other error concerns the whole job.
+worker (`WorkerLostError`) may be the fault of a window or of another process on the machine, and a failure that Spark
+does not explain (`JobFailedError`) may be that of a window, too: `jobs` finds out. Any other error concerns the whole
+job.
+
+An error in a subquery, or on the side of a join that is broadcast, is raised in another thread: what the job raises has
+it as its cause. So the causes are looked at, too.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
+from typing import Any, NamedTuple
 
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, error_of
@@ -21,17 +27,28 @@ _OURS = re.compile(r"^millstream(?:_reduce)?\.[\w.]*?(\w+): (.*)", re.MULTILINE)
 _NOTED_CODE = re.compile(r"^\s*(MS-\d{4})$", re.MULTILINE)
 _STACK = re.compile(r"(?:Fatal Python error|Current thread|Thread) .*?(?=\n\s*at |\Z)", re.DOTALL)
 """What Python's fault handler writes when a signal ends a worker."""
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
+_TRACEBACK = re.compile(
+    r"Traceback \(most recent call last\):.*?(?=\n\s*at [\w.$]+/?[\w.$]*\(|\n\nJVM stacktrace:|\Z)", re.DOTALL
+)
+"""Of Python. The stack of Java that follows it is not part of it."""
+_FRAME = re.compile(r"[ |]*  File \"")
 _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ([^\n]+)")
 _CAUSED_BY = re.compile(r"^Caused by: ([^\n]+)", re.MULTILINE)
 _JAVA_CLASS = re.compile(r"^(?:: )?(?:[a-z]\w*\.)+")
+_SIMPLE_CLASS = re.compile(r"^\w+: (?=\[)")
+_STATE_IN_TEXT = re.compile(r"SQLSTATE: (\w{5})")
 _USERS_STATES = ("07", "21", "22", "23", "38", "42", "P0001")
 """Classes of SQLSTATE about data and expressions: cardinality, data exception, constraint, external routine, syntax or
 access, raise_error."""
+_ROUTINES_STATE = "38"
+"""The class of what Python raised in a task."""
+_CAUSES_MAX = 20
 _LOST = re.compile(r"(?:\w+: )?(?:Python worker (?:exited unexpectedly|failed to connect back)|ExecutorLostFailure)")
 """How the message begins if a process of a task has died. Users' messages may contain such words, but begin
 differently."""
 _AWAY = ("Connection refused", "SparkContext was shut down", "has been stopped", "UNAVAILABLE")
+_OF_THE_MACHINE = ("No space left on device", "Disk quota exceeded", "Too many open files", "Cannot run program")
+"""What no window can be the reason of."""
 
 
 class WindowError(Exception):
@@ -52,6 +69,24 @@ class WorkerLostError(RetryLaterError):
         """Where it was, as far as it could say."""
 
 
+class JobFailedError(RetryLaterError):
+    """A job has failed, and Spark does not say that a window or the machine is the reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(codes.SPARK_JOB, f"a Spark job failed: {reason}")
+        self.reason = reason
+
+
+class _Cause(NamedTuple):
+    """An error of Spark, or one that caused it."""
+
+    state: str
+    """SQLSTATE; empty if it has none."""
+    message: str
+    fragment: str
+    """The expression that failed, as written in the statement; empty if Spark does not say."""
+
+
 def meaning(error: Exception, query: str = "") -> WindowError | MillstreamError:
     """The meaning of the error of a failed job. `query`: the user's text if it is SQL."""
     if isinstance(error, MillstreamError):
@@ -59,21 +94,25 @@ def meaning(error: Exception, query: str = "") -> WindowError | MillstreamError:
     text = str(error)
     if (ours := _OURS.search(text)) is not None:
         return _raised_in_task(ours[1], ours[2].strip(), text[ours.end() :])
-    state = _state_of(error)
-    if state.startswith(_USERS_STATES):
-        return WindowError(_in_query(sentence(text, positions=False), _fragment(error), query))
+    traceback = _TRACEBACK.search(text)
+    for one in _causes(error, text):
+        if one.state.startswith(_ROUTINES_STATE) and traceback is not None:
+            break
+        if one.state.startswith(_USERS_STATES):
+            return WindowError(_in_query(sentence(one.message, positions=False), one.fragment, query))
     reason = cause(text)
     if _LOST.match(reason) is not None:
         stack = _STACK.search(text)
         return WorkerLostError(f"a process that computed a Spark task has died: {reason}", stack[0] if stack else "")
-    traceback = _TRACEBACK.search(text)
     if traceback is not None:
-        return WindowError(_last_line(traceback[0]), traceback[0])
+        return WindowError(_raised(traceback[0]), traceback[0].rstrip())
     if any(word in text for word in _AWAY) or isinstance(error, (ConnectionError, EOFError)):
         return RetryLaterError(codes.SPARK_LOST, f"Spark went away in the middle of a job: {reason}")
     if "Cannot run program" in reason:
         reason += ". Spark's Python workers run the Python that `spark.pyspark.python` (`spec.spark.conf`) names"
-    return RetryLaterError(codes.SPARK_JOB, f"a Spark job failed: {reason}")
+    if any(words in reason for words in _OF_THE_MACHINE):
+        return RetryLaterError(codes.SPARK_JOB, f"a Spark job failed: {reason}")
+    return JobFailedError(reason)
 
 
 def _raised_in_task(name: str, message: str, rest: str) -> MillstreamError:
@@ -120,18 +159,12 @@ def cause(text: str) -> str:
     """The cause from a job's exception: what went wrong in the task or underneath, rather than that a job or a call
     failed."""
     task = _LOST_TASK.search(text)
-    behind = [task[1]] if task else _CAUSED_BY.findall(text)
+    behind = _CAUSED_BY.findall(text)
+    if task is not None and (": " in task[1] or not behind):
+        # Otherwise it is only the class of what wraps the cause.
+        behind = [task[1]]
     lines = behind[-1:] or [line for line in text.splitlines() if line.strip()]
     return _JAVA_CLASS.sub("", lines[0].strip()) if lines else "no message"
-
-
-def _fragment(error: Exception) -> str:
-    """The expression that failed, as written in the statement; empty if Spark does not say."""
-    contexts = getattr(error, "getQueryContext", None)
-    for context in (contexts() or ()) if callable(contexts) else ():
-        if context.contextType().name == "SQL":
-            return str(context.fragment())
-    return ""
 
 
 def _in_query(message: str, fragment: str, query: str) -> str:
@@ -145,11 +178,49 @@ def _in_query(message: str, fragment: str, query: str) -> str:
     return f"line {before.count(chr(10)) + 1}, column {len(before.rpartition(chr(10))[2]) + 1}: {message}"
 
 
-def _state_of(error: Exception) -> str:
-    state = getattr(error, "getSqlState", None)
-    return (state() or "") if callable(state) else ""
+def _causes(error: Exception, text: str) -> Iterator[_Cause]:
+    """The error and what caused it, as far as Spark says: in classic sessions as objects of Java, otherwise in its
+    text."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    if java is None:
+        yield _Cause(_asked(error, "getSqlState") or "", text, _fragment(_asked(error, "getQueryContext") or ()))
+        for line in _CAUSED_BY.findall(text):
+            if (found := _STATE_IN_TEXT.search(line)) is not None:
+                yield _Cause(found[1], _SIMPLE_CLASS.sub("", _JAVA_CLASS.sub("", line)), "")
+    for _ in range(_CAUSES_MAX):
+        if java is None:
+            return
+        yield _java_cause(java)
+        java = java.getCause()
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1]
+def _asked(error: Exception, name: str) -> Any:
+    method = getattr(error, name, None)
+    return method() if callable(method) else None
+
+
+def _java_cause(java: Any) -> _Cause:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        state, contexts = java.getSqlState() or "", java.getQueryContext()
+    except Py4JError:
+        # It is not one of Spark's own.
+        return _Cause("", "", "")
+    return _Cause(str(state), str(java.getMessage() or ""), _fragment(contexts or ()))
+
+
+def _fragment(contexts: Iterable[Any]) -> str:
+    """The expression that failed, as written in the statement; empty if Spark does not say."""
+    for context in contexts:
+        if str(context.contextType()).endswith("SQL"):
+            return str(context.fragment())
+    return ""
+
+
+def _raised(traceback: str) -> str:
+    """What Python raised, in the words of its class and message: the line after the last frame and its source."""
+    lines = [line for line in traceback.splitlines() if line.strip(" |+-")]
+    frames = [at for at, line in enumerate(lines) if _FRAME.match(line)]
+    after = (line for line in lines[frames[-1] + 1 :] if not re.match(r"[ |]*    ", line)) if frames else iter(())
+    return next(after, lines[-1]).strip(" |")

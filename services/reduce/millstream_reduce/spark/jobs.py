@@ -11,13 +11,16 @@ Cases:
  1. Under several windows: they are computed in halves, as after a failure.
  2. Under one window alone: it is computed again after a pause.
  3. Under the same window alone, `LOSSES_MAX` times: then it is the window's fault.
+
+The same holds for a job that failed without a reason that Spark can name, `FAILURES_MAX` times: but only while Spark
+computes something else. Otherwise the machine is at fault, or the cluster, and the whole job is tried again later.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,7 +32,7 @@ from pyspark.sql import SparkSession
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.group_keys import key_parts
-from millstream_reduce.spark.errors import WindowError, WorkerLostError, meaning
+from millstream_reduce.spark.errors import JobFailedError, WindowError, WorkerLostError, meaning
 from millstream_reduce.spark.manifest import JobWindow, JobWindows
 from millstream_reduce.spark.reducing import check_function, compute_groups
 from millstream_reduce.spark.sql import QueryError, SqlPlan, compute_sql, plan_sql
@@ -43,12 +46,31 @@ LOSSES_MAX = 2
 often as `spark.task.maxFailures` says, on this machine 4 times."""
 LOSS_PAUSE_S = 1.0
 """Pause between them, after which the memory may be free again."""
+FAILURES_MAX = 3
+"""Jobs of one window alone that may fail for an unknown reason until it is that window's fault."""
 _PLANS_MAX = 256
 _plans: WeakKeyDictionary[SparkSession, dict[bytes, SqlPlan]] = WeakKeyDictionary()
 """Queries that a session has analysed: analysing one again costs as much as a small job."""
 
 Compute = Callable[[JobWindows], tuple[pa.Table, list[engine_pb2.WindowFailure]]]
 """Computes windows: returns result rows, and windows that are known to have failed."""
+_ALONE = {
+    WorkerLostError: (
+        LOSSES_MAX,
+        (
+            f"computing this window alone has ended its Python workers, in {LOSSES_MAX} jobs one after the other: its "
+            "function ends the process, crashes, or needs more memory than there is"
+        ),
+    ),
+    JobFailedError: (
+        FAILURES_MAX,
+        (
+            f"computing this window alone has failed in {FAILURES_MAX} jobs one after the other, while Spark computes "
+            "others: "
+        ),
+    ),
+}
+"""How often computing a window alone may fail in each of these ways, and what is said then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +102,7 @@ def check(spark: SparkSession, program: engine_pb2.Program) -> engine_pb2.CheckR
 def run(spark: SparkSession, program: engine_pb2.Program, windows: JobWindows) -> JobResult:
     """Compute windows. Raises `MillstreamError` for errors that are not the fault of a window."""
     compute = _computation(spark, program)
-    tables, failures = _isolated(compute, windows, 0, program.sql.query)
+    tables, failures = _isolated(compute, windows, 0, _Attempts(spark, program.sql.query))
     return JobResult(completed(pa.concat_tables(tables or [RESULT_SCHEMA.empty_table()]), windows), failures)
 
 
@@ -103,14 +125,23 @@ def _planned(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
     return plan
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempts:
+    """What the attempts to compute the windows of a job share."""
+
+    spark: SparkSession
+    query: str
+    """The user's text if it is SQL."""
+
+
 def _isolated(
-    compute: Compute, windows: JobWindows, first: int, query: str
+    compute: Compute, windows: JobWindows, first: int, attempts: _Attempts
 ) -> tuple[list[pa.Table], list[engine_pb2.WindowFailure]]:
     """Compute `windows`, the first of which has the index `first`; those that fail are computed alone."""
     if not windows:
         return [], []
     try:
-        table, failures = _computed(compute, windows, query)
+        table, failures = _computed(compute, windows, attempts)
         for failure in failures:
             failure.window += first
         return [_shifted(table, first)], failures
@@ -118,30 +149,46 @@ def _isolated(
         if len(windows) == 1:
             return [], [engine_pb2.WindowFailure(window=first, reason=fault.reason, detail=fault.detail)]
     middle = len(windows) // 2
-    tables, failures = _isolated(compute, windows[:middle], first, query)
-    more_tables, more_failures = _isolated(compute, windows[middle:], first + middle, query)
+    tables, failures = _isolated(compute, windows[:middle], first, attempts)
+    more_tables, more_failures = _isolated(compute, windows[middle:], first + middle, attempts)
     return tables + more_tables, failures + more_failures
 
 
-def _computed(compute: Compute, windows: JobWindows, query: str) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
+def _computed(
+    compute: Compute, windows: JobWindows, attempts: _Attempts
+) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
     """Raises `WindowError` if some of the windows is, or may be, at fault."""
-    for losses in range(1, LOSSES_MAX + 1):
+    failed = {WorkerLostError: 0, JobFailedError: 0}
+    while True:
         try:
             return compute(windows)
         except Exception as error:
-            fault = meaning(error, query)
-            if not isinstance(fault, WorkerLostError):
+            fault = meaning(error, attempts.query)
+            if not isinstance(fault, (WorkerLostError, JobFailedError)):
                 raise fault from error
+            failed[type(fault)] += 1
             _log.warning("%s; no attempt of a window is counted", fault)
-            if len(windows) > 1 or losses == LOSSES_MAX:
-                raise WindowError(
-                    f"computing this window alone has ended its Python workers, in {LOSSES_MAX} jobs one after the "
-                    "other: its function ends the process, crashes, or needs more memory than there is",
-                    fault.detail,
-                ) from error
+            times_max, text = _ALONE[type(fault)]
+            if len(windows) > 1 or failed[type(fault)] >= times_max:
+                if isinstance(fault, JobFailedError):
+                    _check_others(attempts.spark, fault)
+                    text += fault.reason
+                raise WindowError(text, getattr(fault, "detail", "")) from error
         # In its own thread, which nothing else wakes.
-        threading.Event().wait(LOSS_PAUSE_S)
-    raise AssertionError("the last loss raises")
+        threading.Event().wait(LOSS_PAUSE_S * 2 ** (failed[type(fault)] - 1))
+
+
+def _check_others(spark: SparkSession, fault: JobFailedError) -> None:
+    """Raises the error of a job unless Spark computes others, with Python workers and a shuffle."""
+    try:
+        numbers = spark.range(0, 2, 1, 2).mapInArrow(_unchanged, "id BIGINT")
+        numbers.repartition(2).groupBy().count().collect()
+    except Exception as error:
+        raise fault from error
+
+
+def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
 
 
 def _shifted(table: pa.Table, first: int) -> pa.Table:

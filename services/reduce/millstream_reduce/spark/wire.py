@@ -17,7 +17,6 @@ import asyncio
 import hmac
 import logging
 import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -29,6 +28,7 @@ import pyarrow as pa
 from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError, error_of, kind_of
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX, MIB
+from millstream.pauses import RepeatedFailure
 from millstream.retry import Backoff
 from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
 from millstream_reduce.engine import RESULT_SCHEMA
@@ -116,8 +116,6 @@ _log = logging.getLogger(__name__)
 
 _BACKOFF = Backoff(interval_s=0.1, factor=2.0, cap_s=1.0, jitter=0.2)
 """A short backoff, because each attempt waits until the driver can be reached."""
-_SAID_AGAIN_S = 30.0
-"""The same problem is logged again after this time."""
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", GRPC_MESSAGE_BYTES_MAX),
@@ -184,16 +182,14 @@ class SparkClient:
 
     async def _ask(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask until there is an answer."""
-        attempt = 0
-        last_logged, last_logged_s = "", 0.0
+        attempt, repeated = 0, RepeatedFailure()
         while True:
             try:
                 return await ask()
             except grpc.aio.AioRpcError as error:
                 trouble = self._trouble(error)
-            if str(trouble) != last_logged or time.monotonic() - last_logged_s > _SAID_AGAIN_S:
-                last_logged, last_logged_s = str(trouble), time.monotonic()
-                _log.warning("%s; asking again", trouble)
+            if line := repeated.line(f"{trouble}; asking again"):
+                _log.warning("%s", line)
             attempt += 1
             await asyncio.sleep(_BACKOFF.delay_s(attempt, self._rng))
 

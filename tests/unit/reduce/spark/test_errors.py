@@ -10,7 +10,7 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UdfError, error_of, kind_of
 from millstream.udf.native.reduce_stream import FunctionLostError
-from millstream_reduce.spark.errors import meaning
+from millstream_reduce.spark.errors import WindowError, meaning
 from millstream_reduce.spark.sql import QueryError
 
 
@@ -45,6 +45,32 @@ def test_an_error_in_a_task_keeps_its_code(raised: MillstreamError, kind: type[M
     assert isinstance(found, MillstreamError)
     assert found.code is code
     assert str(found) == str(raised).partition("\n")[0]
+
+
+class Panic(BaseException):
+    """As libraries in other languages raise them."""
+
+
+def test_what_python_raised_is_told_in_its_own_words() -> None:
+    def dies() -> None:
+        raise Panic("index 3 out of bounds\nhelp: look there")
+
+    try:
+        dies()
+    except Panic:
+        text = traceback.format_exc()
+    stack = "\tat org.apache.spark.api.python.BasePythonRunner.handle(R.scala:1)\n\tat java.base/java.lang.Thread.run()"
+    in_a_job = f"An exception was thrown from the Python worker: {text}\n\n{stack}"
+    in_a_subquery = (
+        f"An error occurred while calling o1.getResult.\n: org.apache.spark.SparkException: in awaitResult\n{stack}\n"
+        f"Caused by: org.apache.spark.api.python.PythonException: {text}\n{stack}"
+    )
+    for raised in (in_a_job, in_a_subquery):
+        found = meaning(Exception(raised))
+        assert isinstance(found, WindowError)
+        assert found.reason.endswith("Panic: index 3 out of bounds")
+        assert "in dies" in found.detail
+        assert "java" not in found.detail
 
 
 def test_an_error_of_another_version_is_not_made_up() -> None:
