@@ -200,6 +200,10 @@ REREAD_INTERVAL_S = 1.0
 """How often certificates and tokens are checked, because they may have been replaced."""
 ACKNOWLEDGED_BYTES_MAX = 32 * MIB
 """Bytes of unacknowledged messages that a source holds, in addition to those in flight when the limit is reached."""
+SSE_IDS_KEPT = 16
+"""Newest ids of an event stream whose digests are in the lane's mark."""
+SSE_IDS_REMEMBERED = 10_000
+"""Ids of an event stream that an open lane remembers, to notice events that come again."""
 SSE_ID_BYTES_MAX = 2 * KIB
 """Size of the id of an event: it becomes part of each position, and of the head of a request."""
 POLL_ANSWER_BYTES_MAX = 32 * MIB

@@ -79,7 +79,7 @@ async def test_only_some_types_are_read_and_the_position_follows_the_others(addr
     async with open_lane(spec) as lane:
         records, _, batches = await read_to_end(lane)
     assert values(records) == [b"3", b"5", b"7", b"9"]
-    assert json.loads(batches[-1].position)["place"] == "9"
+    assert json.loads(batches[-1].position)["place"].partition("\n")[0] == "9"
 
 
 @pytest.mark.guarantee("I1")
@@ -92,6 +92,47 @@ async def test_a_server_that_begins_with_the_last_event_gives_it_once() -> None:
 
     async with open_web({"/": inclusive}) as address, open_lane({"sse": {"url": f"http://{address}/"}}) as lane:
         assert values((await read_to_end(lane))[0]) == numbered(1, 5)
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("again", [False, True], ids=["in one run", "in the next run"])
+@pytest.mark.parametrize("window", [3, 30], ids=["a few events", "more than a mark names"])
+async def test_a_server_that_ignores_the_last_id_stops_the_lane_before_an_event_is_repeated(
+    again: bool, window: int
+) -> None:
+    async def ignorant(request: web.Request) -> web.StreamResponse:
+        return await stream_of(request, *(b"retry: 1\nid: %d\ndata: %d\n\n" % (n, n) for n in range(1, window + 1)))
+
+    batches: list[SourceBatch] = []
+    async with open_web({"/": ignorant}) as address:
+        spec = {"sse": {"url": f"http://{address}/"}}
+        async with open_lane(spec) as lane:
+            assert values(await read_until(lane, lambda found: len(found) == window, batches)) == numbered(1, window)
+            if not again:
+                with raises(codes.TARGET_UNFIT, match=r"the event '1' again, .* ignores Last-Event-ID"):
+                    await read_until(lane, bool)
+        if again:
+            with raises(codes.TARGET_UNFIT, match=r"the event '1' again, .* ignores Last-Event-ID"):
+                async with open_lane(spec, batches[-1].position) as lane:
+                    await read_until(lane, bool)
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_position_of_earlier_versions_continues_and_finds_its_event_again(address: str) -> None:
+    spec = {"sse": {"url": f"http://{address}/events?count=9"}}
+    async with open_lane(spec) as lane:
+        _, _, batches = await read_to_end(lane)
+    body = {**json.loads(batches[-1].position), "place": "4"}
+    async with open_lane(spec, json.dumps(body).encode()) as lane:
+        assert values((await read_to_end(lane))[0]) == numbered(5, 9)
+
+    async def ignorant(request: web.Request) -> web.StreamResponse:
+        return await stream_of(request, *(b"id: %d\ndata: %d\n\n" % (n, n) for n in range(2, 9)))
+
+    async with open_web({"/": ignorant}) as other:
+        with raises(codes.TARGET_UNFIT, match="the event '4' again"):
+            async with open_lane({"sse": {"url": f"http://{other}/"}}, json.dumps(body).encode()) as lane:
+                await read_until(lane, lambda found: len(found) == 9)
 
 
 @pytest.mark.guarantee("I10")
@@ -285,6 +326,24 @@ async def test_the_last_page_grows_and_one_that_was_changed_stops_the_lane() -> 
             with raises(codes.SOURCE_DIFFERS):
                 async with open_lane(spec, batches[-1].position):
                     pass
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_server_that_ignores_the_cursor_stops_the_lane_before_a_record_is_repeated() -> None:
+    async def ignorant(request: web.Request) -> web.Response:
+        return web.json_response([{"id": n} for n in range(1, 4)])
+
+    cursor = {"recordField": "id", "parameter": "since"}
+    batches: list[SourceBatch] = []
+    async with open_web({"/": ignorant}) as address:
+        spec = {"httpPoll": {"url": f"http://{address}/", "cursor": cursor, "interval": "10ms"}}
+        async with open_lane(spec) as lane:
+            assert len(await read_until(lane, lambda found: len(found) == 3, batches)) == 3
+            with raises(codes.TARGET_UNFIT, match=r"after the cursor '3', but returns the record at the cursor"):
+                await read_until(lane, bool)
+        with raises(codes.TARGET_UNFIT, match="the record at the cursor"):
+            async with open_lane(spec, batches[-1].position) as lane:
+                await read_until(lane, bool)
 
 
 async def test_a_cursor_that_is_forgotten_stops_the_lane(address: str) -> None:

@@ -233,7 +233,9 @@ class ReceivingLane:
         return SourceBatch(frame, position, ended, faults)
 
     def _invalid(self, one: Received) -> InvalidRecord | None:
-        place = f"{self._named}{f', {one.place}' if one.place else ''}"
+        # A stream may add more lines to the place, for itself.
+        line = one.place.partition("\n")[0]
+        place = f"{self._named}{f', {line}' if line else ''}"
         if one.whole_size:
             return too_large(one.value or b"", one.whole_size, place)
         return invalid(one.value or b"", one.size, one.fault, place)

@@ -19,6 +19,8 @@ class Answer:
     records: Sequence[bytes]
     following: str | None
     """The next cursor, or the URL of the next page; None if the answer has none."""
+    cursors: Sequence[str | None] = ()
+    """The cursor of each record, where the last record has the next one."""
 
 
 def read_answer(body: bytes, settings: HttpPollSource, link: str | None) -> Answer:
@@ -49,11 +51,11 @@ def read_answer(body: bytes, settings: HttpPollSource, link: str | None) -> Answ
     if settings.cursor is None or settings.cursor.record_field is None or not records:
         return Answer(records, None)
     name = settings.cursor.record_field
-    last = items[-1] if items else _parsed(records[-1], "the last record")
-    following = _as_cursor(_at(last, name), name)
+    of_records = items or [_parsed(record, "a record") for record in records]
+    following = _as_cursor(_at(of_records[-1], name), name)
     if following is None:
         raise ValueError(f"the last record has no {name!r}; check `cursor.recordField`")
-    return Answer(records, following)
+    return Answer(records, following, [_cursor_or_none(_at(one, name), name) for one in of_records])
 
 
 def _parsed(text: bytes, what: str) -> Any:
@@ -70,6 +72,13 @@ def _at(document: Any, path: str) -> Any:
             return None
         document = document.get(name)
     return document
+
+
+def _cursor_or_none(value: Any, path: str) -> str | None:
+    try:
+        return _as_cursor(value, path)
+    except ValueError:
+        return None
 
 
 def _as_cursor(value: Any, path: str) -> str | None:

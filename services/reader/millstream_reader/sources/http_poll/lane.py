@@ -261,6 +261,12 @@ class HttpPollLane:
                     f"{self._link.where}: {self._link.place} had {left_out} records after the cursor "
                     f"{self._cursor[:80]!r} that were read, and now returns different ones",
                 )
+            if self._cursor and self._cursor in answer.cursors:
+                raise self._link.unfit(
+                    f"was asked for the records after the cursor {self._cursor[:80]!r}, but returns the record at the "
+                    "cursor: it ignores the cursor or includes that record, or `cursor.recordField` is not unique. "
+                    "Nothing was repeated. Correct `cursor`"
+                )
         self._rest, self._following = answer.records[left_out:], answer.following
         if by_cursor or not self._cursor:
             self._validators = got.validators

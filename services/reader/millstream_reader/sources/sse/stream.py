@@ -3,8 +3,8 @@
     GET, Last-Event-ID ─► 200, text/event-stream ─► events ─► inbox
                       └─► 204: no more events
 
-An id must identify one event, because the lane's mark contains it. So an event without an id, or with the id of the
-previous event, stops the lane.
+An id must identify one event, because the lane's mark contains it. So an event without an id, with the id of the
+previous event, or with an id that came over an earlier connection, stops the lane.
 
 Above it: the receiving lane. Below it: a session of aiohttp.
 """
@@ -29,6 +29,7 @@ from millstream_reader.source import SourceLane
 from millstream_reader.sources.receiving import Arrivals, Received, open_receiving
 from millstream_reader.sources.sse.connector import SseSource
 from millstream_reader.sources.sse.events import Event, EventParser
+from millstream_reader.sources.sse.known import KnownIds, last_of
 
 KIND = "sse"
 EVENT_HEADER, ID_HEADER = "Sse-Event", "Sse-Id"
@@ -48,6 +49,7 @@ class SseStream:
         self._response: ClientResponse | None = None
         self._asked_s = 0.0
         self._retry_s = 0.0
+        self._known = KnownIds()
 
     @property
     def replayable(self) -> bool:
@@ -60,7 +62,7 @@ class SseStream:
     async def connect(self, place: str) -> None:
         await self.close()
         settings, link = self._settings, self._link
-        last = place or settings.last_event_id or ""
+        last = self._known.begin(place) or settings.last_event_id or ""
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store", **({_LAST: last} if last else {})}
         timeout = ClientTimeout(total=None, sock_connect=settings.timeout_s, sock_read=settings.idle_timeout_s)
         with translated(link):
@@ -86,7 +88,7 @@ class SseStream:
         with translated(self._link):
             async for chunk in response.content.iter_any():
                 for event in parser.feed(chunk):
-                    received = self._received(event, inbox.place, first=first)
+                    received = self._received(event, last_of(inbox.place), first=first)
                     if received is not None:
                         first = False
                         inbox.put(received)
@@ -135,6 +137,12 @@ class SseStream:
                 raise self._link.unfit(f"sends an event without an id, which cannot be requested again. {_NO_REPLAY}")
             if len(place.encode()) > SSE_ID_BYTES_MAX:
                 raise self._link.unfit(f"gives ids of more than {SSE_ID_BYTES_MAX} bytes. {_NO_REPLAY}")
+            if self._known.came_before(place):
+                raise self._link.unfit(
+                    f"was asked to continue after the event {before!r}, but sends the event {place!r} again, which has "
+                    f"been read: it ignores {_LAST}, or its ids began again. Nothing was repeated. {_NO_RESUME}"
+                )
+            place = self._known.add(place)
         wanted = event.data is not None and (not self._settings.events or event.kind in self._settings.events)
         if not wanted and not place:
             return None
@@ -146,6 +154,11 @@ class SseStream:
 
 
 _NO_REPLAY = "Make the server give each event a unique id, or set `replay: false` for at-most-once delivery"
+
+_NO_RESUME = (
+    f"Make the server honor {_LAST}. `replay: false` reads it without positions: events that it sends again over a new "
+    "connection are then read again"
+)
 
 
 async def look(settings: SseSource, base_dir: Path) -> None:
