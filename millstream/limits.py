@@ -228,6 +228,9 @@ KAFKA_LEADERS_EVERY_S = 2.0
 """How often the leaders of partitions are asked whether they answer, after one of them was lost."""
 KAFKA_LEADER_ANSWER_S = 1.0
 """How long one of them has for an answer. Other partitions are not read meanwhile."""
+KAFKA_IDS_EVERY_S = 0.05
+"""How often a reading lane compares the ids of its topics. To delete a topic, recreate it, and write more records to it
+than the lane has read takes longer."""
 KAFKA_TOPICS_REREAD_S = 30.0
 """How often a source looks for new partitions and topics."""
 KAFKA_MARKER_REFRESH_S = 3600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions
 
 from millstream import codes
+from millstream.errors import MillstreamError
 from millstream.limits import KAFKA_LEADERS_EVERY_S
 from millstream.record import Record
 from millstream.spec.models import Source
@@ -190,6 +192,39 @@ async def test_records_that_were_removed_are_damage_and_named(kafka: KafkaServer
     with raises(codes.SOURCE_RECORDS_REMOVED, match="the first offset left is 29"):
         async with open_lane(spec(kafka, topic), position):
             pass
+
+
+@pytest.mark.guarantee("I15")
+@pytest.mark.parametrize("while_open", [True, False])
+async def test_a_topic_that_was_recreated_is_not_continued(kafka: KafkaServer, while_open: bool) -> None:
+    topic = kafka.create(f"again-{uuid4()}")
+    kafka.produce(topic, [b"old-%d" % n for n in range(3)])
+
+    def recreate() -> None:
+        admin = kafka.admin()
+        admin.delete_topics([topic])[topic].result(30)
+        kafka.create(topic)
+        # More than the lane has read of the former one.
+        kafka.produce(topic, [b"new-%d" % n for n in range(6)])
+
+    batches: list[SourceBatch] = []
+    async with open_lane(spec(kafka, topic, start="earliest")) as lane:
+        await read_until(lane, lambda records: len(records) == 3, batches)
+        if while_open:
+            recreate()
+            # The lane may look while there is no such topic.
+            stops = (codes.SOURCE_PAST_REPLACED, codes.TARGET_UNFIT)
+            with pytest.raises(MillstreamError, check=lambda error: error.code in stops):
+                await read_until(lane, bool)
+    if not while_open:
+        recreate()
+    with raises(codes.SOURCE_PAST_REPLACED, match="was deleted and recreated"):
+        async with open_lane(spec(kafka, topic), batches[-1].position):
+            pass
+    # Positions of earlier versions have no ids.
+    former = {name: value for name, value in json.loads(batches[-1].position).items() if name != "ids"}
+    async with open_lane(spec(kafka, topic), json.dumps(former).encode()) as lane:
+        assert values(await read_until(lane, lambda records: len(records) == 3)) == [b"new-3", b"new-4", b"new-5"]
 
 
 async def test_a_record_with_a_time_outside_the_calendar_is_named_and_the_others_are_read(kafka: KafkaServer) -> None:

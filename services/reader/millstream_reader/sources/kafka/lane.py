@@ -14,7 +14,7 @@ import math
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from millstream.blocking import ClientThread, open_thread
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.limits import (
     KAFKA_FETCH_AGAIN_MS,
+    KAFKA_IDS_EVERY_S,
     KAFKA_LEADER_ANSWER_S,
     KAFKA_LEADERS_EVERY_S,
     KAFKA_PREFETCH_BYTES,
@@ -36,6 +37,7 @@ from millstream.wire.kafka import Heard, client_settings, made, reach, topic_par
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.kafka.connector import KafkaSource
+from millstream_reader.sources.kafka.identity import TopicIds
 from millstream_reader.sources.kafka.runs import Run, Split, Taken, runs_of
 from millstream_reader.sources.messages import SHOWN_BYTES
 from millstream_reader.sources.positions import pack_position, unpack_position, unreadable_position
@@ -72,6 +74,11 @@ class KafkaSourceLane:
         """When the leaders were asked last."""
         self._unknown_s: float | None = None
         """Since when a topic is unknown to brokers that have been away."""
+        self._topic_ids: TopicIds | None = None
+        self._ids: dict[str, str] = {}
+        """By topic: its id, if the cluster has ids. It belongs to the offsets."""
+        self._ids_s = -math.inf
+        """When the ids were last compared."""
         self._known_ends: dict[Split, int] = {}
         """By split: its end when its broker last answered."""
         self._draining = False
@@ -107,7 +114,7 @@ class KafkaSourceLane:
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
-            self._consumer = None
+            self._consumer = self._topic_ids = None
 
     def _open(self) -> None:
         owner, spec = self._owner, self._spec
@@ -127,13 +134,16 @@ class KafkaSourceLane:
             "error_cb": self._hear,
         }
         self._consumer = made(Consumer, settings, self._where)
+        self._topic_ids = TopicIds(settings, self._where)
         splits = self._splits()
+        if body is not None:
+            self._next, self._ends, self._ids = self._known(body)
+        self._compare_ids(self._reach(partial(self._topic_ids.ask, {topic for topic, _ in splits})))
         if body is None:
             self._next = {split: self._first(split) for split in splits}
             if spec.stop_at_end:
                 self._ends = {split: self._bounds(split)[1] for split in splits}
         else:
-            self._next, self._ends = self._known(body)
             for split, offset in self._next.items():
                 if split not in splits:
                     raise self._removed(split, f"the lane is at {offset}, but the partition no longer exists")
@@ -141,9 +151,11 @@ class KafkaSourceLane:
             self._add(splits)
         self._assign()
 
-    def _known(self, body: dict[str, Any]) -> tuple[dict[Split, int], dict[Split, int] | None]:
+    def _known(self, body: dict[str, Any]) -> tuple[dict[Split, int], dict[Split, int] | None, dict[str, str]]:
         try:
-            return _unpacked(body["at"]), None if body["ends"] is None else _unpacked(body["ends"])
+            # Positions of earlier versions have no ids.
+            ids = {str(topic): str(topic_id) for topic, topic_id in body.get("ids", {}).items()}
+            return _unpacked(body["at"]), None if body["ends"] is None else _unpacked(body["ends"]), ids
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise unreadable_position(self._where, self._owner.position, "a kafka source") from error
 
@@ -167,6 +179,8 @@ class KafkaSourceLane:
         new = [split for split in splits if split not in self._next] if self._ends is None else []
         for split in new:
             self._next[split] = self._bounds(split)[0]
+            if split[0] not in self._ids and self._topic_ids is not None:
+                self._compare_ids(self._reach(partial(self._topic_ids.ask, [split[0]])))
             _log.info("%s: reads the new partition %s/%d", self._where, *split)
         return bool(new)
 
@@ -195,12 +209,36 @@ class KafkaSourceLane:
         if offset > end:
             raise self._removed(split, f"the lane is at offset {offset}, but the partition ends at {end}")
 
+    def _compare_ids(self, ids: Mapping[str, str]) -> None:
+        """Raises `DamageError` for a topic that has another id than before."""
+        self._ids_s = time.monotonic()
+        for topic, topic_id in ids.items():
+            before = self._ids.setdefault(topic, topic_id)
+            if before != topic_id:
+                raise DamageError(
+                    codes.SOURCE_PAST_REPLACED,
+                    f"{self._where}: the topic {topic} was deleted and recreated (its id was {before} and is now "
+                    f"{topic_id}), so the offsets that were read belong to another topic. Nothing of the new one was "
+                    "used. Read it with a source of another name, or start over with --fresh",
+                )
+
+    def _compare_now(self) -> None:
+        """Compare the ids of the topics, if the cluster answers."""
+        assert self._topic_ids is not None, "it is open"
+        try:
+            ids = self._topic_ids.ask(self._ids, KAFKA_LEADER_ANSWER_S)
+        except KafkaException:
+            # The next poll reports what is wrong, and this is tried again after it.
+            return
+        self._compare_ids(ids)
+
     def _removed(self, split: Split, what: str) -> DamageError:
         return DamageError(
             codes.SOURCE_RECORDS_REMOVED,
             f"{self._where}: {split[0]}/{split[1]}: {what}: Kafka removed records before they were read (retention, "
-            "or the topic was recreated). Nothing was skipped. Restore the records, read the remaining ones with a "
-            "source of another name, or start over with --fresh; and give the topic a longer retention",
+            "or the topic was recreated in a cluster without ids). Nothing was skipped. Restore the records, read the "
+            "remaining ones with a source of another name, or start over with --fresh; and give the topic a longer "
+            "retention",
         )
 
     def _assign(self) -> None:
@@ -241,6 +279,9 @@ class KafkaSourceLane:
         if found and records_max > 1:
             # Not more than fit into a batch: one more would become a separate batch.
             found += self._client.consume(records_max - 1, 0.0)
+        if found and self._ids and time.monotonic() >= self._ids_s + KAFKA_IDS_EVERY_S:
+            # After the records arrived: with the same id now, they are of the same topic.
+            self._compare_now()
         runs: list[Run] = []
         start = 0
         for row, error in enumerate(map(Message.error, found)):
@@ -279,6 +320,8 @@ class KafkaSourceLane:
             return [Run((topic or "", partition or 0), [message.offset() or 0])]
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and topic is not None:
             split = (topic, partition or 0)
+            if self._ids:
+                self._compare_now()
             self._check(split, self._next[split])
             # The offset is in range after all: the broker has recovered its data. The records of this call arrive
             # again.
@@ -325,7 +368,8 @@ class KafkaSourceLane:
 
     def _position(self) -> bytes:
         ends = None if self._ends is None else _packed(self._ends)
-        return pack_position(KIND, self._owner.partitions, {"at": _packed(self._next), "ends": ends})
+        body = {"at": _packed(self._next), "ends": ends, **({"ids": self._ids} if self._ids else {})}
+        return pack_position(KIND, self._owner.partitions, body)
 
     def _tell_group(self, position: bytes) -> None:
         body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
