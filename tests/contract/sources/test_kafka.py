@@ -194,7 +194,7 @@ async def test_records_that_were_removed_are_damage_and_named(kafka: KafkaServer
             pass
 
 
-@pytest.mark.guarantee("I15")
+@pytest.mark.guarantee("I10", "I15")
 @pytest.mark.parametrize("while_open", [True, False])
 async def test_a_topic_that_was_recreated_is_not_continued(kafka: KafkaServer, while_open: bool) -> None:
     topic = kafka.create(f"again-{uuid4()}")
