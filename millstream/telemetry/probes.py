@@ -92,12 +92,19 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def _give_way(self, reason: str) -> None:
+        """End the connection: a newer one needs its slot. Probes are short, so an old one is silent or idle."""
+        self._refusals.note(reason, self._lease.client)
+        if self._transport is not None:
+            self._transport.abort()
+
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have their own class.
         self._transport = cast("asyncio.Transport", transport)
         self._opened.add(self)
+        self._lease.give_way = self._give_way
         self._wait(self._limits.head_timeout_s)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -16,6 +16,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from millstream.limits import HTTP_ANSWER_TIMEOUT_S, HTTP_HEAD_BYTES_MAX, HTTP_RETRY_AFTER_S
 from millstream.wire.connections import TOO_MANY_OF_CLIENT, ConnectionLimits, Connections, Lease, Refusals
@@ -44,8 +45,8 @@ class Accepting:
         protocol: Callable[[Lease], asyncio.BaseProtocol],
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`protocol` serves a connection with a slot, and releases the slot when the connection is lost; `tls` returns
-        the context for the next connection."""
+        """`protocol` serves a connection with a slot, and releases the slot when the connection is lost; it sets the
+        slot's `give_way`. `tls` returns the context for the next connection."""
         self._listener = listener
         self._limits = limits
         self._connections = connections
@@ -74,9 +75,19 @@ class Accepting:
                 self._refuse(accepted, place)
                 continue
             serving = tasks.create_task(self._serve(accepted, place), name=f"connection from {address[0]}")
+            place.give_way = partial(self._abandon, serving, accepted, place)
             self._unopened.add(accepted)
             self._opening.add(serving)
             serving.add_done_callback(self._opening.discard)
+
+    def _abandon(self, serving: asyncio.Task[None], accepted: socket.socket, lease: Lease, reason: str) -> None:
+        """End a connection that is not served yet."""
+        self._refusals.note(reason, lease.client)
+        serving.cancel()
+        if accepted in self._unopened:
+            # Its task will never run.
+            self._unopened.discard(accepted)
+            accepted.close()
 
     def stop(self) -> None:
         """Close all connections that are not served yet, and refused ones that are still open."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from millstream.clock import Clock
 from millstream.limits import (
@@ -32,7 +32,8 @@ class ConnectionLimits:
 
     connections_max: int = HTTP_CONNECTIONS_MAX
     client_connections_max: int = HTTP_CLIENT_CONNECTIONS_MAX
-    """Connections from one address, or with IPv6, from one /64 network."""
+    """Connections of one sender, and connections from one address (with IPv6, from one /64 network) whose senders are
+    not known yet."""
     head_timeout_s: float = HTTP_HEAD_TIMEOUT_S
     """Timeout from the connection to the end of its first request's head, and for a TLS handshake."""
     idle_timeout_s: float = HTTP_IDLE_TIMEOUT_S
@@ -78,27 +79,51 @@ class Refusals:
         self._untold.clear()
 
 
-@dataclass(slots=True)
 class Lease:
-    """The slot of one connection."""
+    """The slot of one connection. At first, its client has not shown that it is a sender."""
 
-    _connections: Connections
-    client: str
-    _released: bool = field(default=False)
+    def __init__(self, connections: Connections, client: str) -> None:
+        self.client = client
+        self.give_way: Callable[[str], object] | None = None
+        """Ends the connection for the given reason; None while it must not end."""
+        self._connections = connections
+        self._sender: str | None = None
+        self._released = False
+
+    @property
+    def sender(self) -> str | None:
+        """The sender that the client has shown to be; None before that."""
+        return self._sender
+
+    def show(self, identity: str) -> bool:
+        """The client has shown that it is this sender, or that it needs no identity (an empty one). Its connection no
+        longer gives way to new ones. Returns False if the sender has too many connections: this one has to end."""
+        if self._sender is None and not self._released:
+            sender = f"{self.client} {identity}"
+            if not self._connections.shown(self, sender):
+                return False
+            self._sender = sender
+        return True
 
     def release(self) -> None:
         """Release the slot of a connection that has ended; calling it again has no effect."""
         if not self._released:
             self._released = True
-            self._connections.gone(self.client)
+            self._connections.gone(self)
 
 
 class Connections:
-    """The open connections of one listener."""
+    """The open connections of one listener.
+
+    Without a free slot, the oldest connection whose client has shown nothing gives way to a new one. So strangers, who
+    can open any number of connections, only take slots from each other: a sender shows who it is with its first bytes.
+    """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
-        self._open: Counter[str] = Counter()
+        self._strangers: dict[str, dict[Lease, None]] = {}
+        """By client: the connections without a sender, the oldest first."""
+        self._senders: Counter[str] = Counter()
         self._count = 0
 
     @property
@@ -108,20 +133,51 @@ class Connections:
     def admit(self, address: str) -> Lease | str:
         """A slot for a connection from that address, or why there is none: `TOO_MANY` or `TOO_MANY_OF_CLIENT`."""
         client = client_of(address)
-        if self._open[client] >= self._limits.client_connections_max:
+        same = self._strangers.get(client, {})
+        if len(same) >= self._limits.client_connections_max and not self._make_way(same, TOO_MANY_OF_CLIENT):
             return TOO_MANY_OF_CLIENT
         if self._count >= self._limits.connections_max:
-            return TOO_MANY
-        self._open[client] += 1
+            most = max(self._strangers.values(), key=len, default={})
+            if not self._make_way(most, TOO_MANY):
+                return TOO_MANY
+        lease = Lease(self, client)
+        self._strangers.setdefault(client, {})[lease] = None
         self._count += 1
-        return Lease(self, client)
+        return lease
 
-    def gone(self, client: str) -> None:
-        """Release the slot of a connection of this client."""
+    @staticmethod
+    def _make_way(leases: Mapping[Lease, None], reason: str) -> bool:
+        """End the oldest connection that may end. Returns whether there is one."""
+        oldest = next((lease for lease in leases if lease.give_way is not None), None)
+        if oldest is None or oldest.give_way is None:
+            return False
+        oldest.release()
+        oldest.give_way(reason)
+        return True
+
+    def shown(self, lease: Lease, sender: str) -> bool:
+        """Count a connection for its sender. Returns False if the sender has as many as it may have."""
+        if self._senders[sender] >= self._limits.client_connections_max:
+            return False
+        self._forget(lease)
+        self._senders[sender] += 1
+        return True
+
+    def gone(self, lease: Lease) -> None:
+        """Release the slot of a connection."""
         self._count -= 1
-        self._open[client] -= 1
-        if not self._open[client]:
-            del self._open[client]
+        if lease.sender is None:
+            self._forget(lease)
+            return
+        self._senders[lease.sender] -= 1
+        if not self._senders[lease.sender]:
+            del self._senders[lease.sender]
+
+    def _forget(self, lease: Lease) -> None:
+        same = self._strangers[lease.client]
+        del same[lease]
+        if not same:
+            del self._strangers[lease.client]
 
 
 def client_of(address: str) -> str:

@@ -3,6 +3,8 @@
     accept ─► a place left? ─► TLS handshake ─► head in time? ─► the application ─► idle for too long?
                  └─► 429, 503                      └─► 408                              └─► closed
 
+A connection gives way to a new one until the application says whose it is (`HttpServer.show`).
+
 Above it: code that has an aiohttp application, which parses and answers. Below it: `accepting`.
 """
 
@@ -23,10 +25,10 @@ from aiohttp.typedefs import Handler
 
 from millstream.background import open_tasks
 from millstream.clock import Clock
-from millstream.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEADERS_MAX, HTTP_LINGER_TIMEOUT_S
+from millstream.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEADERS_MAX, HTTP_LINGER_TIMEOUT_S, HTTP_RETRY_AFTER_S
 from millstream.statistics import ListenerStatistics
 from millstream.wire.accepting import NO_HEAD, UNREADABLE, Accepting, refusal
-from millstream.wire.connections import ConnectionLimits, Connections, Lease, Refusals
+from millstream.wire.connections import TOO_MANY_OF_CLIENT, ConnectionLimits, Connections, Lease, Refusals
 
 if TYPE_CHECKING:
     from aiohttp.web_server import Server
@@ -38,6 +40,12 @@ class HttpServer:
     def __init__(self, connections: Connections, refusals: Refusals) -> None:
         self.connections = connections
         self.refusals = refusals
+
+    @staticmethod
+    def show(request: web.Request, identity: Callable[[], str]) -> bool:
+        """The client has shown that it is this sender. Returns False if the sender has too many connections: see
+        `Lease.show`. `identity` is called once for each connection."""
+        return not isinstance(request.protocol, _Connection) or request.protocol.show(identity)
 
     def statistics(self) -> ListenerStatistics:
         return ListenerStatistics(self.connections.count, dict(self.refusals.counts))
@@ -123,6 +131,7 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._lease.give_way = self._give_way
         self._head_timer = asyncio.get_running_loop().call_later(self._timeout_s, self._no_head)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -135,6 +144,19 @@ class _Connection(web.RequestHandler):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def show(self, identity: Callable[[], str]) -> bool:
+        """See `Lease.show`."""
+        return self._lease.sender is not None or self._lease.show(identity())
+
+    def _give_way(self, reason: str) -> None:
+        """End a connection whose client has shown nothing: another one needs its slot."""
+        self._refusals.note(reason, self._lease.client)
+        if self.transport is not None and self._head_timer is not None:
+            # Nothing was answered on it, and no answer is in progress.
+            status = 429 if reason == TOO_MANY_OF_CLIENT else 503
+            self.transport.write(refusal(status, f"{reason}; try again", HTTP_RETRY_AFTER_S))
+        self.force_close()
 
     def _no_head(self) -> None:
         self._refusals.note(NO_HEAD, self._lease.client)

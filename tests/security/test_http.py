@@ -12,7 +12,7 @@ import resource
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -157,9 +157,11 @@ async def test_an_honest_client_is_served_while_a_stranger_drips_bytes(caplog: p
             for number in range(20):
                 async with connected(lane) as client:
                     assert await client.post(str(number)) == 200
-            # The slow ones lose their places, too.
-            await until(lambda: refused(lane, "no request in time") >= 20)
             assert lane.listener().connections <= 21, "the stranger's, and the last one of the honest client"
+            # The slow ones lose their places, too, where no new ones need them.
+            for task in dripping[10:]:
+                task.cancel()
+            await until(lambda: refused(lane, "no request in time") >= 10)
             async with connected(lane) as client:
                 assert await client.post("last") == 200
         finally:
@@ -175,19 +177,47 @@ async def test_an_honest_client_is_served_while_a_stranger_drips_bytes(caplog: p
 @pytest.mark.guarantee("I8")
 async def test_too_many_connections_are_answered_at_once_and_take_nobodys_place() -> None:
     async with serving({"connectionsMax": 4, "clientConnectionsMax": 2}) as lane:
-        async with connected(lane, STRANGER), connected(lane, STRANGER), connected(lane, STRANGER) as third:
-            status, headers, told = await third.answer()
+        async with connected(lane, STRANGER) as first, connected(lane, STRANGER), connected(lane, STRANGER) as third:
+            # The oldest one that has shown nothing gives way.
+            status, headers, told = await first.answer()
             assert (status, headers["retry-after"], headers["connection"]) == (429, "1", "close")
             assert told == {"error": "too many connections of one client; try again"}
-            await third.closed()
-            async with connected(lane) as one, connected(lane) as two, connected(lane, "127.0.0.3") as fifth:
-                status, headers, _ = await fifth.answer()
-                assert (status, headers["retry-after"]) == (503, "1")
-                assert [await one.post(), await two.post()] == [200, 200]
+            await first.closed()
+            async with connected(lane) as one, connected(lane) as two:
+                assert [await one.post(), await two.post(), await third.post()] == [200, 200, 200]
+                async with connected(lane, "127.0.0.3") as fifth:
+                    assert await fifth.post() == 200
+                    # All have sent something.
+                    async with connected(lane, "127.0.0.4") as sixth:
+                        status, headers, _ = await sixth.answer()
+                        assert (status, headers["retry-after"]) == (503, "1")
         await until(lambda: lane.listener().connections == 0)
         async with connected(lane, STRANGER) as again:
             assert await again.post() == 200
-        assert lane.listener().refused == {TOO_MANY_OF_CLIENT: 1, TOO_MANY: 1}
+        assert lane.listener().refused == {TOO_MANY_OF_CLIENT: 1, TOO_MANY: 2}
+
+
+@pytest.mark.guarantee("I8")
+async def test_strangers_at_the_address_of_senders_take_no_place_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENS", "one\ntwo")
+    limits = {"connectionsMax": 12, "clientConnectionsMax": 4, "auth": {"token": {"env": "TOKENS"}}}
+    async with serving(limits) as lane, AsyncExitStack() as stack:
+        of_one = [await stack.enter_async_context(connected(lane)) for _ in range(4)]
+        assert [await client.post("a", "Authorization: Bearer one") for client in of_one] == [200] * 4
+        for _ in range(3):
+            # More than all places, from the same address, silent or with a wrong token.
+            for number in range(20):
+                silent = await stack.enter_async_context(connected(lane))
+                if number % 2:
+                    await silent.send(request("x", "Authorization: Bearer wrong"))
+            assert [await client.post("b", "Authorization: Bearer one") for client in of_one] == [200] * 4
+            async with connected(lane) as other:
+                assert await other.post("c", "Authorization: Bearer two") == 200
+            # A sender has a limit of its own.
+            async with connected(lane) as fifth:
+                assert await fifth.post("d", "Authorization: Bearer one") == 429
 
 
 async def test_connections_stay_below_what_the_process_may_open() -> None:

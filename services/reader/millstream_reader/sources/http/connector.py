@@ -88,8 +88,9 @@ class HttpSource(SpecModel):
     """Maximum number of connections to one lane; further ones are answered 503. At most half of the files that the
     process may open."""
     client_connections_max: PositiveCount = field(default=HTTP_CLIENT_CONNECTIONS_MAX, alias="clientConnectionsMax")
-    """Maximum number of connections from one address (with IPv6, from one network of 64 bits), at most half of
-    `connectionsMax`; further ones are answered 429. Raise it if senders come through a proxy."""
+    """Maximum number of connections of one sender: an address (with IPv6, a network of 64 bits) with a token and a
+    certificate. At most half of `connectionsMax`; further ones are answered 429. Raise it if senders come through a
+    proxy. As many connections of an address that have shown nothing may be open; then the oldest gives way."""
     id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
     """How long the id of a record is remembered, so that sending it again has no effect. Duration
     of at least 1s, default 24h."""

@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
 from itertools import accumulate
 
 from aiohttp import web
@@ -44,7 +46,7 @@ from millstream.limits import (
 )
 from millstream.record import LaneId
 from millstream.statistics import ListenerStatistics
-from millstream.wire.connections import ConnectionLimits, is_loopback
+from millstream.wire.connections import TOO_MANY_OF_CLIENT, ConnectionLimits, is_loopback
 from millstream.wire.http_server import HttpServer, open_http_server
 from millstream.wire.replaced import Tokens
 from millstream_reader.ids import FULL_TOLD_EVERY_S, SeenIds, full
@@ -309,7 +311,7 @@ class HttpSourceLane:
             if refusal.retry_after_s is not None:
                 headers["Retry-After"] = str(refusal.retry_after_s)
             if refusal.status == 401:
-                headers["WWW-Authenticate"] = "Bearer"
+                headers |= {"WWW-Authenticate": "Bearer", "Connection": "close"}
             return web.json_response({"error": refusal.reason}, status=refusal.status, headers=headers)
         return web.json_response({"committed": count})
 
@@ -319,11 +321,21 @@ class HttpSourceLane:
             valid = self._plan.tokens().holds(_text(shown).strip().encode())
             if scheme.lower() != "bearer" or not valid:
                 raise RequestRefused(401, "a bearer token is required: `Authorization: Bearer <token>`")
+        if self.server is not None and not self.server.show(request, partial(self._identity, request)):
+            raise _later(429, f"{TOO_MANY_OF_CLIENT}; use fewer, or try again later")
         vertex = request.match_info.get("vertex", self._lane.vertex)
         if vertex != self._lane.vertex:
             raise RequestRefused(404, f"there is no source {vertex!r} here; this is {self._lane.vertex!r}")
         if self._draining:
             raise _later(503, "the source accepts no new records: it is stopping")
+
+    def _identity(self, request: web.Request) -> str:
+        """A digest of what a sender has shown to be allowed to send: its token and its certificate."""
+        tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+        certificate = tls.getpeercert(binary_form=True) if tls is not None else None
+        token = request.headers.get("Authorization", "") if self._plan.tokens is not None else ""
+        shown = _text(token).encode() + b"\0" + (certificate or b"")
+        return blake2b(shown, digest_size=16).hexdigest()
 
     async def _commit(self, request: web.Request) -> int:
         """Accept the request's records and wait until they are committed. Returns their number."""
