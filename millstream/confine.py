@@ -362,7 +362,6 @@ def _install_filter(*, strict: bool, affinity: bool) -> None:
 
 
 def _limit(limits: dict[str, int]) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     kinds = {
         "memory": resource.RLIMIT_DATA,
         "processes": resource.RLIMIT_NPROC,
@@ -388,6 +387,13 @@ def _limit(limits: dict[str, int]) -> None:
 
 
 # The processes
+
+
+def _forbid_core_files() -> None:
+    """See `millstream.die_with_parent`, which this program cannot import."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    limit = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
 
 
 def _die_with_parent() -> None:
@@ -535,6 +541,7 @@ def main(arguments: list[str]) -> int:
         settings = json.loads(text)
     limits = settings.get("limits", {})
     strict = settings.get("strict", False)
+    _forbid_core_files()
     try:
         if sys.platform == "linux":
             _die_with_parent()

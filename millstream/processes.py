@@ -196,6 +196,7 @@ async def open_process(
     pass_fds: Sequence[int] = (),
     group: bool = False,
     is_tied: bool = False,
+    is_private: bool = False,
     stop: Stop = KILLED,
 ) -> AsyncIterator[Process]:
     """Starts a process. At the end of the block, the process has ended and its output has been read.
@@ -210,6 +211,7 @@ async def open_process(
         pass_fds: File descriptors that it inherits.
         group: Signals go to all processes in its group, which includes its children by default.
         is_tied: The command itself makes sure that it ends with this process (`millstream.sandbox`).
+        is_private: Its files are for this user alone, whatever the umask. (Not of a tied one.)
         stop: How it is asked to end.
 
     Raises `InfrastructureError` when it cannot be started.
@@ -218,7 +220,7 @@ async def open_process(
     try:
         transport, pipes = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Pipes(outputs),
-            *(command if is_tied else dying_with_parent(list(command))),
+            *(command if is_tied else dying_with_parent(list(command), private=is_private)),
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE if callable(stdout) else stdout,
             stderr=asyncio.subprocess.PIPE if callable(stderr) else stderr,

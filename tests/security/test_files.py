@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import time
 from collections.abc import Iterator
@@ -20,6 +21,37 @@ from tests.security.conftest import NOBODY, Stranger
 
 LINKS = ("logs/runner.jsonl", "logs/in-0.jsonl", "broker/nats.conf", "runtime.json.tmp", "status.json.tmp")
 """Files of a run that are written, or written again, without being looked at before."""
+
+
+LOOKING = """
+import json, os, pathlib, stat
+
+def look(value):
+    files = [path for path in pathlib.Path("data").rglob("*") if stat.S_ISREG(path.lstat().st_mode)]
+    parents = {int(pid): int(of(pid, "PPid:")[0]) for pid in os.listdir("/proc") if pid.isdigit()}
+    runner = parents[parents[os.getpid()]]
+    pids = [runner, os.getpid(), *(pid for pid, parent in parents.items() if parent == runner)]
+    texts = {pid: pathlib.Path(f"/proc/{pid}/limits").read_text() for pid in pids}
+    limits = {pid: text.split("Max core file size")[1].split()[:2] for pid, text in texts.items()}
+    wide = [str(path) for path in files if path.lstat().st_mode & 0o077]
+    return json.dumps({"files": list(map(str, files)), "wide": wide, "cores": limits})
+
+def of(pid, name):
+    try:
+        lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return ["0"]
+    return next((line.split()[1:] for line in lines if line.startswith(name)), ["0"])
+"""
+
+
+@pytest.fixture
+def core_files() -> Iterator[None]:
+    """The shell has allowed core files of any size."""
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])
@@ -56,10 +88,11 @@ def old(path: Path) -> None:
 @pytest.mark.guarantee("I16")
 @pytest.mark.parametrize("umask", [0], indirect=True)
 async def test_a_run_leaves_nothing_that_a_stranger_can_read_and_follows_no_link(
-    stranger: Stranger, open_folder: Path, victim: Path, umask: int
+    stranger: Stranger, open_folder: Path, victim: Path, umask: int, core_files: None
 ) -> None:
     files = PipelineFiles(open_folder)
-    files.write(files.generator(50) + files.function("identity") + files.file_sink("out"), ["in -> map", "map -> out"])
+    (open_folder / "functions.py").write_text(LOOKING)
+    files.write(files.generator(50) + files.function("look") + files.file_sink("out"), ["in -> map", "map -> out"])
     # A data directory that an earlier version made, or a user, open to all.
     data = open_folder / "data"
     for made in (data, data / "logs", data / "broker"):
@@ -74,6 +107,13 @@ async def test_a_run_leaves_nothing_that_a_stranger_can_read_and_follows_no_link
     assert victim.read_text() == "precious"
     wide = {name: oct(mode) for name, mode in modes(data).items() if mode & 0o077 and name != "."}
     assert not wide
+    # Some files, such as one of the broker with its ports, are there only during the run.
+    (seen, *_) = files.rows("out")
+    assert seen["wide"] == []
+    assert len(seen["files"]) > 5
+    # The memory of a process holds records and keys: function, worker, runner, broker.
+    assert len(seen["cores"]) >= 4
+    assert set(map(tuple, seen["cores"].values())) <= {("0", "0"), ("1", "1")}
     program = """
 found = [str(path) for path in pathlib.Path(sys.argv[1]).rglob("*") if path.is_file() and os.access(path, os.R_OK)]
 print(found)

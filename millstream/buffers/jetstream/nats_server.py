@@ -134,6 +134,7 @@ class NatsServer:
                 stdout=output,
                 stderr=output,
                 environment={**os.environ, PASSWORD_VARIABLE: self._key},
+                is_private=True,
             )
             self._process = await self._life.enter_async_context(process)
         try:

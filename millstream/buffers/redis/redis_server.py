@@ -68,7 +68,11 @@ class RedisServer:
         )
         with append_private(self._directory / "redis.out") as output:
             process = open_process(
-                [find_redis_server(), str(config)], name="a Redis server", stdout=output, stderr=output
+                [find_redis_server(), str(config)],
+                name="a Redis server",
+                stdout=output,
+                stderr=output,
+                is_private=True,
             )
             self._process = await self._life.enter_async_context(process)
         try:

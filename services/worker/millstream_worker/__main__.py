@@ -25,6 +25,7 @@ from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access, Technology
 from millstream.clock import SystemClock
 from millstream.descriptors import reopen_closed
+from millstream.die_with_parent import forbid_core_files
 from millstream.errors import UserError
 from millstream.health import HEARTBEAT_VARIABLE, start_heartbeat
 from millstream.ledger.protocol import DurabilityLevel
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run replicas until they have ended. Returns the exit code."""
     reopen_closed()
+    forbid_core_files()
     options = _parser().parse_args(arguments)
     print_through_channel()
     configure_logging("", options.vertex or "", options.replica, level=options.log_level)

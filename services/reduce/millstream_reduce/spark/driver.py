@@ -28,6 +28,7 @@ import uvloop
 
 from millstream import arrow_memory, codes
 from millstream.background import open_tasks
+from millstream.die_with_parent import forbid_core_files
 from millstream.errors import InfrastructureError, MillstreamError
 from millstream.health import start_heartbeat
 from millstream.telemetry.logging import configure_logging
@@ -44,6 +45,7 @@ _STOP_TIMEOUT_S = 20.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a driver until it is asked to stop. Returns the exit code."""
     begun_s = time.monotonic()
+    forbid_core_files()
     options = _parser().parse_args(arguments)
     configure_logging(options.pipeline, "spark", level=options.log_level)
     # Spark's Python workers inherit it.

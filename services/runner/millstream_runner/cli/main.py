@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from millstream import codes
 from millstream.descriptors import PIPE_CLOSED, cause_text, reopen_closed
+from millstream.die_with_parent import forbid_core_files
 from millstream.errors import InfrastructureError, MillstreamError, UserError
 from millstream.printable import Printed, printable_output
 from millstream_runner.cli.arguments import parser
@@ -39,6 +40,7 @@ _OF_REDUCES = frozenset({
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code."""
     reopen_closed()
+    forbid_core_files()
     with printable_output() as printed:
         words = list(sys.argv[1:] if arguments is None else arguments)
         code = _run_words(words, printed)

@@ -116,6 +116,7 @@ class EmbeddedBroker:
                 stdout=self._take_lines,
                 stderr=self._take_lines,
                 environment={**os.environ, **self._server.environment},
+                is_private=True,
             ) as child:
                 self.identity = identity_of(child.pid)
                 health = Health(child.pid, Patience(), report=self._report_health, rest_s=REST_S)
