@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.clock import Clock, SystemClock
+from millstream.endpoints import names_a_user
 from millstream.errors import UserError
 from millstream.statistics import LaneReport, VertexStatistics
 from millstream.telemetry.telemetry import Telemetry
@@ -279,8 +280,16 @@ def _exports(signal: str, environment: Mapping[str, str]) -> bool:
     disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if disabled or environment.get(f"OTEL_{signal}_EXPORTER", "otlp") == "none":
         return False
-    if not _setting("ENDPOINT", signal, environment):
+    endpoint = _setting("ENDPOINT", signal, environment)
+    if not endpoint:
         return False
+    if names_a_user(endpoint):
+        raise UserError(
+            codes.TELEMETRY_SETTINGS,
+            f"OTEL_EXPORTER_OTLP_ENDPOINT (or that of {signal.lower()}) has a user or a password, which an export over "
+            "gRPC does not send, and which its messages would show: put credentials into OTEL_EXPORTER_OTLP_HEADERS, "
+            "such as authorization=Basic%20...",
+        )
     protocol = _setting("PROTOCOL", signal, environment)
     if protocol not in ("", "grpc"):
         raise UserError(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from millstream.endpoints import names_a_user
+
 INHERITED = (
     # Where programs and libraries are, and which user runs them.
     "PATH",
@@ -33,13 +35,14 @@ INHERITED = (
     "SSL_CERT_DIR",
     "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE",
-    # Settings of telemetry, except headers, which may contain a token.
+    # Settings of telemetry, except headers and addresses with credentials.
     "OTEL_*",
 )
 """Names of variables. `*` at the end matches any characters."""
 
 _PATTERN = re.compile("|".join(name.replace("*", ".*") for name in INHERITED))
-_SECRET = re.compile(r"OTEL_.*_HEADERS")
+_SECRET = re.compile(r"OTEL_.*_(HEADERS|PASSWORD|TOKEN)")
+_ADDRESS = re.compile(r"OTEL_.*_ENDPOINT")
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
@@ -47,5 +50,9 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if _PATTERN.fullmatch(name) is not None and _SECRET.fullmatch(name) is None
+        if _PATTERN.fullmatch(name) is not None and not _is_secret(name, value)
     }
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return _SECRET.fullmatch(name) is not None or (_ADDRESS.fullmatch(name) is not None and names_a_user(value))

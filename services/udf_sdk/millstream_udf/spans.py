@@ -39,7 +39,14 @@ def _is_wanted() -> bool:
         return False
     if environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
         return False
-    return any(environment.get(f"OTEL_EXPORTER_OTLP_{name}") for name in ("ENDPOINT", "TRACES_ENDPOINT"))
+    endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if endpoint and "@" in endpoint:
+        _log.warning(
+            "spans are not exported: the endpoint has a user or a password, which messages would show; "
+            "put credentials into OTEL_EXPORTER_OTLP_HEADERS"
+        )
+        return False
+    return bool(endpoint)
 
 
 def _provider(pipeline: str, vertex: str, replica: int) -> Any:

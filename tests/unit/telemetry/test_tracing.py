@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from millstream.record import Record
 from millstream.telemetry import Telemetry
 from millstream.telemetry.logging import configure_logging
 from millstream.telemetry.tracing import contexts_of, parse_traceparent
+from millstream.udf.environment import inherited
 from tests.support.errors import raises
 from tests.unit.telemetry.collector import Collector, attributes
 from tests.unit.telemetry.numbers import vertex
@@ -208,13 +210,32 @@ async def test_a_collector_that_hangs_delays_the_end_by_a_bounded_time(monkeypat
                     pass
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PROTOCOL", "http/protobuf"),
+        ("ENDPOINT", "http://otel:SECRET@127.0.0.1:4317"),
+        ("ENDPOINT", "SECRET@127.0.0.1:4317"),
+        ("TRACES_ENDPOINT", "https://:SECRET@127.0.0.1/x"),
+        ("LOGS_ENDPOINT", "http://SECRET@127.0.0.1"),
+    ],
+)
 async def test_an_export_that_cannot_be_done_is_refused_at_the_start(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-    with raises(codes.TELEMETRY_SETTINGS):
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+    with raises(codes.TELEMETRY_SETTINGS) as refused:
         async with open_telemetry("flights", "clean", "map", 0, vertex):
             pytest.fail("opened")
+    assert "SECRET" not in str(refused.value)
+    # Nor does a function get it, where nothing is exported.
+    assert "SECRET" not in str(inherited(os.environ))
+
+
+def test_an_address_without_credentials_and_no_header_is_passed_to_functions() -> None:
+    settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317/a@b", "OTEL_SERVICE_NAME": "a@b"}
+    secrets = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=x", "OTEL_EXPORTER_JAEGER_PASSWORD": "x"}
+    assert inherited({**settings, **secrets, "AWS_SECRET_ACCESS_KEY": "x"}) == settings
 
 
 @pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
