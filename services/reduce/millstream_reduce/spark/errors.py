@@ -35,7 +35,7 @@ _FRAME = re.compile(r"[ |]*  File \"")
 _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ([^\n]+)")
 _CAUSED_BY = re.compile(r"^Caused by: ([^\n]+)", re.MULTILINE)
 _JAVA_CLASS = re.compile(r"^(?:: )?(?:[a-z]\w*\.)+")
-_SIMPLE_CLASS = re.compile(r"^\w+: (?=\[)")
+_CLASSES = re.compile(r"^(?:[\w.$]+: )+(?=\[)")
 _STATE_IN_TEXT = re.compile(r"SQLSTATE: (\w{5})")
 _USERS_STATES = ("07", "21", "22", "23", "38", "42", "P0001")
 """Classes of SQLSTATE about data and expressions: cardinality, data exception, constraint, external routine, syntax or
@@ -47,6 +47,8 @@ _LOST = re.compile(r"(?:\w+: )?(?:Python worker (?:exited unexpectedly|failed to
 """How the message begins if a process of a task has died. Users' messages may contain such words, but begin
 differently."""
 _AWAY = ("Connection refused", "SparkContext was shut down", "has been stopped", "UNAVAILABLE")
+_CANCELLED = ("[SPARK_JOB_CANCELLED]", "[OPERATION_CANCELED]", "InterruptedException")
+"""In a job whose result is no longer wanted."""
 _OF_THE_MACHINE = ("No space left on device", "Disk quota exceeded", "Too many open files", "Cannot run program")
 """What no window can be the reason of."""
 
@@ -110,7 +112,7 @@ def meaning(error: Exception, query: str = "") -> WindowError | MillstreamError:
         return RetryLaterError(codes.SPARK_LOST, f"Spark went away in the middle of a job: {reason}")
     if "Cannot run program" in reason:
         reason += ". Spark's Python workers run the Python that `spark.pyspark.python` (`spec.spark.conf`) names"
-    if any(words in reason for words in _OF_THE_MACHINE):
+    if any(words in reason for words in (*_CANCELLED, *_OF_THE_MACHINE)):
         return RetryLaterError(codes.SPARK_JOB, f"a Spark job failed: {reason}")
     return JobFailedError(reason)
 
@@ -186,7 +188,7 @@ def _causes(error: Exception, text: str) -> Iterator[_Cause]:
         yield _Cause(_asked(error, "getSqlState") or "", text, _fragment(_asked(error, "getQueryContext") or ()))
         for line in _CAUSED_BY.findall(text):
             if (found := _STATE_IN_TEXT.search(line)) is not None:
-                yield _Cause(found[1], _SIMPLE_CLASS.sub("", _JAVA_CLASS.sub("", line)), "")
+                yield _Cause(found[1], _CLASSES.sub("", line), "")
     for _ in range(_CAUSES_MAX):
         if java is None:
             return

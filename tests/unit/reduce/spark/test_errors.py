@@ -10,7 +10,7 @@ from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UdfError, error_of, kind_of
 from millstream.udf.native.reduce_stream import FunctionLostError
-from millstream_reduce.spark.errors import WindowError, meaning
+from millstream_reduce.spark.errors import JobFailedError, WindowError, meaning
 from millstream_reduce.spark.sql import QueryError
 
 
@@ -71,6 +71,29 @@ def test_what_python_raised_is_told_in_its_own_words() -> None:
         assert found.reason.endswith("Panic: index 3 out of bounds")
         assert "in dies" in found.detail
         assert "java" not in found.detail
+
+
+@pytest.mark.parametrize(
+    ("raised", "is_unexplained"),
+    [
+        ("java.lang.IllegalStateException: out of luck", True),
+        ("[SPARK_JOB_CANCELLED] Job 4 cancelled part of cancelled job tags millstream-1-5 SQLSTATE: XXKDA", False),
+        ("java.io.IOException: No space left on device", False),
+    ],
+)
+def test_what_no_window_can_cause_is_tried_again_without_blame(raised: str, is_unexplained: bool) -> None:
+    found = meaning(Exception(f"Job aborted.\nCaused by: {raised}"))
+    assert isinstance(found, RetryLaterError)
+    assert isinstance(found, JobFailedError) is is_unexplained
+
+
+def test_an_error_that_was_wrapped_on_a_server_is_found_in_its_text() -> None:
+    cause = (
+        "java.util.concurrent.ExecutionException: org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] By zero."
+    )
+    found = meaning(Exception(f"Exception thrown in awaitResult:\nCaused by: {cause} SQLSTATE: 22012"))
+    assert isinstance(found, WindowError)
+    assert found.reason == "By zero."
 
 
 def test_an_error_of_another_version_is_not_made_up() -> None:
