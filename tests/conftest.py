@@ -42,6 +42,9 @@ hypothesis.settings.register_profile("untimed", deadline=None, derandomize=not s
 hypothesis.settings.load_profile("untimed")
 # For `make check`, which looks at everything a little.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)
+# Of `tools/defects.py`: that a test fails is enough, and the smallest example would take minutes.
+_SEARCH = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+hypothesis.settings.register_profile("unshrunk", hypothesis.settings.get_profile("untimed"), phases=_SEARCH)
 
 
 SLOW_STARTS = {"kafka", "rabbit", "pulsar", "opensearch", "spark"}

@@ -84,8 +84,9 @@ AT_ONCE = 2
 FAST = ("tests/unit/", "tests/contract/ledger/")
 """Tests that a sample may run, unless they have one of these marks."""
 SLOW_MARKS = frozenset({"process", "slow", "sweep"})
-TEST_TIMEOUT_S = 240
-RUN_TIMEOUT_S = 240
+TEST_TIMEOUT_S = 600
+RUN_TIMEOUT_S = 900
+"""Of a run with one test; of more, so much for each. Both are limits against tests that hang."""
 
 _NOT_A_FINDING = re.compile(
     r"(AttributeError|ImportError|ModuleNotFoundError|NameError|TypeError|UnboundLocalError|Failed: Timeout)\b"
@@ -265,6 +266,7 @@ class Copy:
         run."""
         self._report.unlink(missing_ok=True)
         options = ["-q", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={self._report}"]
+        options += ["--hypothesis-profile", "unshrunk"]
         command = [sys.executable, "-m", "pytest", *options, "-o", "junit_family=xunit1", *tests]
         with subprocess.Popen(
             command,

@@ -220,7 +220,7 @@ def follow(
                 began = time.monotonic()
                 printed, command.exit_code = shell.run(command.typed, LIMIT_S)
                 command.seconds = time.monotonic() - began
-                command.came = [line.replace(str(folder), "~") for line in printed]
+                command.came = [line.replace(str(folder.parent), "~") for line in printed]
                 yield block, command, _wrong(block, command, rules)
 
 

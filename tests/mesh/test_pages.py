@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,34 @@ def test_the_same_with_a_later_python(record_property: RecordProperty) -> None:
     if python is None:
         pytest.skip("there is no Python 3.12 or later on this machine")
     followed(record_property, python)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1200)
+def test_the_first_block_of_the_readme_installs_from_a_clone(tmp_path: Path) -> None:
+    if not (REPOSITORY / ".git").exists():
+        pytest.skip("this is not a clone")
+    found = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(tmp_path), "hatchling"], check=False
+    )
+    if found.returncode != 0:
+        pytest.skip("PyPI cannot be reached")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(clone)], check=True)
+    commands = README.read_text(encoding="utf-8").partition("```sh\n")[2].partition("```")[0]
+    assert "pip install" in commands
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    environment["PATH"] = f"{Path(sys.base_prefix) / 'bin'}:{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", f"{commands}\nmillstream --version\ngit status --porcelain"],
+        cwd=clone,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # Nothing is left behind that git would show.
+    assert done.stdout.splitlines()[-1].startswith("millstream ")
 
 
 def followed(record_property: RecordProperty, python: Path | None) -> None:

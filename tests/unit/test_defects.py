@@ -44,6 +44,7 @@ def _tests_of(path: str) -> frozenset[str]:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(1800)
 def test_tests_notice_them() -> None:
     command = [sys.executable, "tools/defects.py", "--json", "--sample", str(CAUGHT_HERE)]
     # The command has limits of its own, which say more than one of this test would.

@@ -151,7 +151,7 @@ def test_a_term_is_linked_once_and_only_in_prose() -> None:
 def test_the_first_pages_show_one_run() -> None:
     """That of the README, which is followed by tests/mesh/test_pages.py."""
     followed = {block.title: block.text for block in blocks_of(REPOSITORY / "README.md")}
-    assert len(followed) == 3
+    assert len(followed) == 4
     assert {block.title: block.text for block in blocks_of(DOCS / "index.md")} == followed
 
 

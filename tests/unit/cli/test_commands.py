@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,16 +20,19 @@ from millstream.spec.loading import load
 from millstream_runner.cli.arguments import parser
 from millstream_runner.cli.main import main
 from millstream_runner.cli.run import result_text
+from millstream_runner.cli.template_names import TEMPLATES
 from millstream_runner.local.run import RunResult
 from millstream_runner.local.summary import Summary
 from millstream_udf.columns import is_compiled
 from tests.support.errors import raises
+from tools.style import NOT_OURS
 
 DOCS = Path(__file__).parents[3] / "docs/cli.md"
 HEAVY = ("nats", "grpc", "aiohttp", "opentelemetry", "pyarrow", "numpy", "pyspark", "sqlglot")
 SLOW = ("asyncio", "pydantic", "nats", "grpc", "google.protobuf", "ruamel", "psutil", "uvloop")
 
 
+@functools.cache
 def commands() -> dict[str, argparse.ArgumentParser]:
     (action,) = [a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)]
     return dict(action.choices)
@@ -119,6 +125,51 @@ def test_the_documentation_names_no_command_or_option_there_is_not() -> None:
     known = {option for command in commands().values() for option in options_of(command)}
     known |= {"--help", "--version"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
+
+
+def texts() -> Iterator[Path]:
+    """Pages, configurations and sources that may show a command."""
+    root = DOCS.parents[1]
+    yield from root.glob("*.md")
+    for folder in ("docs", "deploy", "examples", "services", "millstream", "sdk"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".md", ".conf", ".yaml", ".py") and NOT_OURS.isdisjoint(path.parts):
+                yield path
+
+
+def test_no_text_shows_an_option_that_its_command_does_not_have() -> None:
+    faults = [f"{path}: {fault}" for path in texts() for fault in wrong_options(path.read_text(encoding="utf-8"))]
+    assert not faults, "\n".join(faults)
+    assert list(wrong_options("`millstream broker config P... -o users`")) == ["broker config: -o users"]
+    assert list(wrong_options("    millstream run --fast p.yaml\n")) == ["run: --fast"]
+    assert list(wrong_options("millstream run p.yaml | tail -n 3, `millstream status -o json`")) == []
+
+
+def wrong_options(text: str) -> Iterator[str]:
+    """Options of commands in a text that do not exist, and those with a value that they do not take."""
+    for match in re.finditer(r"(?<![\w/.-])millstream ([a-z][^`\n\"|>;&#]*)", text):
+        words, command = match[1].split(), None
+        choices: Mapping[str, argparse.ArgumentParser] = commands()
+        path = []
+        while words and words[0] in choices:
+            path.append(words.pop(0))
+            command = choices[path[-1]]
+            below = [action.choices for action in command._actions if isinstance(action, argparse._SubParsersAction)]
+            choices = below[0] if below else {}
+        for word, value in itertools.pairwise([*words, ""]) if command is not None else ():
+            found = re.match(r"--?[a-zA-Z][\w-]*", word)
+            if found is None or command is None:
+                continue
+            actions = [action for action in command._actions if found[0] in action.option_strings]
+            if not actions:
+                yield f"{' '.join(path)}: {found[0]}"
+            elif actions[0].choices and value.strip(",.)") not in actions[0].choices and not value.isupper():
+                yield f"{' '.join(path)}: {word} {value}"
+
+
+def test_the_documentation_lists_every_template() -> None:
+    row = next(line for line in DOCS.read_text().splitlines() if line.startswith("| `--template NAME`"))
+    assert set(re.findall(r"`([a-z]+)`", row)) == set(TEMPLATES)
 
 
 def options_of(command: argparse.ArgumentParser) -> set[str]:
