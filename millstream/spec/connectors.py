@@ -163,6 +163,8 @@ class SourceKind(Connector[S]):
     """Whether its records may have headers."""
     strangers = False
     """Whether other systems set the event times: `watermark.maxFuture` then applies to times far ahead of the clock."""
+    keys_are_bytes = False
+    """Whether keys of its records may be any bytes, which `millstream.keys` converts to text."""
     ends: ClassVar[str] = "never"
     """When it ends by itself, for lists; `bounded` returns it for given settings."""
 

@@ -39,14 +39,21 @@ class Graph:
     ledgers: Mapping[str, str]
     """For vertices that once followed in a chain and now have lanes of their own: the vertex in whose ledger they are
     stored."""
+    former_keys: frozenset[str]
+    """Sources whose stored data began with the texts that earlier versions gave to keys that are not UTF-8."""
     _vertices: Mapping[str, Vertex]
     _edges: Mapping[str, Edge]
     _heads: Mapping[str, str]
     _stages: "Graph | None"
 
     @classmethod
-    def of(cls, pipeline: Pipeline, ledgers: Mapping[str, str] = MappingProxyType({})) -> Self:
-        """The graph of a pipeline. `ledgers`: see the field of that name.
+    def of(
+        cls,
+        pipeline: Pipeline,
+        ledgers: Mapping[str, str] = MappingProxyType({}),
+        former_keys: Collection[str] = (),
+    ) -> Self:
+        """The graph of a pipeline. `ledgers`, `former_keys`: see the fields of these names.
 
         Errors: SpecError (without line numbers) if it is not valid."""
         outline = outline_of(pipeline.as_written())
@@ -58,13 +65,13 @@ class Graph:
             edges = tuple(_with_chains(pipeline, may_be_chained(outline)))
         chains = tuple(_chains(vertices, edges))
         if not chains:
-            return cls._of(pipeline, vertices, edges, ledgers=ledgers)
+            return cls._of(pipeline, vertices, edges, ledgers=ledgers, former_keys=former_keys)
         heads = {member: chain[0] for chain in chains for member in chain}
         apart = [vertex for vertex in vertices if heads.get(vertex.name, vertex.name) == vertex.name]
         kept = [edge for edge in edges if not edge.chain]
         moved = [edge.model_copy(update={"from_": heads.get(edge.from_, edge.from_)}) for edge in kept]
-        stages = cls._of(pipeline, apart, moved, ledgers=ledgers)
-        return cls._of(pipeline, vertices, edges, chains, heads, stages, ledgers=ledgers)
+        stages = cls._of(pipeline, apart, moved, ledgers=ledgers, former_keys=former_keys)
+        return cls._of(pipeline, vertices, edges, chains, heads, stages, ledgers=ledgers, former_keys=former_keys)
 
     @classmethod
     def _of(
@@ -77,6 +84,7 @@ class Graph:
         stages: Self | None = None,
         *,
         ledgers: Mapping[str, str],
+        former_keys: Collection[str],
     ) -> Self:
         nodes = [vertex.name for vertex in vertices]
         arcs = list(dict.fromkeys((edge.from_, edge.to) for edge in edges))
@@ -90,6 +98,7 @@ class Graph:
             edges_out={name: tuple(e for e in edges if e.from_ == name) for name in nodes},
             chains=chains,
             ledgers=ledgers,
+            former_keys=frozenset(former_keys),
             _vertices={vertex.name: vertex for vertex in vertices},
             _edges={edge.name: edge for edge in edges},
             _heads=heads,

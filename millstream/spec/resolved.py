@@ -5,7 +5,7 @@ changed.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -32,8 +32,13 @@ class Resolved:
     """Absolute directory of the relative paths in the pipeline."""
 
 
-def dump(pipeline: Pipeline, base_dir: Path, ledgers: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The JSON text; base_dir is made absolute. `ledgers`: as in `Graph`."""
+def dump(
+    pipeline: Pipeline,
+    base_dir: Path,
+    ledgers: Mapping[str, str] = MappingProxyType({}),
+    former_keys: Collection[str] = (),
+) -> str:
+    """The JSON text; base_dir is made absolute. `ledgers`, `former_keys`: as in `Graph`."""
     contents = {
         "format": FORMAT,
         "baseDir": str(base_dir.absolute()),
@@ -41,6 +46,7 @@ def dump(pipeline: Pipeline, base_dir: Path, ledgers: Mapping[str, str] = Mappin
         # written. Only which edges are chained is written, because stored data depends on it.
         "pipeline": decided(pipeline).as_written(given_only=True),
         **({"ledgers": dict(ledgers)} if ledgers else {}),
+        "formerKeys": sorted(former_keys),
     }
     return json.dumps(contents, indent=1)
 
@@ -58,7 +64,9 @@ def load(text: str) -> Resolved:
         # Versions that chained no edge by default did not write which are.
         contents["pipeline"]["spec"].setdefault("chain", False)
         pipeline = Pipeline.model_validate(contents["pipeline"])
-        graph = Graph.of(pipeline, contents.get("ledgers", {}))
+        # Versions that knew only the former texts of keys did not write which sources have them.
+        former_keys = contents.get("formerKeys", [vertex.name for vertex in pipeline.spec.vertices])
+        graph = Graph.of(pipeline, contents.get("ledgers", {}), former_keys)
         return Resolved(pipeline, graph, Path(contents["baseDir"]))
     except (ValueError, KeyError, TypeError) as problem:
         raise UserError(

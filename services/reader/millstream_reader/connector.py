@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.extract import Extraction
+from millstream.keys import KeyMapping, text_of_key
 from millstream.record import LaneId
 from millstream.spec.connectors import SourceKind
 from millstream.spec.values import SpecModel
@@ -47,8 +48,8 @@ class SourceOwner:
     """Names the lane to that program."""
     seen: SeenIds | None = None
     """The ids that the lane remembers, where the source gives ids."""
-    raw_keys: bool = False
-    """Whether keys stay the bytes that they are, because `keyFormat` decodes them."""
+    key_mapping: KeyMapping = text_of_key
+    """What a key of other bytes becomes, for a source with `keys_are_bytes`."""
 
 
 class SourceConnector(SourceKind[S]):

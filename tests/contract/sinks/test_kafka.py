@@ -23,20 +23,23 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from millstream import codes
+from millstream.clock import SystemClock
 from millstream.durable import CRASH_AT
 from millstream.errors import RetryLaterError
 from millstream.frame import frame_of_records
 from millstream.limits import KAFKA_LOOK_S, ONLINE_CHECK_TIMEOUT_S
 from millstream.ports import free_ports
-from millstream.record import Position, Record
-from millstream.spec.models import FallbackSink
+from millstream.record import SOURCE_INPUT, LaneId, Position, Record
+from millstream.spec.models import FallbackSink, Source
 from millstream.wire.certificates import make_certificate
+from millstream_reader.sources.opening import open_source
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.kafka_sink_process import FRAME_RECORDS
 from tests.contract.sinks.validating import validate_sink
+from tests.contract.sources.lanes import read_to_end
 from tests.support.errors import raises
 from tests.support.kafka_server import PASSWORD, SCRAM, USER, KafkaServer
 from tests.support.token_endpoint import CLIENT, SECRET, TokenEndpoint, open_token_endpoint
@@ -46,6 +49,7 @@ REPOSITORY = Path(__file__).parents[3]
 FRAMES = 30
 PROCESS_TIMEOUT_S = 180
 KILLS = 3
+LANE = LaneId("in", SOURCE_INPUT, 0)
 
 
 @pytest.fixture
@@ -227,6 +231,27 @@ async def test_keys_headers_and_times_are_kafkas_and_partitions_those_of_java(ka
         assert message.timestamp()[1] == 1_700_000_000_123
         assert message.headers() == [("h", b"\x00")]
     assert found[b"two"].key() == '["a","ü"]'.encode()
+
+
+@pytest.mark.parametrize("former", [False, True], ids=["now", "stored by an earlier version"])
+async def test_a_copy_of_a_topic_has_the_same_keys_byte_for_byte(kafka: KafkaServer, former: bool) -> None:
+    topic, copy = (kafka.create(f"{name}-{uuid4()}") for name in ("keys", "copy"))
+    keys = [(200).to_bytes(8, "big"), b"00000000000000c8", (5).to_bytes(8, "big"), b"", b"\\x00c8", "\u00fc".encode()]
+    for number, key in enumerate(keys):
+        kafka.produce(topic, [b"%d" % number], key=key)
+    source = Source.model_validate({"kafka": {"brokers": [kafka.brokers], "topic": topic, "stopAtEnd": True}})
+    opening = open_source(source, LANE, 1, b"", base_dir=Path(), clock=SystemClock(), former_keys=former)
+    async with opening as lane, opened(kafka, copy, sink_owner(1)) as sink:
+        records, _, batches = await read_to_end(lane)
+        frames = [batch.frame for batch in batches if batch.frame is not None]
+        for number, one in enumerate(frames, 1):
+            await sink.write([replace(sink_frame([b""], number), frame=one)], Position(number))
+    found = [message.key() for message in sorted(kafka.read(copy), key=lambda message: message.value() or b"")]
+    if former:
+        assert (found[0], records[0].keys) == (found[1], records[1].keys)
+    else:
+        assert found == keys
+        assert len({record.keys for record in records}) == len(keys)
 
 
 async def test_a_record_that_is_too_large_is_refused_alone_and_every_time(kafka: KafkaServer) -> None:

@@ -173,10 +173,12 @@ async def test_lanes_share_streams(redis: RedisServer) -> None:
 @pytest.mark.guarantee("I1")
 async def test_what_the_sink_writes_comes_back(redis: RedisServer) -> None:
     name = f"written-{uuid4()}"
-    keys = [[b"a"], [b"b", "ü".encode()], []]
+    keys = [[rb"\x00ff"], [b"b", "ü".encode()], []]
     written = sink_frame([b"\xff\x00", b"x", b""], 1, keys=keys, headers=[{"h": b"1"}, {}, {"g": b"\xfe"}])
     async with open_sink(redis_spec(redis, "stream", name), sink_owner(1)) as sink:
         assert not (await sink.write([written], Position(1))).failures
+    # A key has the bytes that it had at its source.
+    assert b"\x00\xff" in redis.command("XRANGE", name, "-", "+")[0][1].values()
     async with open_lane(spec(redis, name, format="record", stopAtEnd=True)) as lane:
         records, invalid, _ = await read_to_end(lane)
     assert not invalid

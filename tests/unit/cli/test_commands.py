@@ -22,6 +22,7 @@ from millstream_runner.cli.main import main
 from millstream_runner.cli.run import result_text
 from millstream_runner.cli.template_names import TEMPLATES
 from millstream_runner.local.run import RunResult
+from millstream_runner.local.shape import shape_of
 from millstream_runner.local.summary import Summary
 from millstream_udf.columns import is_compiled
 from tests.support.errors import raises
@@ -208,6 +209,30 @@ def test_validate_lists_the_chains(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["validate", str(path)]) == 0
     assert "note: " in (out := capsys.readouterr().out)
     assert "`chain` has no effect" in out
+
+
+def test_validate_says_that_stored_data_has_the_keys_of_earlier_versions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "apiVersion: millstream.io/v1alpha1\nkind: Pipeline\nmetadata: {name: p}\nspec:\n  vertices:\n"
+        "    - {name: in, source: {kafka: {brokers: ['127.0.0.1:9092'], topic: t}}}\n"
+        "    - {name: out, sink: {log: {}}}\n  edges:\n    - {from: in, to: out}\n"
+    )
+    data = tmp_path / ".millstream" / "p"
+    data.mkdir(parents=True)
+    shape = shape_of(load(path).graph)
+    (data / "shape.json").write_text(json.dumps(shape))
+    assert main(["validate", str(path)]) == 0
+    assert "hexadecimal" not in "".join(capsys.readouterr())
+    del shape["vertices"]["in"]["keys"]
+    (data / "shape.json").write_text(json.dumps(shape))
+    assert main(["validate", str(path)]) == 0
+    assert "the keys of in that are not UTF-8 become their hexadecimal digits" in "".join(capsys.readouterr())
+    (data / "shape.json").write_text("{")
+    assert main(["validate", str(path)]) == 0
 
 
 def test_validate_says_what_is_promised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

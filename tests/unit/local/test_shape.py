@@ -1,10 +1,13 @@
 """Whether stored data fits a changed pipeline."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millstream import codes
+from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream.spec.loading import Loaded, load_text
 from millstream.spec.models import Pipeline
@@ -195,6 +198,48 @@ def test_a_new_vertex_in_front_of_a_stored_one_leaves_that_in_its_ledger() -> No
     assert now.graph.ledgers == {"a": "in"}
     found = changes(before, shape_of(now.graph))
     assert (found.refused, found.removed) == ([], {})
+
+
+def keyed(source: str, name: str = "in") -> Loaded:
+    text = (
+        "apiVersion: millstream.io/v1alpha1\nkind: Pipeline\nmetadata: {name: p}\nspec:\n  vertices:\n"
+        f"    - {{name: {name}, source: {source}}}\n    - {{name: out, sink: {{log: {{}}}}}}\n"
+        f"  edges:\n    - {{from: {name}, to: out}}\n"
+    )
+    return load_text(text, Path("p.yaml"))
+
+
+KAFKA = "{kafka: {brokers: ['127.0.0.1:9092'], topic: t}}"
+REDIS = "{redisStreams: {url: 'redis://127.0.0.1', stream: s, format: record}}"
+
+
+@pytest.mark.parametrize("source", [KAFKA, REDIS])
+def test_stored_data_keeps_the_texts_of_keys_that_it_began_with(source: str) -> None:
+    now = keyed(source)
+    assert not now.graph.former_keys
+    shape = shape_of(now.graph)
+    assert not as_stored(now, shape)[0].graph.former_keys
+    # Earlier versions wrote nothing about keys.
+    former = json.loads(json.dumps(shape))
+    del former["vertices"]["in"]["keys"]
+    kept, _ = as_stored(now, former)
+    assert kept.graph.former_keys == {"in"}
+    # The next run keeps it, too.
+    assert shape_of(kept.graph)["vertices"] == former["vertices"]
+    assert not changes(former, shape_of(kept.graph)).any
+    again = resolved.load(resolved.dump(kept.pipeline, Path(), former_keys=kept.graph.former_keys))
+    assert again.graph.former_keys == {"in"}
+    # A source of another name, or of another kind, begins with nothing.
+    assert not as_stored(keyed(source, "new"), former)[0].graph.former_keys
+    other = KAFKA if source is REDIS else REDIS
+    assert not as_stored(keyed(other), former)[0].graph.former_keys
+
+
+def test_a_resolved_pipeline_of_an_earlier_version_keeps_its_keys() -> None:
+    text = json.loads(resolved.dump(keyed(KAFKA).pipeline, Path()))
+    assert not resolved.load(json.dumps(text)).graph.former_keys
+    del text["formerKeys"]
+    assert "in" in resolved.load(json.dumps(text)).graph.former_keys
 
 
 @pytest.mark.parametrize(

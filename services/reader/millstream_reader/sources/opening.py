@@ -14,6 +14,7 @@ from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import UserError
 from millstream.extract import Extraction, time_parser
+from millstream.keys import bytes_of_key, former_text_of_key, text_of_key
 from millstream.record import LaneId
 from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.sources import Source
@@ -36,12 +37,14 @@ async def open_source(
     udf_client: UdfClient | None = None,
     stream_name: StreamName | None = None,
     seen: SeenIds | None = None,
+    former_keys: bool = False,
 ) -> AsyncIterator[SourceLane]:
     """The open lane of `source`, which continues at `position` (empty at the first start).
 
     `base_dir` is the directory of the pipeline file, which its paths are relative to. A user-defined source needs
     `udf_client` and `stream_name`, and an HTTP source needs `seen`, to refuse records whose ids its lane cannot
-    remember. Errors: those of `SourceLane.read`, for problems that show immediately.
+    remember. `former_keys`: whether keys have the texts of earlier versions. Errors: those of `SourceLane.read`, for
+    problems that show immediately.
     """
     connector, settings = source.connector, source.settings
     if not isinstance(connector, SourceConnector):
@@ -62,7 +65,9 @@ async def open_source(
         client=udf_client,
         stream_name=stream_name,
         seen=seen,
-        raw_keys=source.key_format is not None,
+        key_mapping=(
+            bytes_of_key if source.key_format is not None else former_text_of_key if former_keys else text_of_key
+        ),
     )
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(connector.open(settings, owner))

@@ -22,6 +22,8 @@ from millstream.spec.problems import Finding, Note, Problem, problem_lines
 from millstream.spec.resolved import Resolved
 from millstream.spec.sql import doubts_of
 from millstream_runner.colours import Style, show, show_message
+from millstream_runner.local.directory import HOME, DataDirectory, read_json
+from millstream_runner.local.shape import as_stored, former_keys_text
 from millstream_runner.local.storage import reservation_text, reserved_bytes
 
 
@@ -50,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         _ask_spark(partial, problems, notes)
     if loaded is not None:
         notes += loaded.notes
+        notes += _notes_of_stored(loaded)
         if arguments.file_only:
             notes += [
                 loaded.note(path, f"{doubt}; without `--file-only`, Spark checks it")
@@ -72,6 +75,23 @@ def run(arguments: argparse.Namespace) -> int:
         for function in functions:
             print(_function_line(function))
     return UserError.exit_code if problems else 0
+
+
+def _notes_of_stored(loaded: Loaded) -> list[Note]:
+    """What follows from the data that earlier runs have stored in the default data directory."""
+    try:
+        shape = read_json(DataDirectory(HOME / loaded.pipeline.name).shape)
+        if shape is None:
+            return []
+        stored, _ = as_stored(loaded, shape)
+    except MillstreamError:
+        # The next run says what is wrong with the directory; the file may still be valid.
+        return []
+    names = [vertex.name for vertex in loaded.pipeline.spec.vertices]
+    return [
+        loaded.note(("spec", "vertices", names.index(vertex), "source"), former_keys_text(vertex))
+        for vertex in sorted(stored.graph.former_keys)
+    ]
 
 
 def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[Note]) -> None:

@@ -62,7 +62,9 @@ def pipeline_of(loaded: Loaded) -> dict[str, str]:
     """What an entry says about a pipeline that is not in the directory yet."""
     return {
         "pipeline": loaded.pipeline.name,
-        "spec": spec_digest(resolved.dump(loaded.pipeline, loaded.base_dir, loaded.graph.ledgers)),
+        "spec": spec_digest(
+            resolved.dump(loaded.pipeline, loaded.base_dir, loaded.graph.ledgers, loaded.graph.former_keys)
+        ),
     }
 
 

@@ -98,7 +98,9 @@ class Change:
                 write_json(self.directory.shape, {**unfinished, _DIVIDED: sorted(vertices)})
 
             note(divided)
-            self.directory.write_pipeline(resolved.dump(self.loaded.pipeline, self.loaded.base_dir, graph.ledgers))
+            self.directory.write_pipeline(
+                resolved.dump(self.loaded.pipeline, self.loaded.base_dir, graph.ledgers, graph.former_keys)
+            )
             KnownLedgers(self.directory.ledgers).forget(leaving)
             await separate(graph, buffer.broker, buffer.stores, OWNER, note, divided=divided)
             await take_in(graph, buffer.broker, removed, OWNER)

@@ -33,5 +33,6 @@ def claim(directory: DataDirectory, loaded: Loaded) -> None:
     now = shape_of(loaded.graph)
     # The shape is written last: everything in it is then in the pipeline, too, so that a change can ask what waits
     # there.
-    directory.write_pipeline(resolved.dump(loaded.pipeline, loaded.base_dir, loaded.graph.ledgers))
+    graph = loaded.graph
+    directory.write_pipeline(resolved.dump(loaded.pipeline, loaded.base_dir, graph.ledgers, graph.former_keys))
     write_json(directory.shape, now if before is None else successor(before, now))

@@ -53,7 +53,7 @@ from millstream_runner.local.recording import Recording
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.runner_log import runner_log
 from millstream_runner.local.screen import Screen
-from millstream_runner.local.shape import as_stored
+from millstream_runner.local.shape import as_stored, former_keys_text
 from millstream_runner.local.signals import handled
 from millstream_runner.local.standard_output import StandardOutput
 from millstream_runner.local.states import OVER, State
@@ -186,6 +186,8 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
                 f"buffers kept, as in the stored data: {', '.join(kept)}. A new data directory would have none there, "
                 "because these edges can be chained; `chain: false` says that they keep them"
             )
+        for vertex in sorted(loaded.graph.former_keys):
+            screen.message(former_keys_text(vertex))
         port = previous.broker_port if previous is not None else None
         with audit.until_end(directory, screen.message) as outcome:
             result = await _Run(loaded, options, screen, directory, change, recording or Recording()).run(port)

@@ -18,8 +18,11 @@ from millstream.plurals import counted
 from millstream.spec.buffers import DEFAULT
 from millstream.spec.graph import Graph, with_edges
 from millstream.spec.loading import Loaded
-from millstream.spec.models import Edge, GroupBy
+from millstream.spec.models import Edge, GroupBy, Vertex
 from millstream.spec.values import as_duration
+
+_KEYS = "one to one"
+"""The texts that `millstream.keys` gives to keys. Earlier versions wrote nothing."""
 
 
 def shape_of(graph: Graph) -> dict[str, Any]:
@@ -33,6 +36,7 @@ def shape_of(graph: Graph) -> dict[str, Any]:
                 "partitions": vertex.partitions,
                 **({"windows": _windows(vertex.group_by)} if vertex.group_by is not None else {}),
                 **({"ledger": graph.ledgers[vertex.name]} if vertex.name in graph.ledgers else {}),
+                **({"keys": _KEYS} if _has_byte_keys(vertex) and vertex.name not in graph.former_keys else {}),
             }
             for vertex in graph.vertices
         },
@@ -42,8 +46,8 @@ def shape_of(graph: Graph) -> dict[str, Any]:
 
 
 def as_stored(loaded: Loaded, before: Mapping[str, Any]) -> tuple[Loaded, Sequence[str]]:
-    """The pipeline with each vertex in the ledger in which it is stored, and with the buffers of the stored data unless
-    the file says otherwise. `before`: the stored shape.
+    """The pipeline with each vertex in the ledger in which it is stored, with the texts of keys that its stored data
+    began with, and with the buffers of the stored data unless the file says otherwise. `before`: the stored shape.
 
     Returns also the edges that keep a buffer but would be chained with new data. Raises `DamageError` if `before` is
     not a shape.
@@ -54,9 +58,31 @@ def as_stored(loaded: Loaded, before: Mapping[str, Any]) -> tuple[Loaded, Sequen
             pipeline = with_edges(pipeline, [_as_stored(edge, before) for edge in pipeline.spec.edges])
         graph = Graph.of(pipeline)
         stored = {vertex: _stored_with(before, vertex) for vertex in graph.stages.order if vertex in before["vertices"]}
-        graph = Graph.of(pipeline, {vertex: ledger for vertex, ledger in stored.items() if ledger != vertex})
+        former_keys = [vertex.name for vertex in pipeline.spec.vertices if _has_former_keys(vertex, before)]
+        ledgers = {vertex: ledger for vertex, ledger in stored.items() if ledger != vertex}
+        graph = Graph.of(pipeline, ledgers, former_keys)
     kept = [edge.name for edge in loaded.graph.edges if edge.chain and not graph.edge(edge.name).chain]
     return replace(loaded, pipeline=pipeline, graph=graph), kept
+
+
+def _has_byte_keys(vertex: Vertex) -> bool:
+    return vertex.source is not None and vertex.source.connector.keys_are_bytes
+
+
+def _has_former_keys(vertex: Vertex, before: Mapping[str, Any]) -> bool:
+    """Whether the stored data of a source began with the texts that earlier versions gave to keys."""
+    old = before["vertices"].get(vertex.name)
+    if old is None or vertex.source is None or not _has_byte_keys(vertex):
+        return False
+    return bool(old["of"] == vertex.source.kind and old.get("keys") != _KEYS)
+
+
+def former_keys_text(vertex: str) -> str:
+    """What it means that a source has the keys of earlier versions."""
+    return (
+        f"the keys of {vertex} that are not UTF-8 become their hexadecimal digits, as in the stored data, so two "
+        "different keys may become one; a new data directory (--fresh, or a source of another name) keeps their bytes"
+    )
 
 
 def _as_stored(edge: Edge, before: Mapping[str, Any]) -> Edge:

@@ -95,6 +95,7 @@ class SourceVertex(RunnableKind[Source]):
                 udf_client=shared.programs.client("source"),
                 stream_name=opening.name,
                 seen=seen,
+                former_keys=lane.vertex in shared.config.resolved.graph.former_keys,
             )
         )
         mapper = None

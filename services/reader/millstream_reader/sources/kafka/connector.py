@@ -60,6 +60,7 @@ class _Kafka(SourceConnector[KafkaSource]):
     ends = "never, without `stopAtEnd`"
     packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}
     strangers = True
+    keys_are_bytes = True
     encoded = keys_encoded = True
 
     def bounded(self, settings: KafkaSource) -> bool | None:

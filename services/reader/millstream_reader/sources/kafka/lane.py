@@ -286,10 +286,10 @@ class KafkaSourceLane:
         start = 0
         for row, error in enumerate(map(Message.error, found)):
             if error is not None:
-                runs += runs_of(found[start:row], raw_keys=self._owner.raw_keys)
+                runs += runs_of(found[start:row], self._owner.key_mapping)
                 runs += self._bear(error, found[row])
                 start = row + 1
-        runs += runs_of(found[start:], raw_keys=self._owner.raw_keys)
+        runs += runs_of(found[start:], self._owner.key_mapping)
         for split in self._next:
             known = self._client.get_watermark_offsets(TopicPartition(*split), cached=True)
             # Negative if no broker has reported it yet.

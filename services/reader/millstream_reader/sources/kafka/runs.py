@@ -18,6 +18,7 @@ from confluent_kafka import Message
 
 from millstream.extract import EPOCH_MS, scaled_ms
 from millstream.frame import Frame, build_frame
+from millstream.keys import KeyMapping, text_of_key
 from millstream.limits import RECORD_BYTES_MAX
 from millstream_reader.sources.messages import event_time
 
@@ -102,9 +103,8 @@ class Taken:
         )
 
 
-def runs_of(messages: Sequence[Message], *, raw_keys: bool = False) -> Iterator[Run]:
-    """Messages without errors, in runs. A record that is invalid has its own run. `raw_keys`: keys
-    may be any bytes; otherwise one that is not text becomes its hexadecimal digits."""
+def runs_of(messages: Sequence[Message], key_mapping: KeyMapping = text_of_key) -> Iterator[Run]:
+    """Messages without errors, in runs. A record that is invalid has its own run."""
     if not messages:
         return
     topics = [topic or "" for topic in map(Message.topic, messages)]
@@ -114,14 +114,14 @@ def runs_of(messages: Sequence[Message], *, raw_keys: bool = False) -> Iterator[
         places = list(zip(topics, partitions, strict=True))
         borders[1:1] = [row for row, (one, next_one) in enumerate(pairwise(places), 1) if one != next_one]
     for start, stop in pairwise(borders):
-        yield from _of_one((topics[start], partitions[start]), messages[start:stop], raw_keys)
+        yield from _of_one((topics[start], partitions[start]), messages[start:stop], key_mapping)
 
 
-def _of_one(split: Split, messages: Sequence[Message], raw_keys: bool) -> Iterator[Run]:
+def _of_one(split: Split, messages: Sequence[Message], key_mapping: KeyMapping) -> Iterator[Run]:
     """The records of one partition."""
     values = [value or b"" for value in map(Message.value, messages)]
     given = list(map(Message.key, messages))
-    keys = None if given.count(None) == len(given) else [_keys(key, raw_keys) for key in given]
+    keys = None if given.count(None) == len(given) else [_keys(key, key_mapping) for key in given]
     named = list(map(Message.headers, messages))
     headers = [_headers(of_one) for of_one in named] if any(named) else None
     sizes = [len(value) + _RECORD_OVERHEAD_BYTES for value in values]
@@ -156,17 +156,10 @@ def _times(stamps: Sequence[tuple[int, int]]) -> Sequence[int | None] | None:
     return [time_us if kind else None for (kind, _), time_us in zip(stamps, scaled, strict=True)]
 
 
-def _keys(key: str | bytes | None, raw: bool) -> tuple[bytes, ...]:
+def _keys(key: str | bytes | None, key_mapping: KeyMapping) -> tuple[bytes, ...]:
     if key is None:
         return ()
-    key = key.encode() if isinstance(key, str) else key
-    if raw:
-        return (key,)
-    try:
-        key.decode()
-    except UnicodeDecodeError:
-        return (key.hex().encode(),)
-    return (key,)
+    return (key_mapping(key.encode() if isinstance(key, str) else key),)
 
 
 def _headers(headers: Any) -> Mapping[str, bytes]:

@@ -52,6 +52,7 @@ class _Redis(SourceConnector[RedisSource]):
     promise = Guarantee(GuaranteeId.POSITION, "exactly once: it continues after the entry in its last commit")
     ends = "never, without `stopAtEnd`"
     strangers = True
+    keys_are_bytes = True
 
     def unencoded(self, settings: RedisSource) -> str | None:
         return None if settings.format == "record" else "`format: record` of `redisStreams`"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from millstream.extract import EPOCH_MS
 from millstream.json_parser import parse_json
+from millstream.keys import KeyMapping, text_of_key
 from millstream.limits import RECORD_BYTES_MAX
 from millstream_reader.sources.messages import event_time
 
@@ -76,12 +77,12 @@ class NotReadableError(ValueError):
         self.value = value
 
 
-def read_entry(entry: Entry, *, whole: bool) -> Read:
+def read_entry(entry: Entry, *, whole: bool, key_mapping: KeyMapping = text_of_key) -> Read:
     """`whole`: the entry is a record that the sink has written. Raises `NotReadableError`."""
     if entry.size > RECORD_BYTES_MAX:
         shown = b" ".join(word[:_SHOWN_BYTES] for word in entry.fields[:2])
         raise NotReadableError(shown, f"the entry has {entry.size} bytes; the limit is {RECORD_BYTES_MAX}")
-    return _whole(entry) if whole else _members(entry)
+    return _whole(entry, key_mapping) if whole else _members(entry)
 
 
 def _members(entry: Entry) -> Read:
@@ -97,7 +98,7 @@ def _members(entry: Entry) -> Read:
     return Read(value, _time_us(entry, None, value))
 
 
-def _whole(entry: Entry) -> Read:
+def _whole(entry: Entry, key_mapping: KeyMapping) -> Read:
     fields = dict(zip(entry.fields[::2], entry.fields[1::2], strict=True))
     if b"value" not in fields:
         value = b" ".join(entry.fields)
@@ -112,7 +113,7 @@ def _whole(entry: Entry) -> Read:
         for name, text in fields.items()
         if name.startswith(_HEADER)
     }
-    return Read(value, time_us, _keys(fields.get(b"key")), headers)
+    return Read(value, time_us, _keys(fields.get(b"key"), key_mapping), headers)
 
 
 def _time_us(entry: Entry, written: bytes | None, value: bytes) -> int:
@@ -123,9 +124,8 @@ def _time_us(entry: Entry, written: bytes | None, value: bytes) -> int:
     return found
 
 
-def _keys(written: bytes | None) -> tuple[bytes, ...]:
-    """A JSON array of texts means several keys, as the sink writes them. A key that is not text becomes its hexadecimal
-    digits."""
+def _keys(written: bytes | None, key_mapping: KeyMapping) -> tuple[bytes, ...]:
+    """A JSON array of texts means several keys, as the sink writes them."""
     if written is None:
         return ()
     if written.startswith(b"["):
@@ -135,8 +135,4 @@ def _keys(written: bytes | None) -> tuple[bytes, ...]:
             found = None
         if isinstance(found, list) and len(found) > 1 and all(isinstance(key, str) for key in found):
             return tuple(key.encode(errors="replace") for key in found)
-    try:
-        written.decode()
-    except UnicodeDecodeError:
-        return (written.hex().encode(),)
-    return (written,)
+    return (key_mapping(written),)

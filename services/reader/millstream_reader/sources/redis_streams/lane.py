@@ -388,7 +388,9 @@ class RedisSourceLane:
                 stream.waiting.popleft()
                 stream.at, stream.digest, stream.count = entry.id, entry.digest, stream.count + 1
                 try:
-                    taken.append(read_entry(entry, whole=self._spec.format == "record"))
+                    taken.append(
+                        read_entry(entry, whole=self._spec.format == "record", key_mapping=self._owner.key_mapping)
+                    )
                 except NotReadableError as error:
                     place = f"entry {entry.id} of {stream.name}"
                     invalid.append(InvalidRecord(error.value, f"{place}: {error}", place))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import repeat
 
 from millstream.frame import Frame
+from millstream.keys import key_of_text
 from millstream_writer.sink import SinkFailure
 from millstream_writer.sinks.encoding import key_of
 from millstream_writer.sinks.kept import Converted
@@ -26,7 +27,7 @@ TOO_LARGE = "record too large for the topic"
 def messages_of(frame: Frame, *, set_key: bool) -> Iterator[Message]:
     """The messages for a frame's records, in order."""
     keys: Iterator[bytes | None] = (
-        map(key_of, frame.keys()) if set_key and frame.keys_column else repeat(None, frame.records)
+        map(_key_of, frame.keys()) if set_key and frame.keys_column else repeat(None, frame.records)
     )
     headers: Iterator[Headers | None] = (
         (list(of_one.items()) or None for of_one in frame.headers())
@@ -38,6 +39,11 @@ def messages_of(frame: Frame, *, set_key: bool) -> Iterator[Message]:
     else:
         times = [max(_LEAST_US, time_us) // 1000 for time_us in frame.event_times_us()]
     return zip(frame.values(), keys, times, headers, strict=True)
+
+
+def _key_of(parts: tuple[bytes, ...]) -> bytes | None:
+    """The key of a message: a single key has the bytes that it had at its source."""
+    return key_of_text(parts[0]) if len(parts) == 1 else key_of(parts)
 
 
 def convert(frame: Frame, bytes_max: int, *, set_key: bool) -> Converted[Message]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from millstream.exact_json import parse, text_of
+from millstream.keys import key_of_text
 from millstream.limits import REDIS_FIELDS_MAX
 from millstream_writer.sink import SinkFailure, SinkFrame
 from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON
@@ -103,5 +104,5 @@ def _required(keys: tuple[bytes, ...]) -> bytes:
 
 
 def _key(parts: tuple[bytes, ...]) -> bytes:
-    """A single key unchanged; several as a JSON array."""
-    return parts[0] if len(parts) == 1 else text_of([part.decode() for part in parts]).encode()
+    """A single key with the bytes that it had at its source; several as a JSON array."""
+    return key_of_text(parts[0]) if len(parts) == 1 else text_of([part.decode() for part in parts]).encode()
