@@ -48,7 +48,7 @@ def judged(directory: Path, expect: str) -> tuple[int, list[str]]:
 @pytest.mark.timeout(600)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8", "I9")
 def test_both_sinks_hold_every_record_once_and_agree(tmp_path: Path) -> None:
-    told = chaos("mesh", sized(12, 23), 20_000, tmp_path / "one")
+    told = chaos("mesh", sized(8, 23), sized(12_000, 20_000), tmp_path / "one")
     assert set(told["faults"]) == {"kill runner", "kill broker", "kill worker", "kill sidecar"}
     assert told["resume_s"]["without_spark"]["measured"]
 
@@ -81,7 +81,7 @@ def test_with_encryption_and_a_sandbox_every_record_is_there_once(tmp_path: Path
     cannot = refusal(strict=True, network=False, limits=frozenset())
     if cannot is not None:
         give_up(f"there is no sandbox here: {cannot}")
-    chaos("mesh", 6, 4_000, tmp_path / "one", "--secured")
+    chaos("mesh", sized(3, 6), sized(2_000, 4_000), tmp_path / "one", "--secured")
 
     broker = tmp_path / "one/state/broker"
     assert "tls" in json.loads((broker / "access.json").read_text())

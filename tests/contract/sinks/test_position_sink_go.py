@@ -18,10 +18,13 @@ from millstream.record import Position
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.position_lanes import function, lane
 from tests.support.errors import raises
+from tests.support.sizes import sized
 from tests.unit.writer.sink_frames import sink_frame
 from tools.style import REPOSITORY
 
-FRAMES = 200
+FRAMES = sized(60, 200)
+EVERY = 15
+"""Frames between two kills."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ async def test_a_function_that_is_killed_again_and_again_writes_each_record_once
     async with function(book, command, {"BOOK": str(book)}) as client:
 
         async def kill() -> None:
-            for written in range(25, FRAMES - 25, 25):
+            for written in range(EVERY, FRAMES - EVERY, EVERY):
                 while len(numbers_in(book)) < written * 10:  # noqa: ASYNC110  # of another program there is no event
                     await asyncio.sleep(0.01)
                 process = client.sidecar.statistics().pid
