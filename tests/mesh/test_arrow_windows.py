@@ -70,7 +70,7 @@ def columns_in(directory: Path) -> list[bool]:
 
 
 @pytest.mark.guarantee("I1", "I2", "I3")
-@pytest.mark.parametrize("ledger", ["jetstream", "redis"])
+@pytest.mark.parametrize("ledger", ["jetstream", pytest.param("redis", marks=pytest.mark.sweep)])
 async def test_windows_of_columns_hold_what_they_hold_of_json(
     files: PipelineFiles, tmp_path: Path, ledger: str
 ) -> None:

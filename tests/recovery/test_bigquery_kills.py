@@ -46,6 +46,7 @@ def server() -> Iterator[BigQueryServer]:
 
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
+@pytest.mark.sweep
 async def test_each_record_is_there_once_though_everything_is_killed(server: BigQueryServer, tmp_path: Path) -> None:
     table = server.create({"number": "INT64"})
     options = {"table": table, "positionTable": f"{table}_positions", "columns": [{"name": "number"}]}

@@ -38,7 +38,8 @@ POINTS = [
 
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", [pytest.param("insert", marks=pytest.mark.sweep), "upsert"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
 async def test_each_record_counts_once_though_everything_is_killed(
     opensearch: OpenSearchServer, tmp_path: Path, mode: str
 ) -> None:

@@ -83,6 +83,7 @@ async def test_each_record_is_there_once_though_everything_is_killed(server: Pos
 
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
+@pytest.mark.sweep
 async def test_each_row_of_a_query_is_read_once_though_everything_is_killed(
     server: PostgresServer, tmp_path: Path
 ) -> None:

@@ -19,8 +19,9 @@ from tests.security.outside_secrets import KINDS, Outside, open_outside
 from tests.support.children import started
 from tests.unit.telemetry.collector import Collector, open_collector
 
-SOME = [pytest.param(kind, marks=pytest.mark.sweep) if kind == "opensearch" else kind for kind in KINDS]
-"""All of them, with the slowest server in `make test-all` alone."""
+LIGHT = ("postgres", "redis", "mqtt", "objects", "nats-credentials", "web")
+"""Those whose servers start in a moment: a password, a key, a token, a header, a file of credentials."""
+SOME = [kind if kind in LIGHT else pytest.param(kind, marks=pytest.mark.sweep) for kind in KINDS]
 RUNNING = (
     *("validate pipeline.yaml", "validate --online pipeline.yaml", "validate -o json pipeline.yaml", "connectors"),
     *("graph pipeline.yaml", "graph --format html pipeline.yaml", "compile pipeline.yaml", "status", "status -o json"),

@@ -52,6 +52,7 @@ async def test_a_standalone_cluster(tmp_path: Path) -> None:
                 await check_jobs(client, tmp_path / "log")
 
 
+@pytest.mark.sweep
 async def test_a_spark_connect_server(tmp_path: Path) -> None:
     async with asyncio.timeout(LIMIT_S), open_connect_server(tmp_path / "server", SECRET) as remote:
         with open_spark_driver(remote=remote, token=SECRET) as driver:
