@@ -63,6 +63,17 @@ def _invariants(marks: list[ast.expr]) -> frozenset[str]:
     )
 
 
+def swept() -> frozenset[str]:
+    """Node ids of the tests that only `make test-all` runs, whatever their parameters."""
+    return frozenset(
+        f"{path.relative_to(REPOSITORY).as_posix()}::{node.name}"
+        for path in (REPOSITORY / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(ast.unparse(mark) == "pytest.mark.sweep" for mark in node.decorator_list)
+    )
+
+
 def differences(by_manifest: Holders, by_mark: Holders) -> list[str]:
     """One line per test that only one of the two sides names."""
     faults = []

@@ -23,6 +23,13 @@ def test_manifest_and_marks_agree() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_every_invariant_has_tests_that_each_change_passes() -> None:
+    swept = guarantees.swept()
+    assert swept
+    for invariant, tests in guarantees.listed().items():
+        assert tests - swept, invariant
+
+
 def test_marks_are_read_from_functions_classes_and_modules() -> None:
     source = """
 import pytest
