@@ -85,12 +85,14 @@ async def test_windows_of_columns_hold_what_they_hold_of_json(
         # While more may come, the newest records are in open windows, and in the log.
         assert set(columns_in(tmp_path / ".millstream")) == {True}
     write_events(tmp_path / "in-2.jsonl", events[4_000:])
+    closed = {name: numbers for name, numbers in fixed_contents(events, 20).items() if name[2] < 60}
     async with start(tmp_path, "run", "pipeline.yaml", "--quiet") as run:
         await run.until_more("sum", than=len(events) - 1)
+        # A drain does not wait for Spark to start.
+        await run.until_more("out", than=len(closed) - 1)
         run.interrupt()
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
-    closed = {name: numbers for name, numbers in fixed_contents(events, 20).items() if name[2] < 60}
     assert contents_of(files.rows("out")) == closed
 
 
@@ -113,14 +115,15 @@ async def test_a_log_of_columns_is_continued_by_a_program_that_takes_values(
     more = [Event(len(events) + event.n, 40 + event.s, event.k) for event in events]
     for part, name in enumerate(("in", "more")):
         write_events(tmp_path / f"{name}-2.jsonl", more[part::2])
+    # The windows of the last events are open.
+    closed = {name: numbers for name, numbers in fixed_contents([*events, *more], 20).items() if name[2] < 80}
     async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json") as run:
         await run.until_more("sum", than=2 * len(events) - 1)
+        await run.until_more("out", than=len(closed) - 1)
         run.interrupt()
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
     assert json.loads(ended.out.splitlines()[-1])["account"]["balanced"]
-    # The windows of the last events are open.
-    closed = {name: numbers for name, numbers in fixed_contents([*events, *more], 20).items() if name[2] < 80}
     assert contents_of(files.rows("out")) == closed
 
 
