@@ -186,7 +186,9 @@ def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
 def _module_file(module: str, program: _Program) -> FilePath | None:
     """The file of a module, found as the import system would, without running any of it."""
     extra = _variable(program, "PYTHONPATH", "")
-    search: list[str] | None = [str(program.directory), *filter(None, extra.split(os.pathsep)), *sys.path]
+    # The function's process finds Python's own modules first (`millstream_udf.loading`).
+    own = [] if module.partition(".")[0] in sys.stdlib_module_names else [str(program.directory)]
+    search: list[str] | None = [*own, *filter(None, extra.split(os.pathsep)), *sys.path]
     name, spec = "", None
     for part in module.split("."):
         if search is None:

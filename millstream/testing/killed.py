@@ -43,7 +43,7 @@ def die_writing(settings: Mapping[str, Any], place: Path, call: int, moment: Mom
     """Runs a first owner of the lane in a process of its own, which dies at that call."""
     order = json.dumps({"settings": settings, "place": str(place), "call": call, "moment": moment})
     done = subprocess.run(
-        [sys.executable, "-m", "millstream.testing.killed", order],
+        [sys.executable, "-P", "-m", "millstream.testing.killed", order],
         timeout=_LIMIT_S,
         check=False,
         capture_output=True,

@@ -141,7 +141,7 @@ class SidecarSpec:
 
 def python_command(function: str) -> list[str]:
     """The command of `udf: {python: function}`."""
-    return [sys.executable, "-m", "millstream_udf", function]
+    return [sys.executable, "-P", "-m", "millstream_udf", function]
 
 
 class Sidecar:

@@ -12,7 +12,8 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -116,6 +117,23 @@ class SourceFiles:
         """Python files next to the watched files, and in the working directory of the command."""
         directories = {self._cwd, *(path.parent for path in self._looks)}
         return frozenset(path for directory in directories for path in directory.glob("*.py"))
+
+
+def programs_below(directories: Collection[Path]) -> Mapping[str, tuple[int, int]]:
+    """Time and size of the Python files and programs in these directories and below: what an author edits while no
+    process of the function lists its files. Hidden directories, environments and files above a limit are left out."""
+    found: dict[str, tuple[int, int]] = {}
+    for directory in directories:
+        for place, below, names in os.walk(directory):
+            inner = (name for name in below if not name.startswith((".", "__")))
+            below[:] = [name for name in inner if not os.path.exists(os.path.join(place, name, "pyvenv.cfg"))]
+            for name in names:
+                path = os.path.join(place, name)
+                with suppress(OSError):
+                    status = os.stat(path)
+                    if (name.endswith(".py") or status.st_mode & stat.S_IXUSR) and len(found) < _FILES_MAX:
+                        found[path] = status.st_mtime_ns, status.st_size
+    return found
 
 
 def _named(command: Sequence[str], cwd: Path) -> list[Path]:

@@ -93,6 +93,28 @@ async def test_what_cannot_be_imported_is_waited_for(files: PipelineFiles) -> No
     assert sorted(numbers) == list(range(len(numbers)))
 
 
+async def test_an_exception_is_waited_for_as_well(files: PipelineFiles) -> None:
+    path = pipeline(files)
+    function, helper = files.directory / "versions.py", files.directory / "helper.py"
+    async with start(files.directory, "run", path.name, "--watch") as run:
+        await run.until(lambda: 0 in versions(files))
+        before = await run.all_pids("broker", "in-0", "out-0")
+        replace(function, (FUNCTION % 1).replace("helper.VERSION", "helper.VERSIONS"))
+        await run.until(lambda: "has no attribute 'VERSIONS'" in run.err())
+        await run.until(lambda: _state(run, "map") == "waiting for a change")
+        # The fix is in another file than the exception.
+        helper.write_text("VERSION = VERSIONS = 2\n")
+        await run.until(lambda: any(row["helper"] == 2 for row in files.rows("out")))
+        replace(function, (FUNCTION % 3).replace("    return", "    undefined\n    return"))
+        await run.until(lambda: run.err().count("The pipeline waits") == 2)
+        assert run.pids() == before, "no process but the function's was started again"
+        run.interrupt()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    numbers = [row["number"] for row in files.rows("out")]
+    assert sorted(numbers) == list(range(len(numbers)))
+
+
 async def test_a_function_that_was_never_right_is_waited_for_and_ctrl_c_ends_it(files: PipelineFiles) -> None:
     path = pipeline(files)
     (files.directory / "versions.py").write_text("versioned = undefined\n")

@@ -19,6 +19,10 @@ def main() -> None:
     # Before the import of the function, which may log and so configure logging with defaults.
     logs.configure()
     debugging.wait_for_debugger()
+    if not checking.asked():
+        # gRPC and protobuf, before the user's folder is searched, which may have a file of one of these names. A check
+        # does not need them.
+        import millstream_udf.server  # noqa: F401
     try:
         definition = load(sys.argv[1])
     except LoadError as error:
@@ -36,7 +40,6 @@ def main() -> None:
         sys.exit(2)
     if checking.asked():
         checking.check(definition)
-    # It imports gRPC, which a check does not need.
     from millstream_udf.server import run
 
     run(definition)

@@ -10,10 +10,14 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 from types import ModuleType
 from typing import Any
 
 from millstream_udf.definition import ATTRIBUTE, Definition, define
+
+_NO_PACKAGE = "attempted relative import"
+"""Python's words."""
 
 
 class LoadError(Exception):
@@ -51,12 +55,23 @@ def _load_file(path: str, directory: str) -> ModuleType:
     _search(os.path.dirname(found))
     _search(directory)
     name = os.path.splitext(os.path.basename(path))[0]
+    if name in sys.stdlib_module_names:
+        # A file may be called email.py. Under that name, it would replace Python's own for all libraries.
+        name = f"{name}_function"
     module_spec = importlib.util.spec_from_file_location(name, found)
     if module_spec is None or module_spec.loader is None:
         raise LoadError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
-    module_spec.loader.exec_module(module)
+    try:
+        module_spec.loader.exec_module(module)
+    except ImportError as error:
+        if _NO_PACKAGE not in str(error):
+            raise
+        dotted = os.path.splitext(path)[0].replace(os.sep, ".")
+        raise LoadError(
+            f"{path} uses a relative import ({error}), which needs a package: name the function as {dotted}:function"
+        ) from None
     return module
 
 
@@ -75,8 +90,13 @@ def _load_module(name: str, directory: str) -> ModuleType:
 
 
 def _search(directory: str) -> None:
+    """Look for modules in the user's directory, before those that are installed, but after Python's own: a file there
+    may be called types.py, and libraries import such modules at any time."""
     if directory not in sys.path:
-        sys.path.insert(0, directory)
+        own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+        own |= {os.path.join(place, "lib-dynload") for place in own}
+        last = max((number for number, place in enumerate(sys.path) if place in own), default=-1)
+        sys.path.insert(last + 1, directory)
 
 
 def _candidates(module: ModuleType) -> str:

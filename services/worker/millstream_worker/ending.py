@@ -9,7 +9,8 @@ import logging
 from collections.abc import Iterator
 
 from millstream import codes
-from millstream.errors import DamageError, FencedError, MillstreamError, UserError
+from millstream.errors import DamageError, FencedError, MillstreamError, UdfError, UserError
+from millstream.telemetry.logging import NOTICE
 
 _log = logging.getLogger(__name__)
 
@@ -17,14 +18,22 @@ _OF_EXTRAS = {"numpy": "reduce", "pyspark": "reduce", "pyarrow": "arrow"}
 """Packages that only some vertices need, each with the extra of Millstream that installs it."""
 
 
-def report(error: BaseException) -> int:
+def is_of_function(error: BaseException) -> bool:
+    """Whether a function of the user's, and nothing else, ended a replica."""
+    return isinstance(min(_leaves(error), key=_telling), UdfError)
+
+
+def report(error: BaseException, *, note: str = "") -> int:
     """Log the most informative error that ended a replica or the process, and return the exit code.
 
-    When one task fails, the others are cancelled, and some of them fail in turn; one report is enough.
+    When one task fails, the others are cancelled, and some of them fail in turn; one report is enough. `note`: what
+    happens next, if the process does not end with it.
     """
     first = min(_leaves(error), key=_telling)
     if isinstance(first, MillstreamError):
-        _log.error("%s", first, extra={"exception": first.detail} if first.detail else {})
+        # With a role, the line is not the reason why the process ends, if it ends later.
+        extra = ({"exception": first.detail} if first.detail else {}) | ({"role": "udf", NOTICE: True} if note else {})
+        _log.error("%s%s", first, f"\n{note}" if note else "", extra=extra)
         return first.exit_code
     if isinstance(first, ModuleNotFoundError) and first.name in _OF_EXTRAS:
         _log.error(

@@ -28,19 +28,24 @@ from millstream.buffers.technology import Access
 from millstream.clock import Clock
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S, WORKER_END_GRACE_S
+from millstream.pauses import until_next
 from millstream.priority import give_way
 from millstream.record import ReplicaId
 from millstream.spec.resolved import Resolved
 from millstream.telemetry import Identity, ProcessTelemetry, open_telemetry
 from millstream.telemetry.logging import log_replica
 from millstream.udf.sidecar import HeldUp
+from millstream.udf.sources import OnChange, programs_below
 from millstream_worker.assembly import VertexProcess, open_vertex
-from millstream_worker.ending import report
+from millstream_worker.ending import is_of_function, report
 from millstream_worker.environment import Link, OpenEnvironment, VertexConfig, open_link
 from millstream_worker.programs import NOT_DEVELOPED, Development
 from millstream_worker.readiness import Readiness
 
 _log = logging.getLogger(__name__)
+_LOOK_INTERVAL_S = 0.2
+"""Time between two checks of whether the author has saved a fix."""
+_WAITS = "The pipeline waits, and continues when you have saved the fix."
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,36 @@ class Worker:
                 self._say(f"{'ended' if ended else 'stopped'} {name}")
 
     async def _live(self, name: ReplicaId, replica: _Replica) -> bool:
+        """Run a replica until it has ended or was stopped. If a function of it fails, and its author is working on it,
+        wait for the fix and run it again. Returns whether its lanes have ended."""
+        while True:
+            try:
+                return await self._live_once(name, replica)
+            except Exception as error:
+                if self._config.development.on_change is not OnChange.RESTART or not is_of_function(error):
+                    raise
+                report(error, note=_WAITS)
+            await self._until_changed(name, replica)
+
+    async def _until_changed(self, name: ReplicaId, replica: _Replica) -> None:
+        """Return when a file beside the functions of a replica was saved."""
+        resolved = self._config.resolved
+        places = {
+            resolved.base_dir / (placed.program.working_dir or "")
+            for vertex in resolved.graph.chain(name.vertex)
+            for placed in resolved.graph.vertex(vertex).programs
+        }
+        self._say(f"{HeldUp.TO_BE_FIXED.value} {name}")
+        replica.held_up.set()
+        before = now = last = programs_below(places)
+        while now == before or now != last:
+            await asyncio.sleep(until_next(_LOOK_INTERVAL_S))
+            last, now = now, programs_below(places)
+        replica.held_up.clear()
+        self._say(f"going {name}")
+        _log.warning("a file was saved: %s continues", name)
+
+    async def _live_once(self, name: ReplicaId, replica: _Replica) -> bool:
         """Open a replica and run it. Returns whether its lanes have ended."""
 
         def note(by: HeldUp | None) -> None:
@@ -188,7 +223,8 @@ class Worker:
 
     def _opened(self) -> None:
         """One more replica is open."""
-        self._opening -= 1
+        # One that has failed and is open again was counted before.
+        self._opening = max(0, self._opening - 1)
         if not self._opening and not any(
             self._config.resolved.graph.vertex(one.vertex).definition.has_input for one in self._replicas
         ):

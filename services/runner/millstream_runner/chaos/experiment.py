@@ -167,7 +167,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
     data = DataDirectory(directory / "state")
     if options.secured:
         make_certificate(data.broker)
-    command = [sys.executable, "-m", "millstream_runner.chaos.runner", "--data-dir", str(data.root)]
+    command = [sys.executable, "-P", "-m", "millstream_runner.chaos.runner", "--data-dir", str(data.root)]
     command += ["--sinks", str(directory / "sinks"), str(file)]
     if options.ledger is not None:
         command += ["--ledger", options.ledger]
@@ -260,7 +260,7 @@ def is_bounded(graph: Graph) -> bool:
 
 async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[str, Any]:
     """The oracle's verdict. Raises `MillstreamError` if it cannot judge."""
-    command = [sys.executable, "-m", "millstream_runner.chaos.oracle"]
+    command = [sys.executable, "-P", "-m", "millstream_runner.chaos.oracle"]
     command += ["--data-dir", str(directory / "state"), "--sinks", str(directory / "sinks")]
     command += ["--guarantees", str(directory / "guarantees.json")]
     if options.pipeline == "push":

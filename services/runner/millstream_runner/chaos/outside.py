@@ -54,7 +54,7 @@ async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncItera
 
 
 def _running(name: str, options: list[str]) -> AbstractAsyncContextManager[Process]:
-    command = [sys.executable, "-m", f"millstream_runner.chaos.oracle.{name}", *options]
+    command = [sys.executable, "-P", "-m", f"millstream_runner.chaos.oracle.{name}", *options]
     return open_process(command, name=f"the {name}", stop=Stop(_STOP_TIMEOUT_S))
 
 

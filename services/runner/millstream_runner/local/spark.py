@@ -59,7 +59,7 @@ class DriverPlan:
     def command(self) -> list[str]:
         """Its command line."""
         return [
-            *(sys.executable, "-m", DRIVER_MODULE),
+            *(sys.executable, "-P", "-m", DRIVER_MODULE),
             *("--address", self.address),
             *("--settings", str(self.settings)),
             *("--pipeline", self.pipeline),

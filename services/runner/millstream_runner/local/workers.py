@@ -97,7 +97,7 @@ class WorkerArguments:
             metrics = ["--metrics-port", str(metrics_port), "--metrics-host", self.metrics_host]
         spark = [] if self.spark is None else ["--spark", self.spark]
         return [
-            *(sys.executable, "-m", WORKER_MODULE),
+            *(sys.executable, "-P", "-m", WORKER_MODULE),
             *("--replicas", *(replica.name for replica in replicas)),
             *("--pipeline", str(self.pipeline_file)),
             *("--broker", self.broker_url),
