@@ -151,8 +151,8 @@ async def test_results_of_a_key_leave_in_their_order(files: PipelineFiles, tmp_p
     sessions = "{session: {timeout: 400ms, streaming: true}}"
     simple, distinct = "count(*)", "count(DISTINCT value.n)"
     kinds = [
-        *((totals, simple), (totals, distinct), (totals, "python"), (counts, simple)),
-        *((fixed, simple), (fixed, "python"), (sliding, simple), (sessions, distinct)),
+        *((totals, simple), (totals, distinct), (totals, "python")),
+        *((counts, simple), (fixed, simple), (sliding, simple), (sessions, distinct)),
     ]
     vertices = ""
     for place, (window, program) in enumerate(kinds):
