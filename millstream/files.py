@@ -84,9 +84,11 @@ def own_directory(path: Path) -> None:
 
 
 @contextmanager
-def opened_directory(path: Path, *, follow: bool = False) -> Iterator[int]:
-    """The descriptor of a directory. It must not be a link unless `follow` is set."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+def opened_directory(path: Path | str, *, follow: bool = False, within: int | None = None) -> Iterator[int]:
+    """The descriptor of a directory. It must not be a link unless `follow` is set. `within`: the descriptor of another
+    directory that contains it."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags, dir_fd=within)
     try:
         yield descriptor
     finally:

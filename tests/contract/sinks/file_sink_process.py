@@ -53,10 +53,10 @@ class Trap:
                 os.kill(os.getpid(), self._signal)
 
     def around(self, call: Callable[..., Any], step_of: Callable[..., str]) -> Callable[..., Any]:
-        def trapped(*arguments: Any) -> Any:
+        def trapped(*arguments: Any, **options: Any) -> Any:
             step = step_of(*arguments)
             self.meet(step, "before")
-            result = call(*arguments)
+            result = call(*arguments, **options)
             self.meet(step, "after")
             return result
 

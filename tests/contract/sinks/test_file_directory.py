@@ -15,7 +15,7 @@ import pytest
 from millstream import codes
 from millstream.errors import FencedError
 from millstream.record import Position
-from millstream_writer.sinks.file.directory import DirectoryOwner, LaneDirectory, UnfinishedFile
+from millstream_writer.sinks.file.directory import HIDDEN, DirectoryOwner, LaneDirectory, UnfinishedFile
 from millstream_writer.sinks.file.names import FinishedName
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import (
@@ -287,3 +287,82 @@ async def test_an_open_sink_that_is_held_while_another_opens_is_fenced(tmp_path:
                 pass
     assert numbers_in(tmp_path) == list(range(10))
     assert leftovers(tmp_path) == []
+
+
+# The directory may belong to another user, who can put links in place of what is in it.
+
+
+def planted(path: Path) -> tuple[Path, Path]:
+    """The directory of the lane's owner, and one with a file that no link may lead to."""
+    victim = path.parent / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("precious")
+    (run,) = (path / HIDDEN).iterdir()
+    return run / "out.in-out.0.1", victim
+
+
+def test_a_link_in_place_of_a_note_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    directory = opened(path, owner(1))
+    file = begun(directory)
+    own, victim = planted(path)
+    name = FinishedName("out.in-out.0", Position(0), Position(9), 1, "jsonl")
+    note = own / f"0.jsonl={name}.note"
+    note.symlink_to(victim / "file")
+
+    directory.finish(file, Position(0), Position(9), "jsonl", "frame")
+
+    assert (victim / "file").read_text() == "precious"
+    assert (note.is_symlink(), note.read_text()) == (False, "frame")
+
+
+def test_a_link_in_place_of_an_owners_directory_is_not_followed(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    directory = opened(path, owner(1))
+    file = begun(directory)
+    own, victim = planted(path)
+    own.rename(own.with_name("moved"))
+    own.symlink_to(victim)
+
+    for refused in (
+        lambda: directory.begin("jsonl"),
+        lambda: directory.finish(file, Position(0), Position(9), "jsonl"),
+    ):
+        with raises(codes.SINK_PATH):
+            refused()
+    directory.discard(file)
+    assert {one.name: one.read_text() for one in victim.iterdir()} == {"file": "precious"}
+
+
+@pytest.mark.parametrize("swapped", ["run", "hidden"])
+def test_a_link_in_place_of_the_directory_of_a_run_is_not_followed(tmp_path: Path, swapped: str) -> None:
+    path = tmp_path / "out"
+    directory = opened(path, owner(1))
+    begun(directory)
+    own, victim = planted(path)
+    (victim / own.parent.name / own.name).mkdir(parents=True)
+    place, target = (own.parent, victim / own.parent.name) if swapped == "run" else (path / HIDDEN, victim)
+    place.rename(tmp_path / "moved")
+    place.symlink_to(target)
+    before = sorted(victim.rglob("*"))
+
+    with pytest.raises(FencedError):
+        directory.begin("jsonl")
+    directory.close()
+    with raises(codes.SINK_PATH):
+        opened(path, owner(2))
+    assert sorted(victim.rglob("*")) == before
+
+
+def test_a_link_in_place_of_a_former_owners_note_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    directory = opened(path, owner(1))
+    directory.finish(begun(directory), Position(0), Position(9), "jsonl", "frame")
+    own, victim = planted(path)
+    (note,) = own.iterdir()
+    note.unlink()
+    note.symlink_to(victim / "file")
+    directory.close()
+
+    with raises(codes.SINK_PATH):
+        opened(path, owner(2))

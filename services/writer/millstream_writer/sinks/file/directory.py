@@ -42,6 +42,7 @@ from typing import NamedTuple
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import FencedError, InfrastructureError, RetryLaterError, UserError
+from millstream.files import opened_directory
 from millstream.record import Position
 from millstream_writer.sinks.file.names import FinishedName, how_far, lane_text
 
@@ -53,6 +54,8 @@ _OVER = ".over"
 _NOTE = "="
 _OF_NOTES = ".note"
 """Suffix of notes, so that programs that search all directories for results do not mistake a note for one."""
+_NOTE_CHARS_MAX = 4096
+_A_LINK = "a link is in the place of a directory of Millstream"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _USERS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors that another path or other permissions fix."""
@@ -106,6 +109,7 @@ class LaneDirectory:
         self._own = self._run / f"{self._lane}.{owner.epoch}"
         self._begun = 0
         self._lock: int | None = None
+        """Descriptor of the directory of this run, which is locked."""
         self._note: Path | None = None
         """End of the last finished file."""
         self._carried: Noted | None = None
@@ -120,6 +124,8 @@ class LaneDirectory:
         """
         with self._explained("cannot use the directory"):
             self._other_runs()
+            if (self._path / HIDDEN).is_symlink():
+                raise OSError(errno.ELOOP, _A_LINK, str(self._path / HIDDEN))
             _make_durably(self._run, self._owner.vertex)
             try:
                 self._lock = _lock(self._run, fcntl.LOCK_SH)
@@ -160,7 +166,7 @@ class LaneDirectory:
         """Create an unfinished file. Raises `RetryLaterError` if the disk is full."""
         path = self._own / f"{self._begun}.{extension}"
         with self._explained("cannot create a file"), step("file_sink.begin", self._owner.vertex):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            descriptor = self._create(path)
         self._begun += 1
         return UnfinishedFile(path, descriptor)
 
@@ -207,13 +213,13 @@ class LaneDirectory:
             file.note = self._own / f"{file.path.name}{_NOTE}{name}{_OF_NOTES}"
             self._write_note(file.note, frame, file)
             with step("file_sink.name", self._owner.vertex):
-                os.rename(file.path, self._path / str(name))
+                os.rename(self._relative(file.path), self._path / str(name), src_dir_fd=self._held)
         with self._given_up(file, self._path), step("file_sink.name.sync", self._owner.vertex):
             _sync_directory(self._path)
         os.close(file.descriptor)
         if self._note is not None:
             with contextlib.suppress(OSError), step("file_sink.note.remove", self._owner.vertex):
-                self._note.unlink()
+                os.unlink(self._relative(self._note), dir_fd=self._held)
         self._note = file.note
 
     def discard(self, file: UnfinishedFile) -> None:
@@ -224,18 +230,61 @@ class LaneDirectory:
             if file.note is not None:
                 # A note without its file would mean that the file was made visible.
                 with step("file_sink.discard.note", self._owner.vertex):
-                    file.note.unlink(missing_ok=True)
-                    _sync_directory(self._own)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(self._relative(file.note), dir_fd=self._held)
+                    self._sync_own()
             with step("file_sink.discard", self._owner.vertex):
-                file.path.unlink()
+                os.unlink(self._relative(file.path), dir_fd=self._held)
 
     def _write_note(self, path: Path, frame: str, file: UnfinishedFile | None = None) -> None:
         """Write a durable note with the last frame of a file."""
-        with step("file_sink.note", self._owner.vertex):
-            path.write_text(frame)
-        with self._given_up(file, self._own), step("file_sink.note.sync", self._owner.vertex):
-            _sync_file(path)
-            _sync_directory(self._own)
+        with contextlib.ExitStack() as stack:
+            with step("file_sink.note", self._owner.vertex):
+                with contextlib.suppress(FileNotFoundError):
+                    # It is there if an earlier try was cut short.
+                    os.unlink(self._relative(path), dir_fd=self._held)
+                note = stack.enter_context(open(self._create(path), "wb"))
+                note.write(frame.encode())
+                note.flush()
+            with self._given_up(file, self._own), step("file_sink.note.sync", self._owner.vertex):
+                os.fsync(note.fileno())
+                self._sync_own()
+
+    # The owner of the sink's directory may be another user, who can put links, and directories of his own, in place of
+    # ours. The descriptor of the run's directory leads to the one that was locked, and no link below it is followed.
+
+    @property
+    def _held(self) -> int:
+        """The descriptor of the run's directory."""
+        if self._lock is None:
+            raise FileNotFoundError(errno.ENOENT, "the directory was released", str(self._own))
+        return self._lock
+
+    def _relative(self, path: Path) -> str:
+        """A file of this owner, relative to the run's directory."""
+        return f"{self._own.name}/{path.name}"
+
+    def _create(self, path: Path) -> int:
+        """Create a file of this owner, and open it for writing."""
+        with self._opened_own() as own:
+            return os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=own)
+
+    def _sync_own(self) -> None:
+        with self._opened_own() as own:
+            os.fsync(own)
+
+    @contextlib.contextmanager
+    def _opened_own(self) -> Iterator[int]:
+        """The descriptor of this owner's directory. Raises `FileNotFoundError` if the owner was replaced, or if the
+        directory of the run is another one now."""
+        if not os.path.samestat(os.stat(self._run), os.fstat(self._held)):
+            raise FileNotFoundError(errno.ENOENT, "another directory is in its place", str(self._run))
+        try:
+            with opened_directory(self._own.name, within=self._held) as own:
+                yield own
+        except OSError as error:
+            error.filename = str(self._own if error.filename in (None, self._own.name) else self._own / error.filename)
+            raise
 
     @contextlib.contextmanager
     def _given_up(self, file: UnfinishedFile | None, directory: Path) -> Iterator[None]:
@@ -387,13 +436,26 @@ def _made_visible(owner: Path) -> list[Noted]:
         # Notes of earlier versions have no suffix.
         finished = FinishedName.parse(name.removesuffix(_OF_NOTES)) if is_note else None
         if finished is not None and not (unfinished and (owner / unfinished).exists()):
-            found.append(Noted(finished, entry.read_text(errors="replace")))
+            found.append(Noted(finished, _read_note(entry)))
     return found
 
 
+def _read_note(path: Path) -> str:
+    """The contents of a note. Raises `OSError` for a link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, encoding="utf-8", errors="replace") as file:
+        return file.read(_NOTE_CHARS_MAX)
+
+
 def _lock(path: Path, kind: int) -> int | None:
-    """A descriptor that holds the lock on a directory, if the file system supports locks; None if the lock is taken."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """A descriptor that holds the lock on the directory of a run, if the file system supports locks; None if the lock
+    is taken. Raises `OSError` if a link leads there, other than on the way to the sink's directory."""
+    with (
+        opened_directory(path.parent.parent, follow=True) as top,
+        opened_directory(path.parent.name, within=top) as hidden,
+        opened_directory(path.name, within=hidden) as run,
+    ):
+        descriptor = os.dup(run)
     try:
         fcntl.flock(descriptor, kind)
     except BlockingIOError:
