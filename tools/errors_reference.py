@@ -24,7 +24,7 @@ ERRORS = f"""# Error codes
 
 Every Millstream error has a code. The message contains it, log entries have it in the field `code`, and its meaning is
 the same everywhere. `millstream explain MS-2103` prints the section of this page. The first digit says who can act, and
-determines the exit code. [troubleshooting.md](troubleshooting.md) lists the codes by symptom.
+determines the exit code. [When something goes wrong](troubleshooting.md) lists the codes by symptom.
 """
 
 TROUBLESHOOTING = f"""# When something goes wrong
@@ -32,7 +32,7 @@ TROUBLESHOOTING = f"""# When something goes wrong
 {_MADE}
 
 1. **Find the code.** A message begins or ends with one, such as `error[MS-4010]`. `millstream explain MS-4010` says
-   what it means for your data and what to do; [errors.md](errors.md) has the same text.
+   what it means for your data and what to do; [error codes](errors.md) has the same text.
 2. **Look at the run.** `millstream status` shows the progress of each vertex, which vertices wait, and why the run
    failed. `millstream logs --level warning` shows the messages of its processes. An entry about an error has its code
    in the field `code`.
@@ -41,7 +41,7 @@ TROUBLESHOOTING = f"""# When something goes wrong
    `--fresh` only to start over, because it removes the stored data.
 
 Damaged data (exit code 5) stops a pipeline before any of it is used. Copy the data directory
-first, then look at the output of `millstream repair` ([cli.md](cli.md#millstream-repair)).
+first, then look at the output of `millstream repair` ([the command line](cli.md#millstream-repair)).
 
 ## Symptoms
 
