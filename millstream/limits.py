@@ -133,6 +133,9 @@ SQL_PAGE_ROWS = 4 * 1024
 """Rows that a database source reads at once; all of them are in memory."""
 SIDECAR_BACKOFF_FIRST_S = 0.1
 SIDECAR_BACKOFF_LAST_S = 5.0
+KILLS_MAX = 30
+"""How often in a row a process may be killed from outside without progress before the run gives up on it: about two
+minutes."""
 """A sidecar that dies is restarted after the first pause; each further pause is double, up to the last."""
 HUNG_AFTER_S = 12.0
 """A vertex process, a broker or a Spark driver that has not answered for this long is killed and replaced. Any process

@@ -135,6 +135,8 @@ class SidecarStatistics:
     restarts: int
     """Restarts since this process started."""
     pid: int | None
+    oldest_call_s: float = 0.0
+    """How long the oldest call has had no answer."""
     language: str = ""
     sdk_version: str = ""
 

@@ -100,7 +100,8 @@ FUNCTION_NOT_STARTED = Code(
     data=_INPUT_WAITS,
     do=(
         "Start the function's command by hand in its working directory and see what it prints. Common causes are a "
-        "missing module, an error at import, and a port or socket on which nothing listens."
+        "missing module, an error at import, and a port or socket on which nothing listens. If it needs more time, set "
+        "`startTimeout`."
     ),
 )
 

@@ -293,6 +293,15 @@ class Program(SpecModel):
     working_dir: Text | None = None
     """Working directory of `command` and `python`, relative to the pipeline file. Default: the
     directory of the pipeline file."""
+    start_timeout_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=60.0, alias="startTimeout")
+    """How long it may take from its start until it answers, for example to load a model in `setup`; for an `address`,
+    how long to wait for an answer. After three starts that take longer, the pipeline stops. Duration of at least 1s,
+    default 60s."""
+    timeout_s: Annotated[PositiveDuration, Strict(ge=1)] | None = field(default=None, alias="timeout")
+    """How long a call may take; checked every second. A longer one ends the process, as a crash does: its records are
+    tried again in halves, and `retryStrategy` decides about one that takes longer alone, three times in a row. Only for
+    `command` and `python`. Duration of at least 1s. Default: no limit; a call without an answer is reported after
+    10s."""
     limits: ProgramLimits | None = None
     """Resource limits of its processes. Default: those of the runner."""
     sandbox: Literal["strict"] | None = None
@@ -364,7 +373,7 @@ def _idle_process_settings(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
                     what = f"`{name}` has no effect without a sandbox"
                     yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, f"`sandbox: strict`, or no `{name}`")
         return
-    for name in ("env", "workingDir", *_HELD):
+    for name in ("env", "workingDir", "timeout", *_HELD):
         if data.get(name):
             what = f"`{name}` is only for `command` and `python` programs"
             yield ShapeProblem(
@@ -524,6 +533,9 @@ class Udf(Program):
                     "`outputsMax` has no effect in a reduce: the number of its results is not limited",
                     "no `outputsMax`",
                 )
+            if data.get("timeout") is not None:
+                what = "`timeout` has no effect in a reduce: Spark's tasks call the function"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("timeout",), what, "no `timeout`")
             if data.get("tls") is not None:
                 what = "Spark's tasks call the function of a reduce, and they do not encrypt the connection"
                 yield ShapeProblem(
@@ -535,7 +547,7 @@ class Udf(Program):
                     codes.FIELDS_CONFLICT, ("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`"
                 )
             if data.get("python") is not None:
-                for name in _HELD:
+                for name in ("startTimeout", *_HELD):
                     if data.get(name):
                         what = f"`{name}` has no effect: the function runs inside Spark's Python workers"
                         yield ShapeProblem(

@@ -451,6 +451,13 @@ METRICS: tuple[Metric, ...] = (
         "Times it was started again.",
         _sidecars(lambda s: s.restarts),
     ),
+    Metric(
+        "millstream_sidecar_oldest_call_seconds",
+        _GAUGE,
+        ("role",),
+        "How long the oldest call to the user's function has had no answer; seconds, in steps of one.",
+        _sidecars(lambda s: s.oldest_call_s),
+    ),
     Metric(LATENCY, _HISTOGRAM, (), "From the source to the sink, once per frame, by its oldest record; seconds."),
     Metric(LATENCY_SUM, _COUNTER, (), "The same, summed over all records: with the next one, the mean per record."),
     Metric(LATENCY_COUNT, _COUNTER, (), "Records that reached a sink, as the latency above counts them."),

@@ -24,6 +24,7 @@ from millstream import codes
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
+from millstream.plurals import counted
 from millstream.udf.background import beside
 from millstream.udf.lives import Lives, ProcessEndedError
 from millstream.udf.protocol import StreamName
@@ -92,14 +93,22 @@ class _Call(Generic[_Answer]):
     encode: Callable[[int], bytes]
     message: bytes
     records: int
-    first: str
-    """Id of the first record, if it is known."""
+    first: Callable[[], str]
+    """Returns the id of the first record; empty if it is unknown."""
+    where: str
     answered: asyncio.Future[_Answer]
     alone: bool = field(default=False)
     """The function has no other call meanwhile."""
     sends: int = field(default=0)
     life: int | None = field(default=None)
     """The process that has the call, or had it when its stream broke."""
+
+    @property
+    def what(self) -> str:
+        """Its lane and records, for messages."""
+        first = self.first()
+        which = f" ({'' if self.records == 1 else 'from '}{first})" if first else ""
+        return f"{counted(self.records, 'record')} of {self.where}{which}"
 
 
 class CallStream(Generic[_Answer]):
@@ -133,25 +142,33 @@ class CallStream(Generic[_Answer]):
         """Answers that did not fit their calls."""
 
     async def call(
-        self, encode: Callable[[int], bytes], records: int, first: str = "", *, alone: bool = False
+        self,
+        encode: Callable[[int], bytes],
+        records: int,
+        first: Callable[[], str] = lambda: "",
+        *,
+        alone: bool = False,
     ) -> _Answer:
         """Sends the message that `encode` returns for a call id, and waits for the answer: one that fits, or one that
         says that the function has failed. The message is encoded again for each stream that it is sent on.
 
-        `alone`: it is sent when the function has no other call, and no other is sent until it is answered. Raises
-        `ProcessEndedError` if the function's process has ended by its own doing while it had the call.
+        `first` returns the id of the first record, for messages. `alone`: it is sent when the function has no other
+        call, and no other is sent until it is answered. Raises `ProcessEndedError` if the function's process has ended
+        by its own doing while it had the call.
         """
         if not alone:
             return await self._call(encode, records, first, alone=False)
         async with self._lives.alone(records):
             return await self._call(encode, records, first, alone=True)
 
-    async def _call(self, encode: Callable[[int], bytes], records: int, first: str, *, alone: bool) -> _Answer:
+    async def _call(
+        self, encode: Callable[[int], bytes], records: int, first: Callable[[], str], *, alone: bool
+    ) -> _Answer:
         if self._failed is not None:
             raise self._failed
         self._ids += 1
         answered: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        call = _Call(self._ids, encode, encode(self._ids), records, first, answered, alone)
+        call = _Call(self._ids, encode, encode(self._ids), records, first, self._where, answered, alone)
         self._waiting[call.call_id] = call
         # A task that only passes it on would cost as much as the call itself, if that is small.
         wire = self._wire if not self._outbox and self._sent < self.calls_max and self._may_send(call) else None
@@ -172,7 +189,7 @@ class CallStream(Generic[_Answer]):
         call.sends += 1
         call.life = self._life
         self._sent += 1
-        self._lives.sent()
+        self._lives.sent(call)
 
     async def wait_welcomed(self) -> None:
         """Returns when the first stream is open. Raises the error if none can be opened."""
@@ -247,7 +264,8 @@ class CallStream(Generic[_Answer]):
             return str(ended)
         finally:
             self._wire = None
-            self._lives.settled(self._sent)
+            for call in self._waiting.values():
+                self._lives.settled(call)
             self._sent = 0
 
     def _begin_again(self) -> None:
@@ -304,7 +322,7 @@ class CallStream(Generic[_Answer]):
             answer = self._dialect.failed(self._refuse(call, error))
         del self._waiting[call_id]
         self._sent -= 1
-        self._lives.settled()
+        self._lives.settled(call)
         self._wake.set()
         # The caller may have been cancelled; then the answer is not needed.
         if not call.answered.done():
@@ -314,7 +332,8 @@ class CallStream(Generic[_Answer]):
         """Returns the error for an answer that does not fit. No part of such an answer is used, and it counts as a
         failure of the function."""
         self.refused += 1
-        which = f", of which the first is {call.first}" if call.first else ""
+        first = call.first()
+        which = f", of which the first is {first}" if first else ""
         what = f"its answer to call {call.call_id} ({call.records} records{which}) does not fit: {error}"
         if self.refused.bit_count() == 1:
             # Only at each doubling, because a function may do this at every call.

@@ -42,7 +42,7 @@ class Ending:
     """It has ended without an error, as a function does that a signal has asked to end and that has answered its calls.
     It is its own doing only if its streams broke."""
     tail: str = ""
-    """The last lines of its standard error."""
+    """The last lines of its standard error, which may be the traceback of a crash."""
 
     def counts(self, *, broke: bool) -> bool:
         """Whether a call may be the cause. `broke`: the stream of the call has ended with an error."""

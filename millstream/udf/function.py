@@ -6,9 +6,11 @@ the other: the health check of the process is a request of the protocol.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from millstream import codes
@@ -17,6 +19,7 @@ from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.spec.protocols import NATIVE, FunctionKind
 from millstream.statistics import SidecarStatistics
 from millstream.udf.answers import Description
+from millstream.udf.background import beside
 from millstream.udf.lives import Lives
 from millstream.udf.protocol import (
     ClientTls,
@@ -31,7 +34,10 @@ from millstream.udf.protocol import (
     protocol_of,
 )
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar
+from millstream.udf.slow_calls import OldestCall, watch_calls
 from millstream.udf.socket_directory import open_socket_directory
+
+_log = logging.getLogger(__name__)
 
 _WINDOW_FORGOTTEN = "; a vertex that reduces has `groupBy` with a `window`, such as `{window: {fixed: {length: 1m}}}`"
 
@@ -138,15 +144,21 @@ async def open_local_function(
 
 @asynccontextmanager
 async def open_remote_function(
-    address: str, *, protocol: UdfProtocol | None = None, tls: ClientTls | None = None, timeout_s: float = 60.0
+    address: str,
+    *,
+    protocol: UdfProtocol | None = None,
+    tls: ClientTls | None = None,
+    timeout_s: float = 60.0,
+    on_slow: Callable[[bool], None] = lambda is_slow: None,
 ) -> AsyncIterator[Function]:
     """A function that another process runs (a container of the same pod), at `unix:/path` or `host:port`.
 
     `protocol`: None for the native one. Waits up to `timeout_s` for the function; raises `UdfError` if it does not
-    answer.
+    answer. `on_slow`: as in `SidecarSpec`.
     """
     protocol = protocol or protocol_of(NATIVE)
-    async with protocol.connect(address, Lives(), tls) as connection:
+    lives = Lives()
+    async with protocol.connect(address, lives, tls) as connection:
         function = Function(connection, address)
         try:
             await function.ask(timeout_s)
@@ -158,4 +170,6 @@ async def open_remote_function(
                 codes.FUNCTION_NOT_STARTED,
                 f"no function answered at {address} within {timeout_s:g} s ({error}); {asked}",
             ) from error
-        yield function
+        report = partial(_log.warning, "the function at %s %s", address)
+        async with beside(watch_calls(lives, OldestCall(), report=report, on_slow=on_slow), "calls"):
+            yield function

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 from millstream.udf.endings import Ending
 
@@ -30,6 +31,19 @@ class ProcessEndedError(Exception):
         super().__init__(f"its process {ending.why}")
         self.ending = ending
         self.alone = alone
+
+
+class InFlight(Protocol):
+    """A call that was sent and is not answered."""
+
+    @property
+    def what(self) -> str:
+        """Its lane and records, for messages."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    what: str
 
 
 @dataclass(slots=True)
@@ -51,8 +65,8 @@ class Lives:
         self.number = 0
         """The number of the process that runs; 0 before the first one, and for a function that runs elsewhere."""
         self._endings: dict[int, Ending] = {}
-        self._in_flight = 0
-        """Calls that were sent and are not answered."""
+        self._in_flight: dict[InFlight, None] = {}
+        """Calls that were sent and are not answered, in the order in which they were sent."""
         self._queue: list[object] = []
         """Those who have the function alone (the first one), or wait for that."""
         self._changed = asyncio.Event()
@@ -85,14 +99,19 @@ class Lives:
         ending = self._endings.get(lost.life)
         return ending if ending is not None and ending.counts(broke=lost.broke) else None
 
-    def sent(self) -> None:
-        self._in_flight += 1
+    def sent(self, call: InFlight) -> None:
+        self._in_flight[call] = None
 
-    def settled(self, calls: int = 1) -> None:
-        """Calls were answered, or have gone down with their stream."""
-        self._in_flight -= calls
+    def settled(self, call: InFlight) -> None:
+        """The call was answered, or has gone down with its stream."""
+        self._in_flight.pop(call, None)
         if not self._in_flight and self._queue:
             self._changed.set()
+
+    @property
+    def oldest(self) -> InFlight | None:
+        """The call that was sent first of those in flight."""
+        return next(iter(self._in_flight), None)
 
     def listen(self, on_open: Callable[[], None]) -> Callable[[], None]:
         """Have `on_open` called when calls may be sent again. Returns what ends that."""
@@ -100,8 +119,8 @@ class Lives:
         return lambda: self._on_open.remove(on_open)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """In the block, a call is in flight that waits for none that has the function alone."""
+    async def turn(self, what: str) -> AsyncIterator[None]:
+        """In the block, a call is in flight. It begins when no call has the function alone."""
         opened = asyncio.Event()
         unlisten = self.listen(opened.set)
         try:
@@ -110,15 +129,23 @@ class Lives:
                 await opened.wait()
         finally:
             unlisten()
-        self.sent()
+        async with self.in_flight(what):
+            yield
+
+    @asynccontextmanager
+    async def in_flight(self, what: str) -> AsyncIterator[None]:
+        """In the block, a call of that name is in flight."""
+        call = _Turn(what)
+        self.sent(call)
         try:
             yield
         finally:
-            self.settled()
+            self.settled(call)
 
     @asynccontextmanager
-    async def alone(self, records: int) -> AsyncIterator[None]:
-        """In the block, the function has no call but that of the block, which has so many records."""
+    async def alone(self, records: int, what: str = "") -> AsyncIterator[None]:
+        """In the block, the function has no call but that of the block, which has so many records. `what`: the block
+        is the call of that name. Otherwise, it counts its calls itself."""
         place = object()
         self._queue.append(place)
         self.is_open = False
@@ -127,7 +154,8 @@ class Lives:
                 self._changed.clear()
                 await self._changed.wait()
             self.divides = records > 1
-            yield
+            async with self.in_flight(what) if what else nullcontext():
+                yield
         finally:
             self.divides = False
             self._queue.remove(place)

@@ -1,7 +1,7 @@
 """Starts, watches, restarts and ends the process of a user-defined function.
 
     start ─► answers the probe ─► ready ─► exits or hangs ─► backoff ─► start ...
-      │ fails before it was ever ready, STARTS_MAX times in a row: UdfError
+      │ fails before it was ever ready, STARTS_MAX times: UdfError (KILLS_MAX times if it is killed from outside)
       └ once it was ready, it is restarted forever
     with OnChange.RESTART: a file changes ─► its calls are answered, or 0.5 s pass ─► start ...
                            fails before it is ready ─► a file is saved ─► start ...
@@ -32,12 +32,14 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from millstream import codes
@@ -45,7 +47,7 @@ from millstream.die_with_parent import NOT_FOUND, NOT_RUNNABLE
 from millstream.errors import InfrastructureError, UdfError
 from millstream.files import make_private_directories
 from millstream.health import REST_S, Health, Patience
-from millstream.limits import DRAIN_TIMEOUT_S, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.limits import DRAIN_TIMEOUT_S, KILLS_MAX, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.lines import LastLines, text_of
 from millstream.pauses import Pauses, until_next
 from millstream.processes import Process, Stop, exit_text, open_process
@@ -59,6 +61,7 @@ from millstream.udf.environment import inherited
 from millstream.udf.lives import Lives
 from millstream.udf.program_lines import readable
 from millstream.udf.protocol import NoAnswerError
+from millstream.udf.slow_calls import OldestCall, watch_calls
 from millstream.udf.sources import LIST_VARIABLE, OnChange, SourceFiles
 
 _log = logging.getLogger(__name__)
@@ -85,7 +88,9 @@ _FOR_DEBUGGERS_S = 30 * 86400.0
 """How long the first answer may take if a person must attach a debugger first: practically without limit."""
 _DEBUGGED_STOP_S = 1.0
 """How long a function with a debugger may take to end: a process that a debugger has stopped ignores SIGTERM."""
-LINES_KEPT = 30
+_ABORT_S = 2.0
+"""How long a process may take to print where it is when a call has taken too long."""
+LINES_KEPT = 60
 """Last lines of the sidecar's standard error, for the message when it dies."""
 # Exit codes that another start would only repeat: the command cannot be run, or does not name a function.
 _HOPELESS = {2, NOT_FOUND, NOT_RUNNABLE, NOT_HELD}
@@ -124,6 +129,8 @@ class SidecarSpec:
     """Time from the start until the function must answer."""
     stop_timeout_s: float = DRAIN_TIMEOUT_S
     """Time from SIGTERM until SIGKILL."""
+    timeout_s: float | None = None
+    """How long a call may take; None: without limit."""
     hung_after_s: float = 60.0
     """A function that has not answered for this long is killed and restarted."""
     on_change: OnChange = OnChange.IGNORE
@@ -132,6 +139,8 @@ class SidecarSpec:
     """The port at which the function waits for a debugger before it starts; None: it does not wait."""
     on_held_up: Callable[[HeldUp | None], None] = lambda by: None
     """Called when the process begins to wait for a person, and with None when it no longer waits."""
+    on_slow: Callable[[bool], None] = lambda is_slow: None
+    """Called when the oldest call has had no answer for long, and when that is no longer so."""
 
     @property
     def where(self) -> str:
@@ -166,6 +175,9 @@ class Sidecar:
         self._log_line = log
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._process: Process | None = None
+        self._oldest = OldestCall()
+        self._overdue = False
+        """The process is ended because a call has taken too long."""
         self._last_lines = LastLines(LINES_KEPT)
         self._tail_before = ""
         """The last lines that were reported for a process that had died."""
@@ -177,7 +189,9 @@ class Sidecar:
 
     def statistics(self) -> SidecarStatistics:
         pid = None if self._process is None else self._process.pid
-        return SidecarStatistics(running=self._is_ready, restarts=self._restarts, pid=pid)
+        return SidecarStatistics(
+            running=self._is_ready, restarts=self._restarts, pid=pid, oldest_call_s=self._oldest.seconds
+        )
 
     async def wait_ready(self) -> None:
         """Returns when the function has answered for the first time. Raises `UdfError` or `InfrastructureError` if it
@@ -187,21 +201,23 @@ class Sidecar:
     async def supervise(self) -> None:
         """Keeps the process running until cancelled, or until it is clear that it cannot start."""
         pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
-        starts = 0
+        starts = kills = 0
         while True:
-            starts += 1
             self._lives.begin()
             run = await self._run_once()
-            self._lives.end(self._ending_of(run))
+            ending = self._ending_of(run)
+            self._lives.end(ending)
+            killed = run.exit_code is not None and not ending.own
+            starts, kills = starts + (not killed), kills + killed
             if run.changed:
                 self._note(f"{self._sources.name(run.changed)} changed: the function is restarted")
                 continue
             if run.waits_for_change and self.spec.on_change is OnChange.RESTART:
                 await self._wait_for_change(run)
-                starts = 0
+                starts = kills = 0
                 continue
-            if not self._ready.done() and (run.hopeless or starts >= STARTS_MAX):
-                never = self._never_ready(run.why, starts)
+            if not self._ready.done() and (run.hopeless or starts >= STARTS_MAX or kills >= KILLS_MAX):
+                never = self._never_ready(run.why, starts + kills)
                 self._ready.set_exception(
                     InfrastructureError(codes.FUNCTION_NOT_HELD, never)
                     if run.not_held
@@ -214,7 +230,7 @@ class Sidecar:
             self._restarts += 1
             _log.log(
                 # If all starts fail, one error describes everything.
-                logging.WARNING if self._ready.done() else logging.INFO,
+                logging.WARNING if self._ready.done() or killed else logging.INFO,
                 "%s %s; it is restarted in %.1f s%s",
                 self.spec.where,
                 run.why,
@@ -226,6 +242,7 @@ class Sidecar:
     async def _run_once(self) -> _Run:
         """Starts the process, and returns when it has ended."""
         self._last_lines.clear()
+        self._overdue = False
         self._sources.begin()
         try:
             async with self._open_process() as process:
@@ -274,10 +291,14 @@ class Sidecar:
                 hung = await self._watch(process)
         finally:
             self._is_ready = False
+        exited = f"exited with {exit_text(await process.wait())}"
+        if self._overdue:
+            exited = f"did not answer a call within {self.spec.timeout_s:g} s, and was ended"
         return _Run(
-            hung or f"exited with {exit_text(await process.wait())}",
+            hung or exited,
             time.monotonic() - began,
             killed=bool(hung),
+            overdue=self._overdue,
             out_of_memory=kills.have_risen(time.monotonic()),
         )
 
@@ -390,9 +411,28 @@ class Sidecar:
             waits=spec.held.strict,
             rest_s=REST_S,
         )
-        async with beside(process.kill_when_hung(health, self._is_well), "health"):
+        watching = watch_calls(
+            self._lives,
+            self._oldest,
+            report=lambda text: _log.warning("%s %s", spec.where, text),
+            on_slow=spec.on_slow,
+            timeout_s=spec.timeout_s,
+            end=partial(self._end_overdue, process),
+        )
+        async with beside(process.kill_when_hung(health, self._is_well), "health"), beside(watching, "calls"):
             await process.wait()
         return f"{health.hung}: it was killed" if health.hung else ""
+
+    async def _end_overdue(self, process: Process) -> None:
+        """End the process because a call has taken too long."""
+        self._overdue = True
+        # Programs in Python and Go print where they are. Others end without a word.
+        process.signal(signal.SIGABRT)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ABORT_S):
+                await process.wait()
+        process.kill()
+        await process.wait()
 
     @asynccontextmanager
     async def _open_process(self) -> AsyncIterator[Process]:
@@ -473,7 +513,9 @@ class Sidecar:
     def _ending_of(self, run: _Run) -> Ending:
         if run.exit_code is None or run.killed:
             return Ending(run.why, own=False)
-        tail = "\n".join(self._printed())
+        tail = self._last_lines.text()
+        if run.overdue:
+            return Ending(run.why, own=True, tail=tail)
         return ending_of(run.exit_code, out_of_memory=run.out_of_memory, tail=tail)
 
     def _tail(self) -> str:
@@ -526,7 +568,9 @@ class _Run:
     exit_code: int | None = None
     """None if it was not started, or was ended because of a change."""
     killed: bool = False
-    """It was killed from here."""
+    """It was killed from here because it hung."""
+    overdue: bool = False
+    """It was ended from here because a call took too long."""
     out_of_memory: bool = False
     """Just before its end, the kernel killed a process in its cgroup because memory was full."""
 

@@ -158,7 +158,9 @@ class _MapStream:
             )
             return _request(call, frame if self._stated.takes_arrow else frame.with_values())
 
-        return await self._stream.call(encode, frame.records, _first(id_prefix, first_index), alone=alone)
+        return await self._stream.call(
+            encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
+        )
 
 
 class _SinkStream:
@@ -189,7 +191,9 @@ class _SinkStream:
             )
             return _request(call, frame)
 
-        return await self._stream.call(encode, frame.records, _first(id_prefix, first_index), alone=alone)
+        return await self._stream.call(
+            encode, frame.records, partial(_first, frame, id_prefix, first_index), alone=alone
+        )
 
 
 @asynccontextmanager
@@ -272,6 +276,8 @@ def _request(call: udf_pb2.SealedMapCall | udf_pb2.SealedSinkCall, frame: Frame)
     return b"".join(field(_CALL, call.SerializeToString(), *field(_FRAME, *frame.parts())))
 
 
-def _first(id_prefix: str, first_index: int) -> str:
+def _first(frame: Frame, id_prefix: str, first_index: int) -> str:
     """Id of a call's first record, if the call has the ids of its records."""
+    if (ids := frame.ids()) is not None:
+        return ids[0]
     return f"{id_prefix}{first_index}" if id_prefix else ""

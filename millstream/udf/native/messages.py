@@ -188,3 +188,9 @@ def _frame_of(message: frame_pb2.Frame) -> Frame | None:
         ids_column=sealed.ids,
         traceparent=sealed.info.traceparent,
     )
+
+
+def shown_position(position: bytes) -> str:
+    """A position of a user-defined source or sink, for messages."""
+    text = ascii(position.decode(errors="replace"))
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -7,7 +7,7 @@ repeated here: the lane opens another stream, asks the target for its position, 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
 import grpc.aio
 from google.protobuf.message import DecodeError
@@ -15,13 +15,14 @@ from google.protobuf.message import DecodeError
 from millstream import codes
 from millstream.errors import UdfError
 from millstream.frame import Frame
+from millstream.plurals import counted
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import SinkAnswer
 from millstream.udf.calls import Wire, WireEndedError
 from millstream.udf.checks import check_parts
 from millstream.udf.endings import Ending
 from millstream.udf.lives import Lives, LostCall
-from millstream.udf.native.messages import calls_allowed, hello_of, sink_answer_of
+from millstream.udf.native.messages import calls_allowed, hello_of, shown_position, sink_answer_of
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
 from millstream.udf.protocol import SinkFencedError, SinkFunctionError, StreamLostError, StreamName
@@ -89,7 +90,7 @@ class NativePositionSinkStream:
     ) -> SinkAnswer:
         """Returns which of these records the sink refuses."""
         call = self._call(id_prefix, first_index, attempt, traceparent)
-        answer = (await self._ask(_request(_CHECK, call, frame), "answer")).answer
+        answer = (await self._ask(_request(_CHECK, call, frame), "answer", self._named("check", call, frame))).answer
         return self._fitting(answer, call.call_id, frame.records)
 
     async def write(
@@ -97,7 +98,7 @@ class NativePositionSinkStream:
     ) -> None:
         """Adds records to the transaction."""
         call = self._call(id_prefix, first_index, attempt, traceparent)
-        answer = (await self._ask(_request(_CALL, call, frame), "answer")).answer
+        answer = (await self._ask(_request(_CALL, call, frame), "answer", self._named("write", call, frame))).answer
         if self._fitting(answer, call.call_id, frame.records).outcomes:
             raise self._broken("it refused records in `call`; a sink that keeps positions refuses them in `check`")
 
@@ -108,7 +109,8 @@ class NativePositionSinkStream:
         _raise(flushed)
         if flushed.position != position:
             raise self._broken(
-                f"it was to store the position {_shown(position)}, and answered that it has {_shown(flushed.position)}"
+                f"it was to store the position {shown_position(position)}, and answered that it has "
+                f"{shown_position(flushed.position)}"
             )
 
     def _call(self, id_prefix: str, first_index: int, attempt: int, traceparent: str) -> udf_pb2.SealedSinkCall:
@@ -121,6 +123,10 @@ class NativePositionSinkStream:
             traceparent=traceparent,
         )
 
+    def _named(self, method: str, call: udf_pb2.SealedSinkCall, frame: Frame) -> str:
+        first = f" (from {call.id_prefix}{call.first_index})" if call.id_prefix else ""
+        return f"a {method} of {counted(frame.records, 'record')} of {self._where}{first}"
+
     def _fitting(self, answer: udf_pb2.SinkAnswer, call_id: int, records: int) -> SinkAnswer:
         if answer.call_id != call_id:
             raise self._broken(f"it answered call {answer.call_id} instead of call {call_id}")
@@ -132,8 +138,9 @@ class NativePositionSinkStream:
             raise SinkFunctionError(fit.error)
         return fit
 
-    async def _ask(self, message: bytes, expected: str) -> udf_pb2.SinkResponse:
-        async with nullcontext() if self._is_alone else self._lives.turn():
+    async def _ask(self, message: bytes, expected: str, what: str = "") -> udf_pb2.SinkResponse:
+        what = what or f"a call of {self._where}, whose answer is `{expected}`"
+        async with self._lives.in_flight(what) if self._is_alone else self._lives.turn(what):
             try:
                 await self._wire.send(message)
                 data = await self._wire.receive()
@@ -162,11 +169,6 @@ def _raise(answer: udf_pb2.SinkOpened | udf_pb2.SinkFlushed) -> None:
 
 def _request(number: int, call: udf_pb2.SealedSinkCall, frame: Frame) -> bytes:
     return b"".join(field(number, call.SerializeToString(), *field(_FRAME, *frame.parts())))
-
-
-def _shown(position: bytes) -> str:
-    text = ascii(position.decode(errors="replace"))
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from millstream.udf.answers import ReadBatch
 from millstream.udf.calls import HALF_CLOSE_TIMEOUT_S, Wire, WireEndedError
 from millstream.udf.checks import check_parts
 from millstream.udf.lives import Lives, LostCall
-from millstream.udf.native.messages import batch_of, calls_allowed, hello_of
+from millstream.udf.native.messages import batch_of, calls_allowed, hello_of, shown_position
 from millstream.udf.native.service import SERVICE
 from millstream.udf.native.wire import open_wire
 from millstream.udf.protocol import StreamName
@@ -103,7 +103,8 @@ class NativeSourceStream:
     async def _ask(self, wire: Wire, request: udf_pb2.SourceRequest) -> udf_pb2.SourceResponse:
         """The answer to a read. If a read may have ended the process, no other is in flight meanwhile."""
         alone = self._suspects.must_be_alone(_READ)
-        async with self._lives.alone(1) if alone else self._lives.turn():
+        what = f"a read of {self._name.where} after position {shown_position(self._opening.position)}"
+        async with self._lives.alone(1, what) if alone else self._lives.turn(what):
             if self._life != self._lives.number:
                 raise WireEndedError("its process was replaced")
             self._lost = LostCall(self._life, alone)

@@ -14,6 +14,7 @@ again to the next process.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import io
 import os
@@ -560,6 +561,8 @@ def run(definition: Definition) -> None:
     except TypeError as error:
         print(f"millstream_udf: {error}", file=sys.stderr)
         sys.exit(2)
+    # A crash, and a call that takes too long, show where the function is.
+    faulthandler.enable()
     # A function's output is read line by line, and must not be lost when the process is killed.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

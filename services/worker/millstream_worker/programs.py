@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from millstream import codes
@@ -50,6 +51,8 @@ class Development:
     """Vertices whose functions wait for a debugger, with the port of replica 0; replica n uses the n-th after it."""
     on_held_up: Callable[[HeldUp | None], None] = lambda by: None
     """Called when a function of the replica waits for a person, and with None when it no longer does."""
+    on_slow: Callable[[str, bool], None] = lambda vertex, is_slow: None
+    """Called with the vertex of a function whose oldest call has had no answer for long, and when it no longer has."""
 
     def of(self, spec: SidecarSpec) -> SidecarSpec:
         """The spec of a program, with these settings applied."""
@@ -59,6 +62,7 @@ class Development:
             on_change=self.on_change,
             debug_port=None if port is None else port + spec.replica,
             on_held_up=self.on_held_up,
+            on_slow=partial(self.on_slow, spec.vertex),
         )
 
 
@@ -130,7 +134,13 @@ async def open_programs(
             protocol = protocol_of(program.protocol)
             if program.address is not None:
                 tls = _tls(resolved, f"vertex {vertex}: `tls` of its {role}", program.tls)
-                remote = open_remote_function(program.address, protocol=protocol, tls=tls)
+                remote = open_remote_function(
+                    program.address,
+                    protocol=protocol,
+                    tls=tls,
+                    timeout_s=program.start_timeout_s,
+                    on_slow=partial(development.on_slow, vertex),
+                )
                 functions[role] = await stack.enter_async_context(remote)
                 continue
             spec = sidecar_spec(resolved, vertex, replica, role, program, hidden)
@@ -199,6 +209,8 @@ def sidecar_spec(
         env=env,
         cwd=resolved.base_dir / (program.working_dir or Path()),
         held=_held(resolved, program, hidden),
+        start_timeout_s=program.start_timeout_s,
+        timeout_s=program.timeout_s,
     )
 
 

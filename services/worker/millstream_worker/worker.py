@@ -85,8 +85,13 @@ class WorkerConfig:
             for vertex, number in zip(run, numbers, strict=True)
         ]
 
-    def of(self, replica: ReplicaId, on_held_up: Callable[[HeldUp | None], None]) -> VertexConfig:
-        """The configuration of one of its replicas. `on_held_up`: see `Development`."""
+    def of(
+        self,
+        replica: ReplicaId,
+        on_held_up: Callable[[HeldUp | None], None],
+        on_slow: Callable[[str, bool], None],
+    ) -> VertexConfig:
+        """The configuration of one of its replicas. `on_held_up`, `on_slow`: see `Development`."""
         return VertexConfig(
             resolved=self.resolved,
             vertex=replica.vertex,
@@ -96,7 +101,7 @@ class WorkerConfig:
             windows_dir=self.windows_dir,
             spark=self.spark,
             hidden=self.hidden,
-            development=dataclasses.replace(self.development, on_held_up=on_held_up),
+            development=dataclasses.replace(self.development, on_held_up=on_held_up, on_slow=on_slow),
         )
 
 
@@ -206,8 +211,11 @@ class Worker:
             else:
                 replica.held_up.clear()
 
+        def note_slow(vertex: str, is_slow: bool) -> None:
+            self._say(f"{'slow' if is_slow else 'answered'} {name} {vertex}")
+
         opening = open_vertex(
-            self._config.of(name, note),
+            self._config.of(name, note, note_slow),
             self._clock,
             environment=replica.environment,
             process=self._telemetry,

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,8 @@ def obey(value):
             print("about to crash", file=sys.stderr, flush=True)
             ctypes.string_at(0)
         case b"abort": os.abort()
+        case b"hang":
+            while True: time.sleep(3600)
         case b"wait":
             with (HERE / "begun").open("a") as begun:
                 print(os.getpid(), file=begun)
@@ -77,8 +80,8 @@ def functions(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def running(functions: Path, name: str) -> AsyncIterator[LocalFunction]:
-    spec = SidecarSpec(python_command(f"{functions}:{name}"), "udf", "p", "f", stop_timeout_s=5.0)
+async def running(functions: Path, name: str, **changes: Any) -> AsyncIterator[LocalFunction]:
+    spec = SidecarSpec(python_command(f"{functions}:{name}"), "udf", "p", "f", stop_timeout_s=5.0, **changes)
     async with asyncio.timeout(TIMEOUT_S), open_local_function(spec, log=lambda *_: None) as function:
         yield function
 
@@ -197,6 +200,27 @@ async def test_a_read_that_ends_the_process_has_failed_and_no_other(functions: P
             failed = await bad.read(1, 1 << 20, 0.01)
         assert "code 3, 3 times in a row" in failed.error
         assert failed.attempts == 3
+
+
+@pytest.mark.parametrize("name", ["plain", pytest.param("waiting", marks=pytest.mark.sweep)])
+async def test_a_call_without_an_answer_is_named_and_ended_by_its_limit(
+    functions: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow: list[bool] = []
+    async with running(functions, name, timeout_s=12.0, on_slow=slow.append) as function, lane(function) as one:
+        mapping = asyncio.create_task(mapped(one, b"hang"))
+        while not slow:  # noqa: ASYNC110 - the supervisor notes it
+            await asyncio.sleep(0.05)
+        assert function.statistics().oldest_call_s >= 10
+        assert "has had 1 record of p/f/in-f.0" in caplog.text
+        # Later ends come sooner, so that the test does.
+        object.__setattr__(function.sidecar.spec, "timeout_s", 2.0)
+        result = await mapping
+    (headers,) = result.dead_letters.headers()  # type: ignore[union-attr]
+    reason = headers["millstream-dead-letter-reason"].decode()
+    assert reason.startswith("its process did not answer a call within 2 s")
+    # It says where the function was.
+    assert "functions.py" in headers["millstream-dead-letter-detail"].decode()
 
 
 @pytest.mark.sweep

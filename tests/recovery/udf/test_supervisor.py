@@ -24,7 +24,7 @@ from millstream.limits import HUNG_AFTER_S
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import LocalFunction, open_local_function
 from millstream.udf.protocol import StreamName
-from millstream.udf.sidecar import SidecarSpec, python_command
+from millstream.udf.sidecar import STARTS_MAX, SidecarSpec, python_command
 from millstream.udf.socket_directory import open_socket_directory, remove_abandoned
 from millstream_udf import columns
 from tests.support.children import started
@@ -119,6 +119,39 @@ async def test_a_function_that_cannot_be_served(tmp_path: Path, temporary: Path,
     for part in parts:
         assert part in message
     assert not list(temporary.iterdir())
+
+
+SLOW_START = """
+import os, pathlib, time
+
+HERE = pathlib.Path(__file__).parent
+with (HERE / "begun").open("a") as begun:
+    print(os.getpid(), file=begun)
+while not (HERE / "gate").exists():
+    time.sleep(0.005)
+
+def process(value):
+    return value
+"""
+
+
+async def test_kills_from_outside_while_it_starts_are_not_its_failures(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def pids() -> list[int]:
+        return [int(line) for line in begun.read_text().splitlines()] if begun.exists() else []
+
+    async def kill_each() -> None:
+        for number in range(STARTS_MAX + 1):
+            await until(lambda number=number: len(pids()) > number)  # type: ignore[misc]
+            os.kill(pids()[number], signal.SIGKILL if number % 2 else signal.SIGTERM)
+        (tmp_path / "gate").touch()
+
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(kill_each())
+        spec = spec_of(script(tmp_path, SLOW_START), start_timeout_s=60.0)
+        async with open_local_function(spec, log=lambda *_: None) as function:
+            assert await call(function, b"a") == [b"a"]
 
 
 @pytest.mark.parametrize(
@@ -309,7 +342,7 @@ async def test_last_lines_are_reported_once_however_often_it_dies_with_them(
 OWNER = """
 import asyncio, os, sys
 from millstream.udf.function import open_local_function
-from millstream.udf.sidecar import SidecarSpec, python_command
+from millstream.udf.sidecar import STARTS_MAX, SidecarSpec, python_command
 async def main():
     spec = SidecarSpec(python_command(sys.argv[1]), "udf", "p", "v")
     async with open_local_function(spec, log=lambda *_: None) as function:

@@ -4,10 +4,10 @@ import pytest
 
 from millstream import codes
 from millstream.codes.code import Code
+from millstream.limits import KILLS_MAX
 from millstream_runner.local.policy import (
     FAILURES_MAX,
     HANGS_MAX,
-    KILLS_MAX,
     STEADY_S,
     Ending,
     Finished,

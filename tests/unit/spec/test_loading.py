@@ -199,7 +199,7 @@ FIELD_CASES = {
     "a program": (
         vertices(
             "    - name: in\n      source: {udsource: {python: 'no-module', env: [{name: A}, {name: A}]}}\n",
-            "    - name: out\n      sink: {udsink: {container: {image: i}, workingDir: x}}\n",
+            "    - name: out\n      sink: {udsink: {container: {image: i}, workingDir: x, timeout: 5s}}\n",
         ),
         [
             ("7:35", "spec.vertices[0].source.udsource.python", "'no-module' does not name a Python function"),
@@ -207,6 +207,11 @@ FIELD_CASES = {
                 "9:58",
                 "spec.vertices[1].sink.udsink.workingDir",
                 "`workingDir` is only for `command` and `python` programs",
+            ),
+            (
+                "9:70",
+                "spec.vertices[1].sink.udsink.timeout",
+                "`timeout` is only for `command` and `python` programs",
             ),
         ],
     ),

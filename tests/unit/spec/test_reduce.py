@@ -117,12 +117,14 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [(f"{UDF}.builtin", "a built-in processes records, not windows")],
     ),
     "settings of maps": (
-        reduce_of("python: a:f, concurrency: 2, env: [{name: A, value: b}]"),
+        reduce_of("python: a:f, concurrency: 2, timeout: 5s, startTimeout: 2m, env: [{name: A, value: b}]"),
         [
             (
                 f"{UDF}.concurrency",
                 "`concurrency` has no effect in a reduce: Spark computes as many windows at once as it has tasks",
             ),
+            (f"{UDF}.timeout", "`timeout` has no effect in a reduce: Spark's tasks call the function"),
+            (f"{UDF}.startTimeout", "`startTimeout` has no effect: the function runs inside Spark's Python workers"),
             (f"{UDF}.env", "`env` has no effect: the function runs inside Spark's Python workers"),
         ],
     ),

@@ -107,7 +107,7 @@ def vertex(vertex_type: str = "map") -> VertexStatistics:
         replica=1,
         lanes=[replace(LANE, reduce=WINDOWS) if vertex_type == "reduce" else LANE, ENDED_LANE],
         buffers=[] if vertex_type == "sink" else [BUFFER],
-        sidecars={roles[vertex_type]: SidecarStatistics(running=True, restarts=2, pid=1)},
+        sidecars={roles[vertex_type]: SidecarStatistics(running=True, restarts=2, pid=1, oldest_call_s=7.0)},
         commits=20,
         commit_bytes=9_000,
         commit_seconds=0.5,

@@ -97,6 +97,7 @@ async def test_a_scrape_gives_the_statistics(free_port: int) -> None:
     assert samples["millstream_watermark_lag_seconds"] == [(first, 90)]
     assert samples["millstream_lane_ended"] == [(first, 0), (second, 1)]
     assert samples["millstream_sidecar_restarts_total"] == [({"role": "udf"}, 2)]
+    assert samples["millstream_sidecar_oldest_call_seconds"] == [({"role": "udf"}, 7)]
     assert samples["millstream_commits_total"] == [({}, 20)]
 
 

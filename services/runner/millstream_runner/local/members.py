@@ -90,6 +90,8 @@ class Members:
         words = [name if len(states) == 1 else f"{count} {name}" for name, count in states.items()]
         if restarts:
             words.append(f"restarted {restarts}x")
+        if slow_s := self.workers.slow_s(vertex):
+            words.append(f"call without answer for {slow_s:.0f} s")
         return ", ".join(words)
 
     def _states_of(self, vertex: str) -> tuple[list[State], int]:

@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
-from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.limits import KILLS_MAX, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
 from millstream.processes import exit_text
 
-KILLS_MAX = 30
-"""How often in a row a process may be killed from outside without progress before the run gives up on it: about two
-minutes."""
 HANGS_MAX = 5
 """The same for a process that hangs, which takes longer each time."""
 FAILURES_MAX = 4

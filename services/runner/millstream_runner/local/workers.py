@@ -11,6 +11,7 @@ over, and takes the order to stop one.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
 from millstream.spec.placement import place
 from millstream.udf.sidecar import HeldUp
+from millstream.udf.slow_calls import SLOW_AFTER_S
 from millstream.udf.sources import OnChange
 from millstream_runner.local.directory import RunningProcess
 from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile, process_label
@@ -140,6 +142,8 @@ class LocalWorker:
         """Replicas that will not be started again."""
         self._held_up: dict[ReplicaId, State] = {}
         """Replicas whose functions wait for a person."""
+        self._slow_since_s: dict[tuple[ReplicaId, str], float] = {}
+        """Since when functions have had calls without an answer, by replica and vertex."""
         self._open: set[ReplicaId] = set()
         """Replicas that work in the current process."""
         self._supervisor = Supervisor(
@@ -196,6 +200,11 @@ class LocalWorker:
             return State.STARTING
         return State.DRAINING if replica in self._drained and state is State.RUNNING else state
 
+    def slow_s(self, vertex: str, now_s: float) -> float:
+        """How long a function of the vertex has had a call without an answer; 0 if there is no such call, or it is
+        not slow."""
+        return max((now_s - since_s for (_, name), since_s in self._slow_since_s.items() if name == vertex), default=0)
+
     def is_held_up(self, replica: ReplicaId) -> bool:
         """Whether one of its functions waits for a person."""
         return replica in self._held_up
@@ -226,6 +235,7 @@ class LocalWorker:
     def _hear(self, text: str) -> None:
         """Handle a message of the worker about a replica."""
         how, _, name = text.partition(" ")
+        name, _, vertex = name.partition(" ")
         for replica in self.plan.replicas:
             if replica.name != name:
                 continue
@@ -233,6 +243,10 @@ class LocalWorker:
                 self._open.add(replica)
             elif how == "ended":
                 self._over[replica] = State.DONE
+            elif how == "slow":
+                self._slow_since_s[replica, vertex] = time.monotonic() - SLOW_AFTER_S
+            elif how == "answered":
+                self._slow_since_s.pop((replica, vertex), None)
             elif how in _HELD_UP:
                 self._held_up[replica] = _HELD_UP[how]
             elif how == "going":
@@ -245,6 +259,7 @@ class LocalWorker:
     def _remind(self) -> None:
         """A new process has started, which does not know about earlier orders."""
         self._held_up.clear()
+        self._slow_since_s.clear()
         self._open.clear()
         for replica in self._drained - self._over.keys():
             self._supervisor.tell(f"stop {replica}")
@@ -317,6 +332,11 @@ class LocalWorkers:
             own = [replica for replica in worker.plan.replicas if replica.vertex in vertices]
             if own:
                 worker.stop(own, grace_s=grace_s)
+
+    def slow_s(self, vertex: str) -> float:
+        """How long a function of the vertex has had a call without an answer; 0 if there is none that is slow."""
+        now_s = time.monotonic()
+        return max((worker.slow_s(vertex, now_s) for worker in self._workers), default=0.0)
 
     def states_of(self, vertex: str) -> tuple[list[State], int]:
         """The states of its replicas, and how often workers that run them were restarted."""
