@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -30,6 +31,8 @@ from millstream.errors import InfrastructureError
 from millstream.health import Health
 from millstream.lines import LineSplitter
 
+_FILES_OF_A_START = 16
+"""Files that are open for a moment while a process is started."""
 OUTPUT_TIMEOUT_S = 1.0
 """How long output may still arrive after the process has ended: a child that it left behind may keep the pipe open."""
 
@@ -231,7 +234,7 @@ async def open_process(
         )
     except OSError as error:
         raise InfrastructureError(
-            codes.PROCESS_NOT_STARTED, f"cannot start {name} ({command[0]}): {error.strerror}"
+            codes.PROCESS_NOT_STARTED, f"cannot start {name} ({command[0]}): {_reason(error)}"
         ) from error
     process = Process(transport, pipes, group=group)
     try:
@@ -252,6 +255,18 @@ def _as_utf8(environment: Mapping[str, str] | None) -> Mapping[str, str]:
     """The environment of a process whose output is read here, as UTF-8: a Python would otherwise use the encoding that
     the user has chosen for a terminal."""
     return {**(os.environ if environment is None else environment), "PYTHONIOENCODING": "utf-8"}
+
+
+def _reason(error: OSError) -> str:
+    """Why a process cannot be started. uvloop gives no error number if there are too many open files."""
+    if error.errno is not None and error.errno > 0:
+        return error.strerror or str(error)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        is_full = len(os.listdir("/proc/self/fd")) + _FILES_OF_A_START > limit
+    except OSError:
+        is_full = True
+    return f"too many open files (`ulimit -n` is {limit})" if is_full else str(error)
 
 
 def exit_text(code: int) -> str:

@@ -127,7 +127,7 @@ PROCESS_NOT_STARTED = Code(
     "A process cannot be started",
     happened=(
         "The system refused to start a program of the run: it is missing or not executable, or there are too many "
-        "processes."
+        "processes or open files."
     ),
     data=_NOT_STARTED,
     do="Correct what the message names; reinstall Millstream if its files are missing.",

@@ -2,7 +2,7 @@
 
 import sys
 
-from millstream_runner.cli.main import main
+from millstream_runner.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

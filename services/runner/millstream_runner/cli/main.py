@@ -11,7 +11,7 @@ import errno
 import importlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from millstream import codes
@@ -37,13 +37,13 @@ _OF_REDUCES = frozenset({
 """Packages that only the extra `reduce` brings."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code."""
+def main(arguments: Sequence[str] | None = None, *, on_ready: Callable[[], object] = lambda: None) -> int:
+    """Run one command. Returns its exit code. `on_ready` is called when Ctrl-C no longer prints a traceback."""
     reopen_closed()
     forbid_core_files()
     with printable_output() as printed:
         words = list(sys.argv[1:] if arguments is None else arguments)
-        code = _run_words(words, printed)
+        code = _run_words(words, printed, on_ready)
         with suppress(OSError):
             # `printed` remembers the error.
             sys.stdout.flush()
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
-def _run_words(words: list[str], printed: Printed) -> int:
+def _run_words(words: list[str], printed: Printed, on_ready: Callable[[], object]) -> int:
     if words[:1] == [_COMPLETE]:
         from millstream_runner.cli import completing
 
@@ -70,11 +70,12 @@ def _run_words(words: list[str], printed: Printed) -> int:
         if printed.error is None:
             raise
         return 0
-    return _run(options, printed)
+    return _run(options, printed, on_ready)
 
 
-def _run(options: argparse.Namespace, printed: Printed) -> int:
+def _run(options: argparse.Namespace, printed: Printed, on_ready: Callable[[], object]) -> int:
     try:
+        on_ready()
         command = importlib.import_module(f"millstream_runner.cli.{options.module}")
         code: int = command.run(options)
     except KeyboardInterrupt:
