@@ -31,6 +31,9 @@ _REFUSED_LINGERING_MAX = 64
 """Refused connections that stay open for a moment, so that the client reads its answer before a reset."""
 _HANDSHAKE = "TLS handshakes"
 _DESCRIPTORS = "no file descriptor left"
+STOPPING = "stopping"
+_FINISH_S = 1.0
+"""Time limit for TLS handshakes in progress when the server stops."""
 
 
 class Accepting:
@@ -60,10 +63,9 @@ class Accepting:
         """Accepted sockets whose task has not started yet."""
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, address = await loop.sock_accept(self._listener)
+                accepted, address = await self._accepted()
             except OSError as error:
                 # No descriptor is left, or the client has already disconnected.
                 self._refusals.note(f"{_DESCRIPTORS} ({error.strerror})")
@@ -88,6 +90,39 @@ class Accepting:
             # Its task will never run.
             self._unopened.discard(accepted)
             accepted.close()
+
+    async def _accepted(self) -> tuple[socket.socket, tuple[str, int]]:
+        """The next connection. A call that is cancelled has accepted none, unlike the event loop's own method."""
+        loop = asyncio.get_running_loop()
+        while True:
+            # Other tasks run between two connections, however many wait.
+            await asyncio.sleep(0)
+            try:
+                accepted, address = self._listener.accept()
+            except BlockingIOError:
+                readable = loop.create_future()
+                loop.add_reader(self._listener, _set, readable)
+                try:
+                    await readable
+                finally:
+                    loop.remove_reader(self._listener)
+            else:
+                accepted.setblocking(False)
+                return accepted, address
+
+    async def finish(self) -> None:
+        """Answer the connections that still wait to be accepted, and let accepted ones be served. After it, the
+        listening socket is closed, so that clients are refused instead of waiting. `run` has to be cancelled before."""
+        with suppress(OSError):
+            # The last attempt finds none.
+            while True:
+                accepted, _ = self._listener.accept()
+                accepted.setblocking(False)
+                self._refuse(accepted, STOPPING)
+        self._listener.close()
+        if self._opening:
+            # To cancel one of them would close a connection whose request may have been read already.
+            await asyncio.wait(self._opening, timeout=_FINISH_S)
 
     def stop(self) -> None:
         """Close all connections that are not served yet, and refused ones that are still open."""
@@ -140,6 +175,11 @@ class Accepting:
         with suppress(OSError):
             accepted.recv(HTTP_HEAD_BYTES_MAX)
         accepted.close()
+
+
+def _set(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
 
 
 def _bound_answers(accepted: socket.socket) -> None:

@@ -66,7 +66,8 @@ async def open_http_server(
     """Serve on a non-blocking listening socket, which the caller has to close.
 
     `where` names the listener in messages; `tls` returns the context for the next connection; `closing` is called when
-    the server no longer accepts connections, before it waits for the answers in progress. The server uses at most half
+    the server no longer accepts connections, before it waits for the answers in progress. At the end, each request that
+    has arrived gets an answer, and the socket is closed. The server uses at most half
     of the descriptors that this process may open.
     """
     limits = limits.fitting(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -87,9 +88,12 @@ async def open_http_server(
                 yield server
             finally:
                 task.cancel()
+                await asyncio.wait((task,))
+                # From now on, requests are answered that they come too late.
+                closing()
+                await accepting.finish()
                 accepting.stop()
     finally:
-        closing()
         await runner.cleanup()
 
 

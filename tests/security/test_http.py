@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import resource
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -218,6 +219,30 @@ async def test_strangers_at_the_address_of_senders_take_no_place_of_theirs(
             # A sender has a limit of its own.
             async with connected(lane) as fifth:
                 assert await fifth.post("d", "Authorization: Bearer one") == 429
+
+
+@pytest.mark.guarantee("I8")
+@pytest.mark.parametrize("turns", range(8))
+async def test_senders_get_an_answer_whenever_the_source_stops(turns: int, caplog: pytest.LogCaptureFixture) -> None:
+    senders: list[socket.socket] = []
+    try:
+        async with serving() as lane:
+            port = int(lane.address.split(":")[2].split("/")[0])
+            for _ in range(10):
+                sender = socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)
+                sender.sendall(request("x").encode())
+                senders.append(sender)
+                # They wait to be accepted, are being accepted, or are in progress.
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+        answers = [await asyncio.to_thread(sender.recv, 65536) for sender in senders]
+        assert {answer.split()[1] for answer in answers} <= {b"200", b"503"}
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)
+    finally:
+        for sender in senders:
+            sender.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_connections_stay_below_what_the_process_may_open() -> None:
