@@ -52,6 +52,7 @@ async def test_what_the_template_refuses_comes_back_when_it_is_put_right(tmp_pat
     assert "1 not replayed: read is a source and reads no buffer" in replayed.out
     again = await done(directory, "deadletters", "replay", "--vertex", "price")
     assert "0 replayed, 1 skipped because they were replayed before" in again.out
+    assert "2 dead letters, 1 of them replayed" in (await done(directory, "deadletters", "list")).out
     summary = await done(directory, "run", "pipeline.yaml")
     assert "BALANCED" in summary.out + summary.err
     assert [row["item"] for row in rows(directory, "all")].count("shelf") == 1

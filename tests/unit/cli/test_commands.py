@@ -427,3 +427,12 @@ def test_every_command_that_looks_at_a_run_takes_the_file_or_the_name_of_its_pip
         assert "several pipelines have run here (one, two): give" in text
     assert "both name a pipeline" in run("status", "two.yaml", "--pipeline", "one")[1]
     assert "no run of pipeline 'three'" in run("status", "--pipeline", "three")[1]
+
+
+def test_tests_for_pytest_are_not_passed_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_words.py").write_text("async def test_it():\n    assert False\n")
+    monkeypatch.setattr("millstream_runner.cli.test.find_spec", lambda name: None)
+    assert main(["test", str(tmp_path)]) == 2
+    assert "pip install pytest" in capsys.readouterr().err

@@ -228,6 +228,14 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+def test_dead_letters_are_not_results() -> None:
+    results = replace(VERTEX, vertex="out", records=30, has_output=False)
+    letters = replace(VERTEX, vertex="dlq", records=4, has_output=False, takes_dead_letters=True)
+    source = replace(VERTEX, vertex="in", records=34, has_input=False)
+    done = replace(scene(3.0, "done"), vertices=[source, results, letters], states={})
+    assert plain_lines(done) == ["00:03 done: in 34, out 30, 4 dead letters"]
+
+
 def test_quiet_shows_messages_only() -> None:
     stream = io.StringIO()
     screen = choose_screen(stream, quiet=True)

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from millstream import codes
@@ -21,9 +21,11 @@ from millstream.buffers.registry import technology_of
 from millstream.clock import SystemClock
 from millstream.dead_letter import Envelope
 from millstream.errors import UserError
+from millstream.files import append_private
 from millstream.frame import partition_of
 from millstream.json_parser import parse_json
 from millstream.nearest import did_you_mean
+from millstream.plurals import counted
 from millstream.printable import in_line
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
@@ -52,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"--stored reads the buffers of the pipeline, but {arguments.files[0]} is a file: give one or the other",
         )
     if arguments.action == "list" and arguments.files:
-        return _list(arguments, _wanted(arguments, read_files(arguments.files)))
+        return _list(arguments, _wanted(arguments, read_files(arguments.files)), frozenset())
     directory = directory_of(arguments)
     pipeline = resolved.load(directory.read_pipeline())
     if arguments.stored:
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         read = read_files(arguments.files or stored_files(pipeline.graph, pipeline.base_dir))
     found = _wanted(arguments, read)
     if arguments.action == "list":
-        return _list(arguments, found)
+        return _list(arguments, found, _replayed(directory))
     return _replay(arguments, directory, pipeline.graph, list(found))
 
 
@@ -103,17 +105,30 @@ def _wanted(arguments: argparse.Namespace, found: Iterable[Found]) -> Iterator[F
         yield item
 
 
-def _list(arguments: argparse.Namespace, found: Iterator[Found]) -> int:
+def _replayed(directory: DataDirectory) -> frozenset[str]:
+    """The dead letters that were replayed."""
+    try:
+        return frozenset(directory.replayed.read_text(encoding="utf-8").split("\n"))
+    except FileNotFoundError:
+        return frozenset()
+
+
+def _list(arguments: argparse.Namespace, found: Iterator[Found], replayed: Collection[str]) -> int:
     if arguments.json:
         for item in found:
-            print(json.dumps({**parse_json(item.line), "place": item.place}, ensure_ascii=False))
+            told = {"place": item.place, "replayed": identity_of(item) in replayed}
+            print(json.dumps({**parse_json(item.line), **told}, ensure_ascii=False))
         return 0
-    counts = Counter((item.envelope.vertex, item.envelope.reason) for item in found)
+    counts: Counter[tuple[str, str]] = Counter()
+    done = 0
+    for item in found:
+        counts[item.envelope.vertex, item.envelope.reason] += 1
+        done += identity_of(item) in replayed
     for (vertex, reason), count in counts.most_common():
         short = reason if len(reason) <= _REASON_CHARACTERS_MAX else f"{reason[: _REASON_CHARACTERS_MAX - 3]}..."
         print(f"{count:>8}  {in_line(vertex):<16}  {in_line(short)}")
     total = counts.total()
-    print("1 dead letter" if total == 1 else f"{total} dead letters")
+    print(counted(total, "dead letter") + (f", {done:,} of them replayed" if done else ""))
     return 0
 
 
@@ -136,6 +151,9 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Grap
         returned.append(Returned(identity_of(item), buffer, _record_of(item)))
     audit.note(directory, "replay", records=len(returned), to=arguments.to)
     done = asyncio.run(_put_back(directory, graph, returned)) if returned else Replayed()
+    if returned:
+        with append_private(directory.replayed) as file:
+            file.write("".join(f"{one.identity}\n" for one in returned).encode())
     if arguments.json:
         refusals = [{"reason": reason, "count": count} for reason, count in refused.most_common()]
         lanes = [str(lane) for lane in done.reopened]

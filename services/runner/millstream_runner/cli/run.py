@@ -121,7 +121,9 @@ def how_it_went(result: RunResult) -> str:
         return "stopped at once"
     if result.failure is not None:
         return "stopped by the failure above"
-    if result.summary is not None and result.summary.ended:
+    if result.summary is None:
+        return "stopped before anything was read"
+    if result.summary.ended:
         return "done: nothing was left to process" if result.had_ended else "done: everything has been processed"
     return "stopped"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import shutil
@@ -81,6 +82,12 @@ def _function_tests(folder: Path) -> Iterator[list[str]]:
     if files:
         if find_spec("pytest") is not None:
             yield [sys.executable, "-m", "pytest", "-q", "."]
+        elif needing := [str(path) for path in files if _needs_pytest(path)]:
+            raise UserError(
+                codes.EXTRA_NEEDED,
+                f"{', '.join(needing[:3])}: these tests are written for pytest, which is not installed here: "
+                "`pip install pytest pytest-asyncio`",
+            )
         else:
             # Each directory separately, because they need not be packages.
             for directory in sorted({path.parent for path in files}):
@@ -91,6 +98,21 @@ def _function_tests(folder: Path) -> Iterator[list[str]]:
             print("the Go tests were skipped: there is no `go` on the PATH", file=sys.stderr)
         else:
             yield [go, "test", "./..."]
+
+
+def _needs_pytest(path: Path) -> bool:
+    """Whether unittest would find no test in it, or not all: functions that are tests, or an import of pytest."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        # unittest says what is wrong.
+        return False
+    return any(
+        (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"))
+        or (isinstance(node, ast.Import) and any(name.name == "pytest" for name in node.names))
+        or (isinstance(node, ast.ImportFrom) and node.module == "pytest")
+        for node in tree.body
+    )
 
 
 def _is_test(path: Path) -> bool:

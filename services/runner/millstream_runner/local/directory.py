@@ -53,6 +53,7 @@ _CONTENTS = (
     "runtime.json",
     "pipeline.json",
     "ledgers.json",
+    "replayed",
     "shape.json",
 )
 """In the order of removal: the files that say whose data the rest is are removed last."""
@@ -118,6 +119,12 @@ class DataDirectory:
     @property
     def lock(self) -> Path:
         return self.root / "lock"
+
+    @property
+    def replayed(self) -> Path:
+        """The dead letters that were replayed, one identity on each line, for `deadletters list`. What was replayed
+        before is known to the ledgers."""
+        return self.root / "replayed"
 
     @property
     def pipeline(self) -> Path:

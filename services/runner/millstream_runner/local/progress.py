@@ -69,6 +69,8 @@ class VertexProgress:
     """Whether it writes buffers."""
     published: bool = True
     """Whether a lane has published anything; until then there are no figures."""
+    takes_dead_letters: bool = False
+    """Whether it reads nothing but dead letters."""
     holds_up: float = 0.0
     """In a chain: the share of the time in which it does not read on because of this vertex; 0 if another vertex of the
     chain takes longer."""
@@ -242,6 +244,7 @@ class PipelineProgress:
         lag_s = None
         if watermark_us is not None and watermark_us < END_OF_TIME_US:
             lag_s = (now_us - watermark_us) / MICROSECONDS
+        into = self._graph.edges_in.get(name, ())
         return VertexProgress(
             vertex=name,
             kind=definition.name,
@@ -257,6 +260,7 @@ class PipelineProgress:
             has_input=definition.has_input,
             has_output=definition.has_output,
             published=any((name, lane.key) in self._moment for lane in self._lanes[name]),
+            takes_dead_letters=bool(into) and all(edge.kind == "deadLetter" for edge in into),
             holds_up=holds_up,
         )
 

@@ -85,6 +85,8 @@ FAILURE_GRACE_S = 10.0
 _POLL_S = 0.05
 _LOOKS_MAX = 100
 """How often the broker is asked for what the summary needs: 5 s if it answers at once."""
+_SAME_DECISION_S = 0.3
+"""Signals within this time are one decision: `timeout` signals its child, and then the group of both."""
 _CLOCK = SystemClock()
 ABORTED = 130
 """Exit code after a second Ctrl-C, as shells report it."""
@@ -226,6 +228,9 @@ class _Run:
         self._drain_asked = asyncio.Event()
         self._view: PipelineView | None = None
         self._aborted = False
+        self._gave_up_start = False
+        """Whether it was asked to stop before anything could be read."""
+        self._signalled_s = -_SAME_DECISION_S
         self._state = State.STARTING
         self._had_ended = False
 
@@ -242,9 +247,9 @@ class _Run:
             except BaseExceptionGroup as group:
                 raise first_cause(group) or group from None
             except asyncio.CancelledError:
-                if not self._aborted:
+                if not self._aborted and not self._gave_up_start:
                     raise
-                return self._result(ABORTED, members.failure, None)
+                return self._result(ABORTED if self._aborted else 0, members.failure, None)
             finally:
                 self._screen.close()
             code = members.failure.exit_code if members.failure is not None else 0
@@ -455,6 +460,17 @@ class _Run:
         """First signal: drain. Second: end everything at once."""
         if self._state in OVER:
             # The result is known. Only the broker and Spark still have to end, and they have limits of their own.
+            return
+        since_s = _CLOCK.monotonic_s() - self._signalled_s
+        self._signalled_s += since_s
+        if since_s < _SAME_DECISION_S:
+            return
+        if self._state is State.STARTING and not self._gave_up_start:
+            # As after a drain, everything that was read is finished: nothing was.
+            self._screen.message("stopping: nothing has been read yet (Ctrl-C again: stop at once)")
+            audit.note_going(self._directory, self._screen.message, "drain")
+            self._gave_up_start = True
+            self._task.cancel()
             return
         if not self._drain_asked.is_set() and self._state is State.RUNNING:
             self._screen.message(

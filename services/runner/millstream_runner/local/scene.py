@@ -230,11 +230,14 @@ _EXPECTED = frozenset({"", State.STARTING.value, State.RUNNING.value, State.DONE
 
 def _figures(scene: Scene) -> list[str]:
     reading = [vertex for vertex in scene.vertices if not vertex.has_input]
-    writing = [vertex for vertex in scene.vertices if vertex.has_input and not vertex.has_output]
+    ends = [vertex for vertex in scene.vertices if vertex.has_input and not vertex.has_output]
+    writing = [vertex for vertex in ends if not vertex.takes_dead_letters]
     parts = []
     for word, group in (("in", reading), ("out", writing)):
         rate = "" if scene.is_over else f" ({sum(vertex.records_per_s for vertex in group):,.0f}/s)"
         parts.append(f"{word} {count_text(sum(vertex.records for vertex in group))}{rate}")
+    if letters := sum(vertex.records for vertex in ends if vertex.takes_dead_letters):
+        parts.append(counted(letters, "dead letter"))
     waiting = sum(vertex.waiting for vertex in scene.vertices)
     if waiting:
         parts.append(f"{count_text(waiting)} waiting")
