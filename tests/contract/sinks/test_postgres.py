@@ -631,7 +631,7 @@ async def test_the_page_shows_what_runs(postgres: PostgresServer, monkeypatch: p
     assert tables is not None
     database = await postgres.database()
     vertices = [vertex for text in pipelines for vertex in YAML(typ="safe", pure=True).load(text)]
-    (vertex,) = (one for one in vertices if "sink" in one)
+    vertex, copy = (one for one in vertices if "sink" in one)
     (reading,) = (one for one in vertices if "query" in one.get("source", {}).get("postgres", {}))
     settings = {**vertex["sink"]["postgres"], **database.settings, "createTable": True}
     await database.execute("DROP ROLE IF EXISTS writer", "CREATE ROLE writer", *tables[1].split(";")[:-1])
@@ -642,6 +642,19 @@ async def test_the_page_shows_what_runs(postgres: PostgresServer, monkeypatch: p
     assert await database.rows("SELECT id, city, price::text, placed::text FROM orders") == [
         (7, "Ulm", "12.50", "1970-01-01 00:00:02+00")
     ]
+    monkeypatch.setenv("COPY_PASSWORD", PASSWORD)
+    other = await postgres.database()
+    copying = {**copy["sink"]["postgres"], **other.settings, "createTable": True}
+    changes = [
+        {"op": "c", "after": {"city": "Ulm", "note": "long"}},
+        {"op": "u", "after": {"city": "Bonn"}, "unchanged": ["note"]},
+        {"op": "d", "after": None},
+    ]
+    async with opened(FallbackSink.model_validate({"postgres": copying})) as lane:
+        keys = [[b"1"], [b"1"], [b"2"]]
+        frame = sink_frame([json.dumps(change).encode() for change in changes], 1, keys=keys)
+        assert not (await lane.write([frame], Position(1))).failures
+    assert await other.rows("SELECT id, city, note FROM orders") == [("1", "Bonn", "long")]
     source = reading["source"]
     source["postgres"] = {**source["postgres"], **database.settings, "stopAtEnd": True}
     async with open_lane(source) as rows:

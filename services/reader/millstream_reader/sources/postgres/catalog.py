@@ -23,7 +23,7 @@ from millstream_reader.sources.postgres.connector import PostgresCdc, PostgresSo
 from millstream_reader.sources.postgres.pgoutput import Column, Relation, Texts
 from millstream_reader.sources.postgres.query import Fault
 from millstream_reader.sources.postgres.snapshot import Bound, Key, Snapshot, SnapshotTable
-from millstream_reader.sources.postgres.texts import LAST_BUILT_IN, UserType
+from millstream_reader.sources.postgres.texts import KnownType, is_plain
 
 PLUGIN = "pgoutput"
 _PUBLISHED = """
@@ -218,21 +218,23 @@ async def running(connection: Connection) -> set[str]:
     return {row["xid"] for row in rows}
 
 
-async def user_types(connection: Connection, oids: Iterable[int]) -> Mapping[int, UserType]:
-    """Domains and arrays that are not built in, with their base types."""
-    found: dict[int, UserType] = {}
-    wanted = {oid for oid in oids if oid > LAST_BUILT_IN}
+async def user_types(connection: Connection, oids: Iterable[int]) -> Mapping[int, KnownType]:
+    """Domains and arrays, with their base types and elements."""
+    found: dict[int, KnownType] = {}
+    wanted = {oid for oid in oids if not is_plain(oid)}
     asked: set[int] = set()
     while wanted:
         asked |= wanted
         rows = await connection.fetch(
-            "SELECT oid, typbasetype AS base, CASE WHEN typcategory = 'A' THEN typelem ELSE 0 END AS element "
-            "FROM pg_type WHERE oid = ANY($1::oid[])",
+            "SELECT oid, typbasetype AS base, CASE WHEN typcategory = 'A' THEN typelem ELSE 0 END AS element, "
+            "(SELECT e.typdelim FROM pg_type e WHERE e.oid = t.typelem) AS delimiter "
+            "FROM pg_type t WHERE oid = ANY($1::oid[])",
             list(wanted),
         )
-        found.update((row["oid"], UserType(row["base"], row["element"])) for row in rows)
-        parts = {part for row in rows for part in (row["base"], row["element"])}
-        wanted = {oid for oid in parts if oid > LAST_BUILT_IN} - asked
+        for row in rows:
+            found[row["oid"]] = KnownType(row["base"], row["element"], row["delimiter"] or b",")
+        parts = {part for row in rows for part in (row["base"], row["element"]) if part}
+        wanted = {oid for oid in parts if not is_plain(oid)} - asked
     return found
 
 

@@ -31,7 +31,7 @@ from millstream_reader.sources.postgres.pgoutput import (
     Texts,
 )
 from millstream_reader.sources.postgres.snapshot import Key, Snapshot
-from millstream_reader.sources.postgres.texts import UserType, quoted, to_json
+from millstream_reader.sources.postgres.texts import KnownType, quoted, to_json
 
 _SHOWN_BYTES = 1024
 """Bytes of a record that is too large that are kept for messages."""
@@ -78,7 +78,7 @@ def tail_of(lsn: int, time_us: int, xid: int | None) -> Tail:
 class Table:
     """The conversion of a relation's rows to records."""
 
-    def __init__(self, relation: Relation, keys: Sequence[str], user_types: Mapping[int, UserType]) -> None:
+    def __init__(self, relation: Relation, keys: Sequence[str], user_types: Mapping[int, KnownType]) -> None:
         """`keys`: the columns that identify a row, the most significant one first."""
         self.relation = relation
         names = [column.name for column in relation.columns]

@@ -17,29 +17,29 @@ ToJson: TypeAlias = Callable[[bytes], bytes]
 
 BOOL, BYTEA, INT8, INT2, INT4, TEXT, OID, JSON, FLOAT4, FLOAT8 = 16, 17, 20, 21, 23, 25, 26, 114, 700, 701
 TIMESTAMP, TIMESTAMPTZ, NUMERIC, JSONB = 1114, 1184, 1700, 3802
-LAST_BUILT_IN = 9999
-"""User-defined types have larger ids."""
-ARRAYS: Mapping[int, int] = {
-    1000: BOOL, 1001: BYTEA, 1005: INT2, 1007: INT4, 1009: TEXT, 1015: TEXT, 1016: INT8, 1021: FLOAT4, 1022: FLOAT8,
-    1028: OID, 1115: TIMESTAMP, 1185: TIMESTAMPTZ, 1182: TEXT, 1231: NUMERIC, 199: JSON, 3807: JSONB, 2951: TEXT,
-}  # fmt: skip
-"""Array types, each with its element type."""
+VECTORS: Mapping[int, int] = {22: INT2, 30: OID}
+"""Arrays that the server writes with spaces, each with its element type."""
 
 _TO_BE_ESCAPED = re.compile(rb'["\\\x00-\x1f]')
 _BOUNDS = re.compile(rb"(\[[-+0-9:]+\])+=")
-_OFFSET = re.compile(rb"[+-]\d\d$")
-_ELEMENT = re.compile(rb'"((?:[^"\\]|\\.)*)"|([^{},"]+)', re.DOTALL)
+_OFFSET = re.compile(rb"([+-]\d\d)( BC)?$")
+_ELEMENTS = {
+    delimiter: re.compile(rb'"((?:[^"\\]|\\.)*)"|([^{}%b"]+)' % delimiter, re.DOTALL) for delimiter in (b",", b";")
+}
+"""An element of an array, by the character between two."""
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class UserType:
-    """A type that is not built in."""
+class KnownType:
+    """What the server's catalog says about a type."""
 
     base: int = 0
     """Base type of a domain."""
     element: int = 0
     """Element type of an array."""
+    delimiter: bytes = b","
+    """The character between two elements."""
 
 
 def quoted(text: bytes) -> bytes:
@@ -54,13 +54,15 @@ def _boolean(text: bytes) -> bytes:
 
 
 def _number(text: bytes) -> bytes:
+    if text == b"-0":
+        # As a whole number it would lose its sign.
+        return b"-0.0"
     # NaN and the infinities.
     return b'"' + text + b'"' if text[-1:].isalpha() else text
 
 
 def _time(text: bytes) -> bytes:
-    text = text.replace(b" ", b"T", 1)
-    return b'"' + text + (b':00"' if _OFFSET.search(text) else b'"')
+    return b'"' + _OFFSET.sub(rb"\1:00\2", text.replace(b" ", b"T", 1)) + b'"'
 
 
 def _timestamp(text: bytes) -> bytes:
@@ -76,32 +78,47 @@ _KNOWN: Mapping[int, ToJson] = {
 }
 
 
-def to_json(type_oid: int, user_types: Mapping[int, UserType]) -> ToJson:
-    """The conversion of a type's values to JSON. `user_types`: known types that are not built in."""
+def is_plain(type_oid: int) -> bool:
+    """Whether the conversion of a type needs nothing from the server's catalog."""
+    return type_oid in _KNOWN or type_oid in VECTORS or type_oid in (TEXT, BYTEA)
+
+
+def to_json(type_oid: int, user_types: Mapping[int, KnownType]) -> ToJson:
+    """The conversion of a type's values to JSON. `user_types`: domains and arrays."""
     for _ in range(8):
         found = user_types.get(type_oid)
         if found is None or not found.base:
             break
         # The base of a domain may itself be a domain.
         type_oid = found.base
-    element = ARRAYS.get(type_oid) or (found.element if found is not None else 0)
-    if element and element != type_oid:
-        return _array_of(to_json(element, user_types))
+    if type_oid in VECTORS:
+        return _vector_of(to_json(VECTORS[type_oid], user_types))
+    found = user_types.get(type_oid)
+    if found is not None and found.element not in (0, type_oid):
+        return _array_of(to_json(found.element, user_types), found.delimiter)
     return _KNOWN.get(type_oid, quoted)
 
 
-def _array_of(of_element: ToJson) -> ToJson:
+def _vector_of(of_element: ToJson) -> ToJson:
+    return lambda text: b"[" + b",".join(map(of_element, text.split())) + b"]"
+
+
+def _array_of(of_element: ToJson, delimiter: bytes) -> ToJson:
+    element = _ELEMENTS.get(delimiter)
+    if element is None:
+        return quoted
+
     def read(text: bytes) -> bytes:
         bounds = _BOUNDS.match(text)
         parts: list[bytes] = []
         at = bounds.end() if bounds is not None else 0
         while at < len(text):
             letter = text[at : at + 1]
-            if letter in b"{},":
+            if letter in b"{}" or letter == delimiter:
                 parts.append(b"[" if letter == b"{" else b"]" if letter == b"}" else b",")
                 at += 1
                 continue
-            found = _ELEMENT.match(text, at)
+            found = element.match(text, at)
             if found is None:
                 return quoted(text)
             at = found.end()

@@ -150,8 +150,10 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
                     raise UserError(codes.TARGET_UNFIT, f"{self._owner.where}: {what}")
                 await self._take_over(connection)
                 await self._target.prepare(connection)
+                self._format.arrays = await self._target.arrays(connection)
+                types = await self._target.types(connection)
+                self._format.json = {name for name, kind in types.items() if kind in ("json", "jsonb")}
                 if self._settings.delete_when is None:
-                    types = await self._target.types(connection)
                     keys = self._settings.keys if self._format.identified else ()
                     whole = self._settings.mode == "upsert"
                     self._format.typed = typed_rows(self._settings.row, types, keys, whole=whole)

@@ -3,17 +3,19 @@
 If the table's columns have the types of JSON itself, records are rows of the binary format instead (`typed`).
 
 A text member is written unchanged, a number with its digits, true and false as `t` and `f`, null and missing members as
-NULL, an object or a list as JSON. So a column may have any type for which the text is valid.
+NULL, an object or a list as JSON, and a list for an array column as an array. So a column may have any type for which
+the text is valid.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from msgspec.structs import astuple
 
@@ -22,9 +24,11 @@ from millstream_writer.sink import SinkFailure, SinkFrame
 from millstream_writer.sinks.kept import Converted
 from millstream_writer.sinks.postgres.typed import Row, TypedRows
 from millstream_writer.sinks.tables.rows import NOT_TEXT, Absent, RowFormat
-from millstream_writer.sinks.tables.settings import TableSink
+from millstream_writer.sinks.tables.settings import TableColumn, TableSink
 
 _NULL = "\\N"
+_CHANGE = {"op", "before", "after", "lsn", "xid", "commitTime"}
+"""Members of the changes that the postgres source reads."""
 _SPECIAL = re.compile(r"[\\\n\r\t]")
 _ESCAPED = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -51,6 +55,15 @@ _FIELDS: dict[type, Callable[[Any], str]] = {
 }
 
 
+class ArrayColumn(NamedTuple):
+    """What a list needs to become an array."""
+
+    delimiter: str
+    """The character between two elements."""
+    of_json: bool
+    """Whether the elements are JSON, so that a list in a list is one of them."""
+
+
 class Part(bytes):
     """A line of a record that does not have all columns."""
 
@@ -64,6 +77,10 @@ class CopyFormat(RowFormat[bytes | Row]):
 
     typed: TypedRows | None = None
     """Rows in the table's own types, once these are known and if they are supported."""
+    arrays: Mapping[str, ArrayColumn] = MappingProxyType({})
+    """The columns that are arrays, once they are known."""
+    json: Container[str] = frozenset()
+    """The columns that are JSON, once they are known."""
 
     def __init__(self, settings: TableSink) -> None:
         super().__init__(settings)
@@ -81,6 +98,14 @@ class CopyFormat(RowFormat[bytes | Row]):
         if self.typed is not None and (rows := self.typed(item.frame.values())) is not None:
             return Converted(range(item.frame.records), rows, [])
         return super().convert(item)
+
+    def _fitted(self, column: TableColumn, values: Sequence[Any], objects: Sequence[dict[str, Any]]) -> Sequence[Any]:
+        array = self.arrays.get(column.name)
+        if array is not None:
+            return [_as_array(value, array) for value in values]
+        if column.name in self.json:
+            return [_as_json(value, one) for value, one in zip(values, objects, strict=True)]
+        return values
 
     def made(
         self, rows: Sequence[int], columns: Sequence[Sequence[Any]], deletes: Sequence[bool], absent: Absent
@@ -121,6 +146,35 @@ def _parts(lines: Sequence[bytes], absent: Absent) -> list[bytes]:
 
 def _indexes(absent: Sequence[int]) -> str:
     return "{" + ",".join(map(str, absent)) + "}" if absent else _NULL
+
+
+def _as_json(value: Any, record: Mapping[str, Any]) -> Any:
+    """A text is the text of a JSON value, except in a change of a table, whose JSON values are members."""
+    is_text = isinstance(value, str) and record.keys() >= _CHANGE
+    return text_of(value) if is_text or isinstance(value, bool) else value
+
+
+def _as_array(value: Any, array: ArrayColumn) -> Any:
+    """A list as the text of an array; anything else as it is."""
+    if not isinstance(value, list):
+        return value
+    return "{" + array.delimiter.join(_element(one, array) for one in value) + "}"
+
+
+def _element(value: Any, array: ArrayColumn) -> str:
+    if value is None:
+        return "NULL"
+    if array.of_json:
+        text = text_of(value)
+    elif isinstance(value, list):
+        return str(_as_array(value, array))
+    elif isinstance(value, str):
+        text = value
+    elif isinstance(value, bool):
+        return "t" if value else "f"
+    else:
+        text = text_of(value)
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _texts(values: Sequence[Any]) -> list[str]:

@@ -23,7 +23,7 @@ from millstream.record import Position
 from millstream.spec.tables import table_parts
 from millstream_writer.sinks.kept import Kept
 from millstream_writer.sinks.postgres.connector import PostgresSink
-from millstream_writer.sinks.postgres.rows import Part
+from millstream_writer.sinks.postgres.rows import ArrayColumn, Part
 from millstream_writer.sinks.postgres.typed import Row
 from millstream_writer.sinks.refusable import UnfitError
 from millstream_writer.sinks.tables.settings import TableColumn
@@ -117,6 +117,18 @@ class Target:
             self._table,
         )
         return {row["attname"]: row["typname"] for row in rows}
+
+    async def arrays(self, connection: Connection) -> Mapping[str, ArrayColumn]:
+        """The columns that are arrays, or domains of arrays."""
+        rows = await connection.fetch(
+            "WITH RECURSIVE type AS (SELECT attname, t.* FROM pg_attribute JOIN pg_type t ON t.oid = atttypid "
+            "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped "
+            "UNION ALL SELECT attname, t.* FROM type JOIN pg_type t ON t.oid = type.typbasetype) "
+            "SELECT attname, e.typdelim::text, e.typname FROM type JOIN pg_type e ON e.oid = type.typelem "
+            "WHERE type.typcategory = 'A' AND type.typlen = -1 AND type.typbasetype = 0",
+            self._table,
+        )
+        return {row["attname"]: ArrayColumn(row["typdelim"], row["typname"] in ("json", "jsonb")) for row in rows}
 
     async def faults(self, connection: Connection) -> list[Fault]:
         """Problems of the user's table; none if it is still to be created."""

@@ -96,12 +96,17 @@ class RowFormat(ABC, Generic[T]):
             if keeps and _ABSENT in values:
                 kept[index] = values
                 values = [None if value is _ABSENT else value for value in values]
-            columns.append(values)
+            columns.append(self._fitted(column, values, objects) if column.part is None else values)
         if not kept:
             return columns, ()
         return columns, [
             tuple(index for index, values in kept.items() if values[place] is _ABSENT) for place in range(len(rows))
         ]
+
+    def _fitted(self, column: TableColumn, values: Sequence[Any], objects: Sequence[dict[str, Any]]) -> Sequence[Any]:
+        """The values of a column of members, in the form that the column needs beyond their own. `objects`: the
+        records."""
+        return values
 
     @abstractmethod
     def made(
