@@ -18,7 +18,7 @@ if _hidden:
 try:
     from nats import errors as nats_errors
     from nats.aio.client import PING_PROTO as PING
-    from nats.aio.client import Client
+    from nats.aio.client import Client as _Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
     from nats.aio.transport import TcpTransport
@@ -27,4 +27,24 @@ finally:
     if _hidden:
         del sys.modules[_LIBRARY]
 
-__all__ = ["PING", "Client", "Msg", "Subscription", "TcpTransport", "nats_errors", "parser"]
+
+class Client(_Client):
+    """The library's client, which keeps the bytes of headers that are not UTF-8: as lone surrogates, which
+    `header_bytes` turns back. The library replaces them, so that different values become the same."""
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            found = _Client._parse_header_lines(raw.decode("latin-1").encode())
+            return {name: text.encode("latin-1").decode(errors="surrogateescape") for name, text in found.items()}
+        return _Client._parse_header_lines(raw)
+
+
+def header_bytes(text: str) -> bytes:
+    """The bytes of a header as they were sent."""
+    return text.encode(errors="surrogateescape")
+
+
+__all__ = ["PING", "Client", "Msg", "Subscription", "TcpTransport", "header_bytes", "nats_errors", "parser"]

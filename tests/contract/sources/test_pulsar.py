@@ -94,9 +94,13 @@ async def test_what_a_record_has(pulsar: PulsarServer) -> None:
     topic = pulsar.topic()
     pulsar.send(topic, [b"\xff\0"], properties={"a": "ü"}, partition_key="k", event_timestamp=1_700_000_000_123)
     before_us = SystemClock().now_us()
+    # A producer may give any number.
+    pulsar.send(topic, [b"far"], event_timestamp=2**63)
     pulsar.send(topic, [b""])
     async with open_lane(spec(pulsar, topic, stopAtEnd=True)) as lane:
-        records, _, _ = await read_to_end(lane)
+        records, (invalid,), _ = await read_to_end(lane)
+    assert (invalid.value, str(2**63) in invalid.reason) == (b"far", True)
+    assert invalid.reason.startswith(f"{invalid.place}: event time: ")
     assert [(record.value, record.keys, dict(record.headers)) for record in records] == [
         (b"\xff\0", ("k",), {"a": "ü".encode()}),
         (b"", (), {}),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiormq import exceptions
+from pamqp import encode
 from ruamel.yaml import YAML
 
 from millstream import codes
@@ -149,8 +150,15 @@ async def test_one_of_several_lanes_reads_the_queue(rabbit: RabbitServer, queue:
     assert sorted(found) == [0, 0, 10]
 
 
-async def test_a_message_that_becomes_no_record_is_named(rabbit: RabbitServer, queue: str) -> None:
-    rabbit.send(queue, [b"x" * (RECORD_BYTES_MAX + 1), b"y"], ids="m")
+async def test_a_message_that_becomes_no_record_is_named(
+    rabbit: RabbitServer, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rabbit.send(queue, [b"x" * (RECORD_BYTES_MAX + 1)], ids="m")
+    with monkeypatch.context() as patch:
+        # The client writes no such time, and other clients do.
+        patch.setitem(encode.METHODS, "timestamp", lambda moment: (2**63 - 1).to_bytes(8, "big"))
+        rabbit.send(queue, [b"far"], ids="n", timestamp=datetime(2026, 1, 2, tzinfo=UTC))
+    rabbit.send(queue, [b"y"], ids="o")
     invalid: list[InvalidRecord] = []
     batches: list[SourceBatch] = []
     async with open_lane(spec(rabbit, queue)) as lane:
@@ -158,8 +166,9 @@ async def test_a_message_that_becomes_no_record_is_named(rabbit: RabbitServer, q
             batches.append(await lane.read(10, 1 << 20, 1.0))
             invalid += batches[-1].invalid
         await lane.committed(batches[-1].position)
-    assert [item.place for item in invalid] == [f"{queue}, message m0"]
+    assert [item.place for item in invalid] == [f"{queue}, message m0", f"{queue}, message n0"]
     assert len(invalid[0].value) < 2000
+    assert f"event time: {2**63 - 1} seconds since 1970" in invalid[1].reason
     assert rabbit.left(queue) == 0
 
 

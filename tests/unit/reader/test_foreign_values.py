@@ -21,6 +21,7 @@ from pamqp.header import ContentHeader
 import millstream_reader.sources
 from millstream.extract import EPOCH_MS, EPOCH_NS
 from millstream.frame import build_frame
+from millstream.nats.client import Client, header_bytes
 from millstream.rabbitmq.decoding import accept_any_content
 from millstream_reader.sources.jetstream.lane import JetStreamSourceLane
 from millstream_reader.sources.kafka.runs import Taken, runs_of
@@ -256,6 +257,21 @@ def test_short_texts_keep_their_bytes() -> None:
 def _with_property(bit: int, data: bytes) -> bytes:
     head = b"\0\x3c\0\0" + (1).to_bytes(8, "big") + (1 << bit).to_bytes(2, "big") + data
     return b"\2\0\1" + len(head).to_bytes(4, "big") + head + b"\xce"
+
+
+def test_headers_that_are_not_utf_8_keep_their_bytes() -> None:
+    lines = [b"one: \xff", b"other: \xfe", "text: \u00e9".encode(), b"empty:", b"no header", b"\xff: x", b"a: b: \xa0 "]
+    found = {name: header_bytes(text) for name, text in Client._parse_header_lines(b"\r\n".join(lines)).items()}
+    assert found == {"one": b"\xff", "other": b"\xfe", "text": "\u00e9".encode(), "empty": b"", "a": b"b: \xa0"}
+    assert Client._parse_header_lines("a: \u00e9".encode()) == {"a": "\u00e9"}
+
+
+def test_two_keys_or_headers_of_an_entry_never_become_one() -> None:
+    keys = [b'["a","\\ud800"]', b'["a","\\ud801"]', b'["a","?"]', b"\xff", b"ff", b"\\\\xff"]
+    read = [read_entry(Entry(EntryId(1, 0), [b"value", b"v", b"key", key]), whole=True).keys for key in keys]
+    assert len(set(read)) == len(keys)
+    with pytest.raises(NotReadableError, match="name of a header"):
+        read_entry(Entry(EntryId(1, 0), [b"value", b"v", b"header.\xff", b"1", b"header.\xfe", b"2"]), whole=True)
 
 
 def test_a_key_of_any_depth_is_a_key() -> None:

@@ -32,7 +32,7 @@ from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.extract import EPOCH_NS
 from millstream.frame import build_frame
 from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES
-from millstream.nats.client import Msg, Subscription, nats_errors
+from millstream.nats.client import Msg, Subscription, header_bytes, nats_errors
 from millstream.nats.connection import ApiError, BrokerConnection
 from millstream.nats.deliveries import origin_of
 from millstream.nats.link import NO_MESSAGE, NO_STREAM, linked, translated
@@ -486,7 +486,10 @@ class JetStreamSourceLane:
 
 
 def _headers(message: _Message) -> Mapping[str, bytes]:
-    return {SUBJECT_HEADER: message.subject.encode(), **{n: t.encode() for n, t in message.headers.items()}}
+    return {
+        SUBJECT_HEADER: message.subject.encode(),
+        **{name: header_bytes(text) for name, text in message.headers.items()},
+    }
 
 
 def _named(stream: str, subjects: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from zlib import crc32
 
 from millstream.limits import REFUSALS_REPORTED_EVERY_S
-from millstream.nats.client import Msg, Subscription, nats_errors
+from millstream.nats.client import Msg, Subscription, header_bytes, nats_errors
 from millstream.nats.connection import BrokerConnection
 from millstream.nats.link import linked, translated
 from millstream_reader.connector import SourceOwner
@@ -100,7 +100,7 @@ class NatsStream:
                     await one.unsubscribe()
 
     async def _on_message(self, message: Msg) -> None:
-        headers = {name: text.encode() for name, text in (message.headers or {}).items()}
+        headers = {name: header_bytes(text) for name, text in (message.headers or {}).items()}
         headers[SUBJECT_HEADER] = message.subject.encode()
         received = Received(message.data, self._owner.clock.now_us(), headers)
         inbox = self._inbox

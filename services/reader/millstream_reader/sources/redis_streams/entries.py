@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -108,11 +109,12 @@ def _whole(entry: Entry, key_mapping: KeyMapping) -> Read:
         )
     value = fields[b"value"]
     time_us = _time_us(entry, fields.get(b"eventTime"), value)
-    headers = {
-        name.removeprefix(_HEADER).decode(errors="replace"): text
-        for name, text in fields.items()
-        if name.startswith(_HEADER)
-    }
+    try:
+        headers = {
+            name.removeprefix(_HEADER).decode(): text for name, text in fields.items() if name.startswith(_HEADER)
+        }
+    except UnicodeDecodeError:
+        raise NotReadableError(value, "the name of a header is not UTF-8") from None
     return Read(value, time_us, _keys(fields.get(b"key"), key_mapping), headers)
 
 
@@ -134,5 +136,7 @@ def _keys(written: bytes | None, key_mapping: KeyMapping) -> tuple[bytes, ...]:
         except ValueError:
             found = None
         if isinstance(found, list) and len(found) > 1 and all(isinstance(key, str) for key in found):
-            return tuple(key.encode(errors="replace") for key in found)
+            # A key with half of a surrogate pair is not a text.
+            with suppress(UnicodeEncodeError):
+                return tuple(key.encode() for key in found)
     return (key_mapping(written),)
