@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +71,16 @@ def unix_sockets(process: psutil.Process) -> set[str]:
     return {str(one.laddr) for one in process.net_connections("unix") if str(one.laddr).startswith("/")}
 
 
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """Files are open to all, unless their mode says otherwise."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
 async def test_whatever_listens_refuses_a_stranger(
-    stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: None
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     windows = write_windows(tmp_path, [1, 2])
@@ -96,6 +107,15 @@ async def test_whatever_listens_refuses_a_stranger(
 
         work = driver.log_file.parent / "work"
         assert (work.stat().st_mode & 0o777) == 0o700
+        made = [path for path in work.rglob("*") if stat.S_IFMT(path.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR)]
+        assert len(made) > 10
+        # Other than where a worker, which has the umask of the run, would write its stack after a crash.
+        wide = [path for path in made if path.lstat().st_mode & 0o077]
+        assert {path.parent.name.partition("-")[0] for path in wide} <= {"faulthandler"}
+        # What users' functions create follows the umask of the run.
+        workers = [one.pid for one in family(driver) if "worker_daemon" in " ".join(one.cmdline())]
+        masks = {Path(f"/proc/{pid}/status").read_text().split("Umask:")[1].split()[0] for pid in workers}
+        assert masks == {"0000"}
         assert stranger.reads(work / "java-arguments") is None
         shown = " ".join(" ".join(process.cmdline()) for process in family(driver))
         assert TOKEN not in shown

@@ -42,6 +42,7 @@ from millstream.health import Health, Patience
 from millstream.lines import LastLines, text_of
 from millstream.processes import Process, Stop, exit_text, open_process
 from millstream.udf.environment import inherited
+from millstream_reduce.spark import umask
 from millstream_reduce.spark.java import MLLIB_MODULE, Java, Question, java_arguments, launcher_jar, spark_home
 
 _log = logging.getLogger(__name__)
@@ -88,6 +89,8 @@ class JvmCommand:
     """Size of its heap, for messages about it."""
     local: bool
     """Whether it runs the tasks itself."""
+    records_cache: bool = False
+    """Whether it writes Spark's start-up cache, which is for all users of an installation."""
     stop_timeout_s: float = STOP_TIMEOUT_S
 
 
@@ -179,6 +182,7 @@ async def open_jvm(
         stderr=asyncio.subprocess.STDOUT,
         environment=environment,
         cwd=command.directory,
+        is_private=not command.records_cache,
         # It ends when its standard input does; what it removes at its end is worth waiting a moment for.
         stop=Stop(command.stop_timeout_s, by=None),
     ) as process:
@@ -268,6 +272,8 @@ def _environment(command: JvmCommand, connection: Path) -> dict[str, str]:
     }
     if command.local:
         ours["SPARK_LOCAL_IP"] = "127.0.0.1"
+        # Files that users' functions create are theirs.
+        ours[umask.VARIABLE] = f"{umask.current():o}"
     return inherited(os.environ) | kept | ours
 
 

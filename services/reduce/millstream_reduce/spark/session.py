@@ -221,6 +221,7 @@ async def _open_driver(
             directory=settings.directory,
             memory_bytes=settings.driver_memory_bytes,
             local=local,
+            records_cache=record_to is not None,
             stop_timeout_s=STOP_TIMEOUT_S if record_to is None else aot.RECORD_TIMEOUT_S,
         )
         async with open_jvm(command, on_started) as (jvm, gateway):

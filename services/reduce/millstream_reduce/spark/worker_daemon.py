@@ -15,12 +15,13 @@ import gc
 import pyspark.worker  # noqa: F401  # what every task runs
 from pyspark.daemon import manager
 
-from millstream_reduce.spark import rows  # noqa: F401  # reads the log, in every job: numpy and pyarrow come with it
+from millstream_reduce.spark import rows, umask  # noqa: F401  # reads the log, in every job: numpy and pyarrow come with it
 from millstream_reduce.without_pandas import forgo_pandas
 
 
 def serve() -> None:
     """Fork workers until Spark ends this process."""
+    umask.restore()
     # A worker collects garbage after every task. It need not scan the imported modules, which would take 40 ms.
     gc.collect()
     gc.freeze()
