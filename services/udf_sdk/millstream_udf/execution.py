@@ -26,9 +26,10 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+from millstream_udf.bounded_outputs import collected, collected_async
 from millstream_udf.cancellation import called_once, failure_of, result_in_task
 from millstream_udf.context import Context, set_current
-from millstream_udf.definition import SOURCE, Definition, Flavour, Takes
+from millstream_udf.definition import MAP, SOURCE, SOURCE_TRANSFORM, Definition, Flavour, Takes
 from millstream_udf.failures import FAILURES, BadOutput, failure
 from millstream_udf.inputs import Inputs
 from millstream_udf.outside_loop import call_plainly
@@ -279,16 +280,21 @@ def _collecting(definition: Definition, call: Callable[..., Any]) -> Callable[..
     if definition.reduce is not None:
         # Its results belong to its group anyway, and need not fit into memory.
         return call
+    of_map = MAP in definition.kinds or SOURCE_TRANSFORM in definition.kinds
+    is_bounded = of_map and definition.takes in (Takes.VALUE, Takes.RECORD)
     if definition.flavour is Flavour.GENERATOR:
+        collect = collected if is_bounded else list
         if returns_nothing(call):
-            return lambda *arguments: list(call(*arguments))
-        return lambda *arguments: list(yielded(call(*arguments)))
+            return lambda *arguments: collect(call(*arguments))
+        return lambda *arguments: collect(yielded(call(*arguments)))
     if definition.flavour is Flavour.ASYNC_GENERATOR:
-        return partial(_collect_async, call)
+        return partial(_collect_async, call, is_bounded)
     return call
 
 
-async def _collect_async(call: Callable[..., AsyncIterator[Any]], *arguments: Any) -> list[Any]:
+async def _collect_async(call: Callable[..., AsyncIterator[Any]], is_bounded: bool, *arguments: Any) -> list[Any]:
+    if is_bounded:
+        return await collected_async(call(*arguments))
     return [output async for output in call(*arguments)]
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from millstream_udf import columns
+from millstream_udf.bounded_outputs import collected
 from millstream_udf.failures import FAILURES, BadOutput, Outcomes, failure
 from millstream_udf.inputs import Inputs
 from millstream_udf.misfits import hidden
@@ -218,7 +219,7 @@ def _is_text(text: object) -> bool:
 
 
 def _each(result: Any, encode: Encoder, *, times_allowed: bool) -> list[Any]:
-    outputs = list(each_output(result, encode))
+    outputs = collected(each_output(result, encode))
     if not times_allowed and any(type(item) is Message and item.event_time_us is not None for item in outputs):
         raise BadOutput("only a source transform can set event times, because the watermark is computed after it")
     return outputs

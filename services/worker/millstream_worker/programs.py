@@ -28,6 +28,7 @@ from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
 from millstream.udf.protocol import ClientTls, MapStream, StreamName, UdfClient, protocol_of
 from millstream.udf.sidecar import HeldUp, LogLine, SidecarSpec, python_command
 from millstream.udf.sources import OnChange
+from millstream_udf.bounded_outputs import OUTPUTS_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +198,8 @@ def sidecar_spec(
     concurrency = resolved.pipeline.concurrency_of(resolved.graph.vertex(vertex)) if role == "udf" else None
     if concurrency is not None:
         env[CONCURRENCY_VARIABLE] = str(concurrency)
+    if (outputs_max := getattr(program, "outputs_max", None)) is not None:
+        env[OUTPUTS_VARIABLE] = str(outputs_max)
     if not resolved.pipeline.spec.logging.values:
         env[VALUES_VARIABLE] = "hidden"
     env.setdefault(LEVEL_VARIABLE, logging.getLevelName(PROGRAM_LOG.getEffectiveLevel()).lower())
