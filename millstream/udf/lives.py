@@ -121,6 +121,12 @@ class Lives:
     @asynccontextmanager
     async def turn(self, what: str) -> AsyncIterator[None]:
         """In the block, a call is in flight. It begins when no call has the function alone."""
+        if not self.is_open:
+            await self._until_open()
+        async with self.in_flight(what):
+            yield
+
+    async def _until_open(self) -> None:
         opened = asyncio.Event()
         unlisten = self.listen(opened.set)
         try:
@@ -129,8 +135,6 @@ class Lives:
                 await opened.wait()
         finally:
             unlisten()
-        async with self.in_flight(what):
-            yield
 
     @asynccontextmanager
     async def in_flight(self, what: str) -> AsyncIterator[None]:

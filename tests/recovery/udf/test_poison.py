@@ -7,7 +7,7 @@ import os
 import random
 import signal
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ import ctypes, os, pathlib, resource, signal, sys, time
 import millstream_udf as udf
 
 HERE = pathlib.Path(__file__).parent
+if cgroup := os.environ.get("IN_CGROUP"):
+    pathlib.Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
 
 def obey(value):
     match value:
@@ -39,6 +41,9 @@ def obey(value):
             print("about to crash", file=sys.stderr, flush=True)
             ctypes.string_at(0)
         case b"abort": os.abort()
+        case b"memory":
+            kept = []
+            while True: kept.append(os.urandom(1 << 20))
         case b"hang":
             while True: time.sleep(3600)
         case b"wait":
@@ -105,6 +110,7 @@ def values_of(frame: Frame | None) -> Sequence[bytes]:
     return [] if frame is None else frame.values()
 
 
+@pytest.mark.guarantee("I2")
 @pytest.mark.parametrize(
     ("name", "poison"),
     [
@@ -138,6 +144,7 @@ async def test_only_the_record_that_ends_its_process_is_a_dead_letter(
         assert values_of((await mapped(one, *good)).frame) == good
 
 
+@pytest.mark.guarantee("I2")
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.sweep)])
 async def test_kills_from_outside_never_count(functions: Path, number: signal.Signals) -> None:
     """The function is killed whenever it has begun with its only record: more often than a record may end it."""
@@ -176,6 +183,48 @@ async def test_a_function_that_is_asked_to_end_and_exits_without_an_error_is_not
         for task in waiting:
             result = await task
             assert (values_of(result.frame), result.dead_letters, result.retries) == ([b"wait"], None, 0)
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A cgroup with little memory."""
+    name = f"millstream-test-{os.getpid()}"
+    for root, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        cgroup = root / name
+        try:
+            cgroup.mkdir()
+        except OSError:
+            continue
+        try:
+            (cgroup / limit).write_text(str(160 << 20))
+            yield cgroup
+            return
+        except OSError:
+            continue
+        finally:
+            cgroup.rmdir()
+    pytest.skip("no cgroup can be created here: that the kernel's out-of-memory kills count is not tested")
+
+
+@pytest.mark.sweep
+@pytest.mark.guarantee("I2")
+async def test_a_kill_for_lack_of_memory_counts_and_others_in_the_same_cgroup_do_not(
+    functions: Path, small_cgroup: Path
+) -> None:
+    env = {"IN_CGROUP": str(small_cgroup)}
+    async with running(functions, "plain", env=env) as function, lane(function) as one:
+        pid = function.statistics().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert values_of((await mapped(one, b"a")).frame) == [b"a"]
+        result = await mapped(one, b"a", b"memory", b"b")
+    assert values_of(result.frame) == [b"a", b"b"]
+    assert values_of(result.dead_letters) == [b"memory"]
+    (headers,) = result.dead_letters.headers()  # type: ignore[union-attr]
+    assert b"memory of its cgroup was full" in headers["millstream-dead-letter-reason"]
 
 
 async def test_a_read_that_ends_the_process_has_failed_and_no_other(functions: Path) -> None:
