@@ -21,7 +21,7 @@ from millstream.bigquery.settings import BigQueryDataset
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.google_cloud.channels import local_error_of, open_channel
 
-FAILURES = (grpc.RpcError, GoogleAuthError, OSError, TimeoutError)
+FAILURES = (grpc.RpcError, GoogleAuthError, OSError, TimeoutError, RecursionError)
 """The exceptions of a failed request or connection."""
 SCOPE = "https://www.googleapis.com/auth/bigquery"
 _WRITE = "/google.cloud.bigquery.storage.v1.BigQueryWrite/"

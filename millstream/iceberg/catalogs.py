@@ -58,7 +58,10 @@ from millstream.wire.client_tls import trusting
 
 load_nothing_by_name()
 
-FAILURES = (OSError, SQLAlchemyError, RESTError, NoSuchNamespaceError, NoSuchTableError, ValueError)
+FAILURES = (
+    *(OSError, SQLAlchemyError, RESTError, NoSuchNamespaceError, NoSuchTableError),
+    *(ValueError, RecursionError),
+)
 """Exceptions of the client: everything that can go wrong between a lane and its table. A file with invalid contents
 raises `ValueError`."""
 ABSENT = NoSuchTableError

@@ -29,7 +29,10 @@ from millstream.pubsub.settings import PubsubProject
 C = TypeVar("C", PublisherAsyncClient, SubscriberAsyncClient)
 A = TypeVar("A")
 
-FAILURES = (exceptions.GoogleAPICallError, exceptions.RetryError, GoogleAuthError, OSError, TimeoutError)
+FAILURES = (
+    *(exceptions.GoogleAPICallError, exceptions.RetryError, GoogleAuthError),
+    *(OSError, TimeoutError, RecursionError),
+)
 """Exceptions of the client: everything that can go wrong between a lane and the service."""
 SCOPE = "https://www.googleapis.com/auth/pubsub"
 _PASSES = (

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 Word = str | int | bytes
 
-FAILURES = (exceptions.RedisError, OSError, TimeoutError)
+FAILURES = (exceptions.RedisError, OSError, TimeoutError, RecursionError)
 """Exceptions of the client: everything that can go wrong between a lane and its server."""
 
 _PASSING = (

@@ -21,7 +21,7 @@ from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.spec.references import resolve
 from millstream.sqs.settings import SqsQueue
 
-FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError)
+FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError, RecursionError)
 """Exceptions of the client: everything that can go wrong between a lane and its queue."""
 BATCH = 10
 """Maximum number of messages in a request."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pkgutil
 from array import array
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,7 @@ from pamqp.commands import Basic
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 
+import millstream
 import millstream_reader.sources
 from millstream.extract import EPOCH_MS, EPOCH_NS
 from millstream.frame import build_frame
@@ -272,6 +275,30 @@ def test_two_keys_or_headers_of_an_entry_never_become_one() -> None:
     assert len(set(read)) == len(keys)
     with pytest.raises(NotReadableError, match="name of a header"):
         read_entry(Entry(EntryId(1, 0), [b"value", b"v", b"header.\xff", b"1", b"header.\xfe", b"2"]), whole=True)
+
+
+BUILDS_NO_NESTED_VALUES = {
+    "millstream.delta.tables": "its client is in Rust, and has a limit",
+    "millstream.nats.link": "answers go through `parse_json`",
+    "millstream.objects.stores": "its client is in Rust, and has a limit",
+    "millstream.postgres.connecting": "rows of plain columns",
+    "millstream.pulsar.link": "its client is in C++",
+    "millstream.sql.connecting": "rows of plain columns",
+}
+
+
+def test_an_answer_of_any_depth_is_a_failure_of_its_server() -> None:
+    root = Path(millstream.__path__[0]).parent
+    found = {}
+    for path in root.glob("millstream/*/*.py"):
+        # To import them would take seconds.
+        for node in ast.parse(path.read_bytes()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FAILURES":
+                name = ".".join(path.relative_to(root).with_suffix("").parts)
+                found[name] = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)}
+    assert len(found) > 5
+    bare = {name for name, failures in found.items() if not failures & {"RecursionError", "RuntimeError"}}
+    assert bare == BUILDS_NO_NESTED_VALUES.keys()
 
 
 def test_a_key_of_any_depth_is_a_key() -> None:
