@@ -215,6 +215,8 @@ def _faults_of_nodes(path: PurePosixPath, tree: ast.Module) -> Iterator[tuple[in
                 if path.parts[0] == "tests" and node.name.startswith("test_"):
                     yield from _sleeps_of_test(node)
                 yield from _filled_in_turn(node)
+                if isinstance(node, ast.AsyncFunctionDef) and path.parts[0] in ("millstream", "services"):
+                    yield from _imports_of_coroutine(node)
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method))) if method == "ensure_future":
                 yield node.lineno, "starts a task and drops it; a task is awaited where it is started"
             case ast.Call():
@@ -290,6 +292,17 @@ def _does_nothing(handler: ast.ExceptHandler) -> bool:
         or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
         for statement in handler.body
     )
+
+
+def _imports_of_coroutine(coroutine: ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
+    """Imports that block the event loop: not those of functions within it, which may be called in a thread."""
+    inner = list(coroutine.body)
+    while inner:
+        node = inner.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node.lineno, f"{coroutine.name} imports on the event loop; see millstream/importing.py"
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            inner += ast.iter_child_nodes(node)
 
 
 def _filled_in_turn(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:

@@ -21,6 +21,7 @@ from millstream.extract import shown
 from millstream.formats.confluent import HEADER_BYTES, TYPES, id_of
 from millstream.formats.json_values import checked
 from millstream.formats.registry import Registry, Schema, open_registry
+from millstream.importing import importing
 from millstream.limits import RECORD_BYTES_MAX, REGISTRY_REQUESTS_MAX, REGISTRY_SCHEMAS_MAX, REGISTRY_UNKNOWN_S
 from millstream.spec.formats import Format
 
@@ -77,15 +78,15 @@ class Decoder:
                 # The first request that failed cancelled the others; callers expect a single error.
                 raise errors.exceptions[0] from errors
             for schema_id, task in zip(part, tasks, strict=True):
-                self._learn(schema_id, task.result())
+                await self._learn(schema_id, task.result())
 
-    def _learn(self, schema_id: int, schema: Schema | None) -> None:
+    async def _learn(self, schema_id: int, schema: Schema | None) -> None:
         # Garbage may begin with any id, so the cache is bounded. A schema that was evicted is fetched again.
         for remembered in (self._known, self._unusable):
             while len(remembered) >= REGISTRY_SCHEMAS_MAX:
                 del remembered[next(iter(remembered))]
         try:
-            self._known[schema_id] = self._made(schema)
+            self._known[schema_id] = await importing(self._made, schema)
             self._unusable.pop(schema_id, None)
         except ValueError as error:
             self._unusable[schema_id] = (str(error), self._clock.monotonic_s() + REGISTRY_UNKNOWN_S)
@@ -110,13 +111,11 @@ class Decoder:
         wanted = self._settings.reader_schema
         if wanted is None or self._reader is not None:
             return
-        from millstream.formats import avro
-
         schema = await self._registry.schema(wanted)
         try:
             if schema is None or schema.type != "AVRO":
                 raise ValueError("is not known to the registry" if schema is None else f"is of type {schema.type}")
-            self._reader = avro.parsed(schema)
+            self._reader = await importing(_parsed, schema)
         except ValueError as error:
             what = f"{self._where}: `readerSchema`: schema {wanted} {error}"
             raise UserError(codes.TARGET_UNFIT, what) from error
@@ -142,6 +141,12 @@ class Decoder:
         if len(made) > RECORD_BYTES_MAX:
             return ValueError(f"schema {schema_id}: as JSON it has {len(made)} bytes; the limit is {RECORD_BYTES_MAX}")
         return made
+
+
+def _parsed(schema: Schema) -> Any:
+    from millstream.formats import avro
+
+    return avro.parsed(schema)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from millstream.durable import step
 from millstream.errors import UserError
 from millstream.formats.confluent import TYPES, header
 from millstream.formats.registry import Registry, Schema, open_registry
+from millstream.importing import importing
 from millstream.spec.formats import SinkFormat
 from millstream.spec.references import resolve
 
@@ -71,7 +72,7 @@ class Encoder:
             if schema is None or schema.type != wanted:
                 missing = "is not known to the registry"
                 raise ValueError(missing if schema is None else f"is of type {schema.type}, and `format` says {wanted}")
-            return schema_id, header(schema_id), self._made(schema)
+            return schema_id, header(schema_id), await importing(self._made, schema)
         except ValueError as error:
             raise UserError(
                 codes.TARGET_UNFIT, f"{self._where}: `format`: schema {schema_id} of {self._subject!r} {error}"

@@ -4,15 +4,15 @@
 
 A connector is one object in its own folder: `millstream_reader.sources.<name>`, `millstream_writer.sinks.<name>`, or a
 package of a third party (docs/extending.md). `millstream validate` and every vertex of a pipeline that names the
-connector import the module with that object, so the module imports only this one and the modules it names. The modules
-that a connector works with are imported when it is opened.
+connector import the module with that object, so the module imports only this one and the modules it names. `open` and
+`online_findings` import the modules that a connector works with. Both are called in a thread (`millstream.importing`).
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path as FilePath
-from typing import Annotated, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from millstream import codes
 from millstream.limits import FRAME_RECORDS_MAX
@@ -22,6 +22,20 @@ from millstream.spec.rules import Strict
 from millstream.spec.values import Needed, ShapeProblem, SpecModel
 
 S = TypeVar("S", bound=SpecModel)
+
+
+class Unfit(Protocol):
+    """What in a target does not fit the settings."""
+
+    @property
+    def loc(self) -> Path:
+        """Place of the setting, below those of the connector."""
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def expected(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,10 @@ class Place:
     def takes(self, what: Hashable, path: Path) -> bool:
         """Claims a resource; false if another connector has claimed it."""
         return self.taken.setdefault(what, path) == path
+
+    def unfit(self, faults: Iterable[Unfit]) -> list[Finding]:
+        """Findings about a target that does not fit the settings."""
+        return [Finding(codes.TARGET_UNFIT, (*self.path, *fault.loc), fault.what, fault.expected) for fault in faults]
 
 
 class GuaranteeId(Enum):
@@ -132,10 +150,15 @@ class Connector(Generic[S]):
         machine."""
         yield from ()
 
-    async def online_findings(self, settings: S, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: S, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         """Problems with the external system: address, credentials, rights, topics and tables, for `validate --online`.
-        Changes nothing. It has limited time, and raises the same errors as `open`."""
-        return ()
+        Changes nothing. It has limited time, and raises the same errors as `open`. The call itself is made in a thread,
+        so that it can import modules; what it returns runs on the event loop."""
+
+        async def nothing() -> Sequence[Finding]:
+            return ()
+
+        return nothing()
 
     def notes(self, settings: S, path: Path) -> Iterator[tuple[Path, str]]:
         """Notes on valid settings, each with its place; `path` is that of the settings."""

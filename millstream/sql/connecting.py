@@ -24,6 +24,7 @@ from sqlalchemy.pool import NullPool
 from millstream import codes
 from millstream.blocking import ClientThread, open_thread
 from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.importing import importing
 from millstream.limits import SQL_CONNECT_TIMEOUT_S, SQL_LOCK_TIMEOUT_S
 from millstream.spec.references import resolve
 from millstream.sql.settings import SQLITE, SqlDatabase
@@ -106,7 +107,8 @@ class SqlThread:
         Millstream errors."""
         settings = self._settings
         if self._engine is None:
-            self._engine = _engine(settings, self._base_dir, self._where, create=create, writes=writes)
+            base_dir, where = self._base_dir, self._where
+            self._engine = await importing(_engine, settings, base_dir, where, create=create, writes=writes)
         opened: list[Connection] = []
         try:
             async with asyncio.timeout(settings.timeout_s):

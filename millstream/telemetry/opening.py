@@ -14,25 +14,28 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.clock import Clock, SystemClock
 from millstream.endpoints import names_a_user
 from millstream.errors import UserError
+from millstream.importing import importing
 from millstream.statistics import LaneReport, VertexStatistics
 from millstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from millstream.telemetry.export import OtlpReader, PrometheusReader
+    from millstream.telemetry.export import OtlpReader, PrometheusReader, PrometheusText
+    from millstream.telemetry.log_export import LogExport
     from millstream.telemetry.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -139,7 +142,7 @@ async def open_telemetry(
         if _exports("TRACES", environment):
             spans = await stack.enter_async_context(_open_spans(environment))
         if _exports("LOGS", environment):
-            await stack.enter_async_context(_open_logs(_resource(identities, environment), environment))
+            await stack.enter_async_context(_open_logs(identities, environment))
         metrics = None
         if metrics_port or _exports("METRICS", environment):
             endpoint = _Endpoint(metrics_host, metrics_port, not_ready)
@@ -148,41 +151,39 @@ async def open_telemetry(
         yield ProcessTelemetry(spans, metrics)
 
 
-@asynccontextmanager
-async def _open_logs(resource: Resource, environment: Mapping[str, str]) -> AsyncIterator[None]:
+def _log_export(identities: Sequence[Identity], environment: Mapping[str, str]) -> LogExport:
     from millstream.telemetry.log_export import LogExport
 
-    export = LogExport(resource, _timeout_s("LOGS", environment))
-    root = logging.getLogger()
-    root.addHandler(export)
-    try:
-        yield
-    finally:
-        root.removeHandler(export)
-        await run_bounded(export.shut_down, limits.TELEMETRY_FLUSH_TIMEOUT_S)
+    return LogExport(_resource(identities, environment), _timeout_s("LOGS", environment))
 
 
-@asynccontextmanager
-async def _open_spans(environment: Mapping[str, str]) -> AsyncIterator[BatchSpanProcessor]:
-    """The processor that sends the spans of all replicas."""
+def _span_processor(environment: Mapping[str, str]) -> BatchSpanProcessor:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    spans = BatchSpanProcessor(OTLPSpanExporter(timeout=_timeout_s("TRACES", environment)))
-    try:
-        yield spans
-    finally:
-        await run_bounded(spans.shutdown, limits.TELEMETRY_FLUSH_TIMEOUT_S)
+    return BatchSpanProcessor(OTLPSpanExporter(timeout=_timeout_s("TRACES", environment)))
 
 
-@asynccontextmanager
-async def _open_metrics(
+class _Metering(NamedTuple):
+    """The instruments of a process, and their readers."""
+
+    provider: MeterProvider
+    metrics: Metrics
+    prometheus: PrometheusText | None
+    otlp: OtlpReader | None
+    open_endpoint: Callable[[PrometheusText], AbstractAsyncContextManager[None]]
+    loop_lag: Callable[[], Coroutine[Any, Any, None]]
+
+
+def _metering(
     identities: Sequence[Identity], environment: Mapping[str, str], endpoint: _Endpoint, clock: Clock
-) -> AsyncIterator[Metrics]:
+) -> _Metering:
     from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 
+    from millstream.telemetry.endpoint import open_endpoint
     from millstream.telemetry.export import PrometheusText, make_otlp_reader
     from millstream.telemetry.histograms import SCOPE
+    from millstream.telemetry.loop_lag import measure_loop_lag
     from millstream.telemetry.metrics import Metrics
 
     prometheus = PrometheusText() if endpoint.port else None
@@ -199,28 +200,59 @@ async def _open_metrics(
         shutdown_on_exit=False,
     )
     metrics = Metrics(provider.get_meter(SCOPE), clock, [reader.histograms for reader in readers])
-    metrics.register()
-    async with AsyncExitStack() as stack:
-        stack.callback(provider.shutdown)
-        await stack.enter_async_context(_open_loop_lag(metrics, clock))
-        if otlp is not None:
-            await stack.enter_async_context(_open_export(otlp, metrics, _interval_s(environment)))
-        if prometheus is not None:
-            from millstream.telemetry.endpoint import open_endpoint
 
-            text = partial(prometheus.text, metrics)
-            serving = open_endpoint(endpoint.host, endpoint.port, text, endpoint.not_ready, clock)
-            await stack.enter_async_context(serving)
-        yield metrics
+    def serve(text: PrometheusText) -> AbstractAsyncContextManager[None]:
+        return open_endpoint(endpoint.host, endpoint.port, partial(text.text, metrics), endpoint.not_ready, clock)
+
+    return _Metering(
+        provider, metrics, prometheus, otlp, serve, partial(measure_loop_lag, metrics.observe_loop_lag, clock)
+    )
 
 
 @asynccontextmanager
-async def _open_loop_lag(metrics: Metrics, clock: Clock) -> AsyncIterator[None]:
-    """Measures how late this event loop is."""
-    from millstream.telemetry.loop_lag import measure_loop_lag
+async def _open_logs(identities: Sequence[Identity], environment: Mapping[str, str]) -> AsyncIterator[None]:
+    export = await importing(_log_export, identities, environment)
+    root = logging.getLogger()
+    root.addHandler(export)
+    try:
+        yield
+    finally:
+        root.removeHandler(export)
+        await run_bounded(export.shut_down, limits.TELEMETRY_FLUSH_TIMEOUT_S)
 
+
+@asynccontextmanager
+async def _open_spans(environment: Mapping[str, str]) -> AsyncIterator[BatchSpanProcessor]:
+    """The processor that sends the spans of all replicas."""
+    spans = await importing(_span_processor, environment)
+    try:
+        yield spans
+    finally:
+        await run_bounded(spans.shutdown, limits.TELEMETRY_FLUSH_TIMEOUT_S)
+
+
+@asynccontextmanager
+async def _open_metrics(
+    identities: Sequence[Identity], environment: Mapping[str, str], endpoint: _Endpoint, clock: Clock
+) -> AsyncIterator[Metrics]:
+    metering = await importing(_metering, identities, environment, endpoint, clock)
+    metering.metrics.register()
+    async with AsyncExitStack() as stack:
+        stack.callback(metering.provider.shutdown)
+        await stack.enter_async_context(_open_loop_lag(metering))
+        if metering.otlp is not None:
+            exporting = _open_export(metering.otlp, metering.metrics, _interval_s(environment))
+            await stack.enter_async_context(exporting)
+        if metering.prometheus is not None:
+            await stack.enter_async_context(metering.open_endpoint(metering.prometheus))
+        yield metering.metrics
+
+
+@asynccontextmanager
+async def _open_loop_lag(metering: _Metering) -> AsyncIterator[None]:
+    """Measures how late this event loop is."""
     async with open_tasks() as tasks:
-        measuring = tasks.create_task(measure_loop_lag(metrics.observe_loop_lag, clock), name="lag of the event loop")
+        measuring = tasks.create_task(metering.loop_lag(), name="lag of the event loop")
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
 from millstream.aws.settings import AwsService
 from millstream.aws.signing import AwsCredentials, open_credentials, signed_headers
+from millstream.importing import importing
 
 
 class Signer:
@@ -34,4 +35,4 @@ class Signer:
 
 async def open_signer(settings: AwsService, base_dir: Path, where: str) -> Signer:
     """Sends nothing to the service. Raises `UserError` if there are no credentials."""
-    return Signer(settings, await asyncio.to_thread(open_credentials, settings, base_dir, f"{where}: auth.aws"))
+    return Signer(settings, await importing(open_credentials, settings, base_dir, f"{where}: auth.aws"))

@@ -80,4 +80,4 @@ async def test_a_reduce_without_the_packages_it_needs(files: PipelineFiles, tmp_
         places = ("--windows-dir", str(tmp_path / "windows"), "--spark", "unix:/nowhere")
         code, message = await vertex(*options, *places, before=NO_NUMPY)
     assert code == 2
-    assert "this vertex needs numpy, which is not installed here: `pip install 'millstream[reduce]'`" in message
+    assert "this vertex needs the package numpy, which is not installed: `pip install 'millstream[reduce]'`" in message

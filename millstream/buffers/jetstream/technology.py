@@ -5,11 +5,11 @@ Above it: the registry. Below it: everything else in this folder.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream.buffers.jetstream.access_file import files_of, load_access
 from millstream.buffers.jetstream.ledger import jetstream_broker
@@ -100,10 +100,10 @@ class JetStream:
 
         return JetStreamServer(directory, durability=durability, port=port, buffers=buffers)
 
-    async def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> float:
+    def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> Coroutine[Any, Any, float]:
         from millstream.buffers.jetstream.raw_limit import measure_raw_limit
 
-        return await measure_raw_limit(directory, records=records, record_bytes=record_bytes, sync_always=fsync)
+        return measure_raw_limit(directory, records=records, record_bytes=record_bytes, sync_always=fsync)
 
 
 TECHNOLOGY = JetStream()

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 
 from millstream import codes
 from millstream.errors import DamageError, FencedError, MillstreamError, UdfError, UserError
+from millstream.importing import missing_package
 from millstream.telemetry.logging import NOTICE
 
 _log = logging.getLogger(__name__)
-
-_OF_EXTRAS = {"numpy": "reduce", "pyspark": "reduce", "pyarrow": "arrow"}
-"""Packages that only some vertices need, each with the extra of Millstream that installs it."""
 
 
 def is_of_function(error: BaseException) -> bool:
@@ -35,15 +33,9 @@ def report(error: BaseException, *, note: str = "") -> int:
         extra = ({"exception": first.detail} if first.detail else {}) | ({"role": "udf", NOTICE: True} if note else {})
         _log.error("%s%s", first, f"\n{note}" if note else "", extra=extra)
         return first.exit_code
-    if isinstance(first, ModuleNotFoundError) and first.name in _OF_EXTRAS:
-        _log.error(
-            "this vertex needs %s, which is not installed here: `pip install 'millstream[%s]'`, or use an image "
-            "that includes it",
-            first.name,
-            _OF_EXTRAS[first.name],
-            extra={"code": codes.EXTRA_NEEDED.id},
-        )
-        return UserError.exit_code
+    if isinstance(first, ModuleNotFoundError) and (missing := missing_package(first, "this vertex")) is not None:
+        _log.error("%s", missing, extra={"code": missing.code.id})
+        return missing.exit_code
     _log.error("defect: %r", first, exc_info=first, extra={"code": codes.DEFECT.id})
     return MillstreamError.exit_code
 

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from millstream import codes
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import FencedError, MillstreamError, RetryLaterError, UserError
+from millstream.importing import started
 from millstream.ledger.marks import fenced
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.witness import from_messages, given_up_of
@@ -83,7 +84,9 @@ async def open_lane(
         )
     core = await _core(shared, lane, telemetry[lane.vertex], shared.router(shared.graph, lane.vertex))
     try:
-        opened: VertexLane = await kind.open_lane(shared.vertex.settings, LaneOpening(shared, core, telemetry, stack))
+        opened: VertexLane = await started(
+            kind.open_lane, shared.vertex.settings, LaneOpening(shared, core, telemetry, stack)
+        )
     except FencedError as update:
         await shared.ownership.check_known(lane, await shared.ledger(lane.vertex), update)
         raise
@@ -228,10 +231,10 @@ class LaneOpening(StepOpening):
             counters = self.core.followers.setdefault(lane, LaneCounters())
             opening = StepOpening(self.shared, lane, self._telemetry[vertex.name], counters, self.stack)
             if kind.has_output:
-                outlet = ToNext(await kind.open_step(vertex.settings, opening, outlet, number))
+                outlet = ToNext(await started(kind.open_step, vertex.settings, opening, outlet, number))
             else:
                 outlet = ToSink(lane, number)
-                await self._deliver_to(await kind.open_target(vertex.settings, opening, self.core))
+                await self._deliver_to(await started(kind.open_target, vertex.settings, opening, self.core))
         return outlet
 
     def _entered_by(self, edge: Edge) -> str:

@@ -6,18 +6,21 @@ works.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import UserError
 from millstream.extract import Extraction, time_parser
+from millstream.importing import importing, naming_missing_packages
 from millstream.keys import bytes_of_key, former_text_of_key, text_of_key
 from millstream.record import LaneId
 from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.sources import Source
+from millstream.spec.values import SpecModel
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream_reader.connector import SourceConnector, SourceOwner
 from millstream_reader.ids import SeenIds
@@ -52,8 +55,6 @@ async def open_source(
             codes.EXTENSION,
             f"lane {lane}: the source {source.kind} cannot be opened: its object is not a SourceConnector",
         )
-    for one in not_installed(needed_by(source)):
-        raise UserError(codes.EXTRA_NEEDED, f"lane {lane}: the {source.kind} source {one.what}: {one.remedy}")
     extraction = extraction_of(source)
     owner = SourceOwner(
         lane=lane,
@@ -70,14 +71,30 @@ async def open_source(
         ),
     )
     async with AsyncExitStack() as stack:
-        opened = await stack.enter_async_context(connector.open(settings, owner))
+        opened = await stack.enter_async_context(await importing(_origin, source, connector, settings, owner))
         if any(source.formats()):
-            # Imported only here, because it imports an HTTP client.
-            from millstream_reader.sources.decoding import decoding
-
-            decoded = decoding(opened, source, position, base_dir=base_dir, clock=clock, where=f"lane {lane}")
-            opened = await stack.enter_async_context(decoded)
+            opened = await stack.enter_async_context(await importing(_decoding, opened, source, owner))
         yield ExtractingLane(opened, extraction) if extraction.reads_anything and not connector.extracts else opened
+
+
+def _origin(
+    source: Source, connector: SourceConnector[SpecModel], settings: SpecModel, owner: SourceOwner
+) -> AbstractAsyncContextManager[SourceLane]:
+    place = f"lane {owner.lane}: the {source.kind} source"
+    for one in not_installed(needed_by(source)):
+        raise UserError(codes.EXTRA_NEEDED, f"{place} {one.what}: {one.remedy}")
+    # The parser of JSON, which lanes would import at their first records.
+    importlib.import_module("msgspec.json")
+    with naming_missing_packages(place):
+        return connector.open(settings, owner)
+
+
+def _decoding(opened: SourceLane, source: Source, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+    # Imported only here, because it imports an HTTP client.
+    from millstream_reader.sources.decoding import decoding
+
+    where = f"lane {owner.lane}"
+    return decoding(opened, source, owner.position, base_dir=owner.base_dir, clock=owner.clock, where=where)
 
 
 def extraction_of(source: Source) -> Extraction:

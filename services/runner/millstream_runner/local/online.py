@@ -7,13 +7,15 @@ All connectors are checked at once, each with its own time limit, so one that do
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from millstream import codes
 from millstream.errors import MillstreamError
+from millstream.importing import importing, naming_missing_packages
 from millstream.limits import ONLINE_CHECK_TIMEOUT_S
 from millstream.spec.connectors import Place
 from millstream.spec.formats import Format, SinkFormat
@@ -23,12 +25,14 @@ from millstream.spec.problems import Finding, Path
 from millstream.spec.sinks import FallbackSink
 from millstream.spec.sources import Source
 
+_Asking: TypeAlias = Coroutine[Any, Any, Sequence[Finding]]
+
 
 async def online_findings(loaded: Loaded | Partial) -> tuple[int, list[Finding]]:
     """How many sources and sinks were checked, and what they found. Those that lack a package are omitted."""
     taken: dict[Hashable, Path] = {}
-    asked, registries = [], []
-    limits: list[asyncio.Timeout] = []
+    asked: list[_Check] = []
+    registries: list[_Check] = []
     for index, vertex in loaded.sound.items():
         path: Path = ("spec", "vertices", index)
         for placed in vertex.ends:
@@ -36,48 +40,62 @@ async def online_findings(loaded: Loaded | Partial) -> tuple[int, list[Finding]]
             if not list(not_installed((*end.connector.needs(), *needed_by(end.settings)))):
                 here = (*path, vertex.key, *placed.path, end.kind)
                 place = Place(here, path, loaded.base_dir, vertex.replicas, taken)
-                asked.append(_ask(f"`{end.kind}`", place, end.connector.online_findings(end.settings, place), limits))
+                begin = partial(end.connector.online_findings, end.settings, place)
+                asked.append(_Check(f"`{end.kind}`", place, begin))
                 for name, form in end.formats():
                     if not list(not_installed(form.needs())):
                         beside = replace(place, path=(*here[:-1], name))
-                        looking = _look(end, name, form, loaded.base_dir)
-                        registries.append(_ask(f"the schema registry of `{name}`", beside, looking, limits))
-    answers = asyncio.gather(*asked, *registries)
-    # Each begins with its imports, which take seconds on a busy machine. Nothing else runs meanwhile, so no time counts
-    # before all have begun.
-    await asyncio.sleep(0)
-    deadline_s = asyncio.get_running_loop().time() + ONLINE_CHECK_TIMEOUT_S
-    for limit in limits:
-        limit.reschedule(deadline_s)
-    return len(asked), [finding for findings in await answers for finding in findings]
+                        begin = partial(_look, end, name, form, loaded.base_dir)
+                        registries.append(_Check(f"the schema registry of `{name}`", beside, begin))
+    # No time counts before all have imported what they need, which takes seconds on a busy machine.
+    answers = [_answer(check, await importing(_begun, check)) for check in (*asked, *registries)]
+    return len(asked), [finding for findings in await asyncio.gather(*answers) for finding in findings]
 
 
-async def _look(
-    end: Source | FallbackSink, name: str, form: Format | SinkFormat, base_dir: FilePath
-) -> Sequence[Finding]:
+class _Check(NamedTuple):
+    """A source, a sink or a schema registry to ask."""
+
+    name: str
+    place: Place
+    begin: Callable[[], _Asking]
+    """Imports what it needs, and returns the question."""
+
+
+def _begun(check: _Check) -> _Asking:
+    try:
+        with naming_missing_packages(check.name):
+            return check.begin()
+    except MillstreamError as error:
+        return _failed(error)
+
+
+async def _failed(error: MillstreamError) -> Sequence[Finding]:
+    raise error
+
+
+def _look(end: Source | FallbackSink, name: str, form: Format | SinkFormat, base_dir: FilePath) -> _Asking:
     from millstream.formats.looking import look
 
     subject = None
     if isinstance(end, FallbackSink):
         named = end.connector.subject if name == "format" else end.connector.key_subject
         subject = named(end.settings)
-    await look(form, subject or "", base_dir, f"the {end.kind} {end.noun.removeprefix('a ')}")
-    return ()
+
+    async def asking() -> Sequence[Finding]:
+        await look(form, subject or "", base_dir, f"the {end.kind} {end.noun.removeprefix('a ')}")
+        return ()
+
+    return asking()
 
 
-async def _ask(
-    name: str, place: Place, asked: Coroutine[Any, Any, Sequence[Finding]], limits: list[asyncio.Timeout]
-) -> Sequence[Finding]:
-    """What a check has found. Until it is over, its time limit is among `limits`, for the caller to set."""
+async def _answer(check: _Check, asking: _Asking) -> Sequence[Finding]:
+    """What a check has found."""
+    path = check.place.path
     try:
-        async with asyncio.timeout(None) as limit:
-            limits.append(limit)
-            try:
-                return await asked
-            finally:
-                limits.remove(limit)
+        async with asyncio.timeout(ONLINE_CHECK_TIMEOUT_S):
+            return await asking
     except TimeoutError:
-        what = f"{name} gave no answer within {ONLINE_CHECK_TIMEOUT_S:g} s"
-        return (Finding(codes.TARGET_AWAY, place.path, what, "an address where a server answers"),)
+        what = f"{check.name} gave no answer within {ONLINE_CHECK_TIMEOUT_S:g} s"
+        return (Finding(codes.TARGET_AWAY, path, what, "an address where a server answers"),)
     except MillstreamError as error:
-        return (Finding(error.code, place.path, str(error), "a target that can be opened from this machine"),)
+        return (Finding(error.code, path, str(error), "a target that can be opened from this machine"),)

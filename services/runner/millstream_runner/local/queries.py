@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream import codes
+from millstream.importing import importing
 from millstream.limits import MIB
 from millstream.spec.models import Spark, Vertex
 from millstream.spec.problems import Finding, Path
@@ -39,7 +40,7 @@ class Verdict:
     notes: list[tuple[Path, str]] = field(default_factory=list)
 
 
-async def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> Verdict:
+def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> Coroutine[Any, Any, Verdict]:
     """Start a Spark on this machine, whatever Spark the pipeline uses, and ask it. Takes some seconds; used once in a
     process.
 
@@ -50,18 +51,26 @@ async def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> 
     from millstream_reduce.spark.jobs import check
     from millstream_reduce.spark.session import open_session
 
-    # It prints pages of Java stack traces for every wrong query.
-    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="millstream-queries-") as directory:
-        settings = _analysis_settings(spark, FilePath(directory) / "spark")
-        async with open_session(settings) as session:
-            return await verdict_of(vertices, lambda program: session.run(check, program))
+    async def verdict() -> Verdict:
+        # It prints pages of Java stack traces for every wrong query.
+        PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+        with tempfile.TemporaryDirectory(prefix="millstream-queries-") as directory:
+            settings = _analysis_settings(spark, FilePath(directory) / "spark")
+            async with open_session(settings) as session:
+                return await verdict_of(vertices, lambda program: session.run(check, program))
+
+    return verdict()
+
+
+def _sql_program() -> Callable[..., Any]:
+    from millstream_reduce.config import sql_program
+
+    return sql_program
 
 
 async def verdict_of(vertices: Mapping[int, Vertex], check: Check) -> Verdict:
     """Ask about every query of the vertices, which are given by their places in the file."""
-    from millstream_reduce.config import sql_program
-
+    sql_program = await importing(_sql_program)
     verdict = Verdict()
     for index, vertex in vertices.items():
         if vertex.group_by is None or vertex.sql is None:

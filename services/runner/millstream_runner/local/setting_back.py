@@ -10,14 +10,16 @@ Above it: the command line. Below it: ledgers, OT stores and logs of a pipeline 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from millstream import codes
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import UserError
+from millstream.importing import started
 from millstream.ledger.protocol import Broker, Commit, Ledger
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
@@ -121,7 +123,7 @@ class Watermarks:
         mark = mark_pb2.Mark()
         mark.CopyFrom(stored.mark)
         if mark.HasField("reduce"):
-            await self._reopen(ledger, lane, stored.mark, target)
+            await started(self._reopen, ledger, lane, stored.mark, target)
             mark.reduce.closed_us = min(mark.reduce.closed_us, target.closed_us)
         mark.commit_id = uuid4().bytes
         mark.watermark_us = min(mark.watermark_us, target.end_us)
@@ -129,7 +131,7 @@ class Watermarks:
         # What was published since then would still count as a watermark.
         await forget(await self._stores.store(lane.vertex), lane)
 
-    async def _reopen(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, target: Target) -> None:
+    def _reopen(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, target: Target) -> Coroutine[Any, Any, None]:
         """Make the lane's log say up to which time windows are closed, and leave everything else unchanged."""
         # The code for windows takes a while to import, and a pipeline without windows does not need it.
         from millstream_reduce.config import window_config
@@ -141,7 +143,7 @@ class Watermarks:
         assert group_by is not None, "its mark speaks of windows"
         identity = LogIdentity(self._graph.pipeline.name, lane.vertex, lane.partition, mark.epoch, ledger.ledger_id)
         directory = self._windows / lane.vertex / str(lane.partition)
-        await set_log_back(directory, identity, window_config(group_by), progress_of(mark), target.closed_us)
+        return set_log_back(directory, identity, window_config(group_by), progress_of(mark), target.closed_us)
 
 
 def _behind_windows(time_us: int, group_by: GroupBy) -> Target:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -69,29 +69,32 @@ class Reduce(UdfKind):
             )
             yield (*path, "sql", "unsafe"), what
 
-    async def open_lane(self, settings: Udf, opening: LaneOpening) -> VertexLane:
+    def open_lane(self, settings: Udf, opening: LaneOpening) -> Coroutine[Any, Any, VertexLane]:
         # The window engine takes half a second to import, and other vertices do not need it.
         from millstream_reduce.lane.opening import ReduceOpening
 
-        shared = opening.shared
-        reduce = ReduceOpening(
-            resolved=shared.config.resolved,
-            core=opening.core,
-            router=opening.router,
-            policy=opening.retry_policy,
-            function=shared.programs.reduce_address,
-            replica=shared.config.replica,
-            windows_dir=shared.config.windows_dir,
-            engine=shared.config.spark,
-            ledger=shared.ledger,
-            trimmer=shared.trimmer,
-            listen=shared.listen,
-            open_engine=shared.outside.engine,
-            files=shared.outside.files(),
-            queue_limits=shared.outside.queue_limits,
-            rng=shared.rng,
-        )
-        return await reduce.open(opening.stack)
+        async def lane() -> VertexLane:
+            shared = opening.shared
+            reduce = ReduceOpening(
+                resolved=shared.config.resolved,
+                core=opening.core,
+                router=opening.router,
+                policy=opening.retry_policy,
+                function=shared.programs.reduce_address,
+                replica=shared.config.replica,
+                windows_dir=shared.config.windows_dir,
+                engine=shared.config.spark,
+                ledger=shared.ledger,
+                trimmer=shared.trimmer,
+                listen=shared.listen,
+                open_engine=shared.outside.engine,
+                files=shared.outside.files(),
+                queue_limits=shared.outside.queue_limits,
+                rng=shared.rng,
+            )
+            return await reduce.open(opening.stack)
+
+        return lane()
 
 
 REDUCE = Reduce()

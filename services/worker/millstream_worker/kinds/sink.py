@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millstream import codes
 from millstream.errors import UdfError, UserError
+from millstream.importing import started
 from millstream.record import Position
 from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.kinds import PlacedEnd, PlacedProgram, VertexUse
@@ -93,40 +94,46 @@ class SinkVertex(RunnableKind[Sink]):
             promise = settings.in_chain(settings.promise())
             yield from promise.demand_problems(settings.guarantee, ("sink", "guarantee"), holding)
 
-    async def open_lane(self, settings: Sink, opening: LaneOpening) -> VertexLane:
+    def open_lane(self, settings: Sink, opening: LaneOpening) -> Coroutine[Any, Any, VertexLane]:
         from millstream_vertex.sink_lane import SinkVertexLane
         from millstream_writer.delivery import DeliveryLimits
 
-        # Without a position in the target, a write that is cut short by a stop or a crash is repeated, so it gets one
-        # frame. A target that keeps a position benefits from large writes.
-        in_parts = settings.promise().id is not GuaranteeId.TRANSACTIONAL
-        base = await opening.buffer_lane(in_parts=in_parts)
-        mark = opening.core.committer.mark
-        limits = opening.shared.graph.limits_of(opening.lane.vertex)
-        half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
-        ledger = await opening.shared.ledger(opening.lane.vertex)
-        position = _position_of(mark)
-        owner = _owner(opening, mark.epoch, position, ledger.ledger_id, await _held_instead(opening))
-        owner = replace(owner, committed=lambda: _position_of(opening.core.committer.mark))
-        _, delivery = await _opened(settings, opening, owner, half)
-        return SinkVertexLane(base, delivery)
+        async def lane() -> VertexLane:
+            # Without a position in the target, a write that is cut short by a stop or a crash is repeated, so it gets
+            # one frame. A target that keeps a position benefits from large writes.
+            in_parts = settings.promise().id is not GuaranteeId.TRANSACTIONAL
+            base = await opening.buffer_lane(in_parts=in_parts)
+            mark = opening.core.committer.mark
+            limits = opening.shared.graph.limits_of(opening.lane.vertex)
+            half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
+            ledger = await opening.shared.ledger(opening.lane.vertex)
+            position = _position_of(mark)
+            owner = _owner(opening, mark.epoch, position, ledger.ledger_id, await started(_held_instead, opening))
+            owner = replace(owner, committed=lambda: _position_of(opening.core.committer.mark))
+            _, delivery = await started(_opened, settings, opening, owner, half)
+            return SinkVertexLane(base, delivery)
 
-    async def open_target(self, settings: Sink, opening: StepOpening, core: LaneCore) -> Target:
+        return lane()
+
+    def open_target(self, settings: Sink, opening: StepOpening, core: LaneCore) -> Coroutine[Any, Any, Target]:
         from millstream_vertex.to_sink import Target, held_instead
         from millstream_writer.delivery import DeliveryLimits
         from millstream_writer.sink import WholeLane
 
-        mark, ledger = core.committer.mark, await opening.shared.ledger(core.lane.vertex)
-        held = held_instead(core.committer)
-        owner = _owner(opening, mark.epoch, Position(mark.delivered), ledger.ledger_id, held)
-        primary, delivery = await _opened(settings, opening, replace(owner, whole=True), DeliveryLimits())
-        kept = None
-        if primary.durable is not None:
-            if not isinstance(primary, WholeLane):
-                what = f"the sink {settings.kind} keeps a position and does not take whole deliveries"
-                raise UserError(codes.EXTENSION, f"{opening.where}: {what}: it cannot be the end of a chain")
-            kept = primary
-        return Target(opening.lane, delivery, kept, opening.telemetry, opening.counters)
+        async def target() -> Target:
+            mark, ledger = core.committer.mark, await opening.shared.ledger(core.lane.vertex)
+            held = held_instead(core.committer)
+            owner = _owner(opening, mark.epoch, Position(mark.delivered), ledger.ledger_id, held)
+            primary, delivery = await started(_opened, settings, opening, replace(owner, whole=True), DeliveryLimits())
+            kept = None
+            if primary.durable is not None:
+                if not isinstance(primary, WholeLane):
+                    what = f"the sink {settings.kind} keeps a position and does not take whole deliveries"
+                    raise UserError(codes.EXTENSION, f"{opening.where}: {what}: it cannot be the end of a chain")
+                kept = primary
+            return Target(opening.lane, delivery, kept, opening.telemetry, opening.counters)
+
+        return target()
 
 
 def _position_of(mark: Mark) -> Position:
@@ -150,36 +157,39 @@ def _owner(opening: StepOpening, epoch: int, start: Position, run: str, held: He
     )
 
 
-async def _opened(
+def _opened(
     settings: Sink, opening: StepOpening, owner: SinkOwner, limits: DeliveryLimits
-) -> tuple[SinkLane, Delivery]:
+) -> Coroutine[Any, Any, tuple[SinkLane, Delivery]]:
     """Open the sink, and the delivery to it and to its fallback."""
     from millstream_writer.delivery import Delivery
     from millstream_writer.sinks.opening import open_sink
 
-    shared, lane = opening.shared, opening.lane
-    programs = shared.outside.programs_of(lane.vertex)
-    chained = shared.whole.chained_into(lane.vertex)
-    edge = lane.input if chained is None else chained.name
-    envelope = shared.whole.writes_envelopes(edge, settings)
-    owner = replace(owner, envelope=envelope, client=programs.client("sink"))
-    primary = await opening.reached(lambda: open_sink(settings, owner))
-    _check_demand(settings, primary, opening)
-    fallback = None
-    if (instead := settings.fallback) is not None:
-        aside = owner.as_fallback(
-            envelope=shared.whole.writes_envelopes(edge, instead),
-            client=programs.client("fallback"),
+    async def found() -> tuple[SinkLane, Delivery]:
+        shared, lane = opening.shared, opening.lane
+        programs = shared.outside.programs_of(lane.vertex)
+        chained = shared.whole.chained_into(lane.vertex)
+        edge = lane.input if chained is None else chained.name
+        envelope = shared.whole.writes_envelopes(edge, settings)
+        own = replace(owner, envelope=envelope, client=programs.client("sink"))
+        primary = await opening.reached(lambda: open_sink(settings, own))
+        _check_demand(settings, primary, opening)
+        fallback = None
+        if (instead := settings.fallback) is not None:
+            aside = own.as_fallback(
+                envelope=shared.whole.writes_envelopes(edge, instead),
+                client=programs.client("fallback"),
+            )
+            fallback = await opening.reached(lambda: open_sink(instead, aside))
+        delivery = Delivery(
+            *(primary, fallback, opening.retry_policy, limits),
+            where=opening.where,
+            rng=shared.rng,
+            stop_error=UdfError if settings.program is not None else UserError,
+            naming=shared.naming,
         )
-        fallback = await opening.reached(lambda: open_sink(instead, aside))
-    delivery = Delivery(
-        *(primary, fallback, opening.retry_policy, limits),
-        where=opening.where,
-        rng=shared.rng,
-        stop_error=UdfError if settings.program is not None else UserError,
-        naming=shared.naming,
-    )
-    return primary, delivery
+        return primary, delivery
+
+    return found()
 
 
 def _check_demand(settings: Sink, primary: SinkLane, opening: StepOpening) -> None:
@@ -197,15 +207,18 @@ def _check_demand(settings: Sink, primary: SinkLane, opening: StepOpening) -> No
         )
 
 
-async def _held_instead(opening: LaneOpening) -> HeldInstead:
+def _held_instead(opening: LaneOpening) -> Coroutine[Any, Any, HeldInstead]:
     from millstream.ledger.witness import given_up_of
     from millstream.spec.lanes import inputs_of
     from millstream_vertex.past import held_instead
 
-    (buffer,) = inputs_of(opening.graph, opening.lane)
-    return partial(
-        held_instead, await opening.upstream(), buffer, given_up_of(opening.core.committer.mark, buffer.edge)
-    )
+    async def found() -> HeldInstead:
+        (buffer,) = inputs_of(opening.graph, opening.lane)
+        return partial(
+            held_instead, await opening.upstream(), buffer, given_up_of(opening.core.committer.mark, buffer.edge)
+        )
+
+    return found()
 
 
 SINK = SinkVertex()

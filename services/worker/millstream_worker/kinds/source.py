@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from millstream.record import SOURCE_INPUT
@@ -76,42 +76,45 @@ class SourceVertex(RunnableKind[Source]):
         if written.get("onInvalid") == "deadLetter":
             yield ("onInvalid",)
 
-    async def open_lane(self, settings: Source, opening: LaneOpening) -> VertexLane:
+    def open_lane(self, settings: Source, opening: LaneOpening) -> Coroutine[Any, Any, VertexLane]:
         from millstream_reader.sources.opening import open_source
         from millstream_vertex.settings import future_bound, source_watermark
         from millstream_vertex.source_lane import SourceVertexLane
 
-        shared, lane, core = opening.shared, opening.lane, opening.core
-        outlet = await opening.outlet()
-        seen = await opening.seen_ids()
-        source = await opening.reached(
-            lambda: open_source(
-                settings,
-                lane,
-                shared.vertex.partitions,
-                core.committer.mark.position,
-                base_dir=shared.config.resolved.base_dir,
-                clock=shared.clock,
-                udf_client=shared.programs.client("source"),
-                stream_name=opening.name,
-                seen=seen,
-                former_keys=lane.vertex in shared.config.resolved.graph.former_keys,
+        async def lane() -> VertexLane:
+            shared, lane, core = opening.shared, opening.lane, opening.core
+            outlet = await opening.outlet()
+            seen = await opening.seen_ids()
+            source = await opening.reached(
+                lambda: open_source(
+                    settings,
+                    lane,
+                    shared.vertex.partitions,
+                    core.committer.mark.position,
+                    base_dir=shared.config.resolved.base_dir,
+                    clock=shared.clock,
+                    udf_client=shared.programs.client("source"),
+                    stream_name=opening.name,
+                    seen=seen,
+                    former_keys=lane.vertex in shared.config.resolved.graph.former_keys,
+                )
             )
-        )
-        mapper = None
-        if settings.transformer is not None:
-            mapper = await opening.mapper("transformer", FunctionKind.SOURCE_TRANSFORM)
-        watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
-        return SourceVertexLane(
-            *(core, source, mapper, opening.router, outlet),
-            *(watermark, seen, shared.whole.on_invalid(lane.vertex)),
-            pipeline=shared.pipeline,
-            naming=shared.naming,
-            run=(await shared.ledger(lane.vertex)).ledger_id,
-            grows=any(settings.formats()),
-            call_records_max=opening.call_records_max,
-            bound=future_bound(shared.whole, lane.vertex, shared.clock, opening.where),
-        )
+            mapper = None
+            if settings.transformer is not None:
+                mapper = await opening.mapper("transformer", FunctionKind.SOURCE_TRANSFORM)
+            watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
+            return SourceVertexLane(
+                *(core, source, mapper, opening.router, outlet),
+                *(watermark, seen, shared.whole.on_invalid(lane.vertex)),
+                pipeline=shared.pipeline,
+                naming=shared.naming,
+                run=(await shared.ledger(lane.vertex)).ledger_id,
+                grows=any(settings.formats()),
+                call_records_max=opening.call_records_max,
+                bound=future_bound(shared.whole, lane.vertex, shared.clock, opening.where),
+            )
+
+        return lane()
 
 
 SOURCE = SourceVertex()

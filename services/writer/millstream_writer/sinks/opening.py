@@ -5,18 +5,45 @@ Above it: the delivery. Below it: one folder per kind, found by name. It does no
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from millstream import codes
 from millstream.errors import UserError
+from millstream.importing import importing, naming_missing_packages
+from millstream.spec.formats import SinkFormat
 from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.sinks import FallbackSink
+from millstream.spec.values import SpecModel
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
 from millstream_writer.sink import SinkLane
 from millstream_writer.sinks.encoding import Encoders, EncodingLane
 from millstream_writer.sinks.envelope import EnvelopeLane
+
+if TYPE_CHECKING:
+    from millstream.formats.encoding import Encoder
+
+
+def _encoder(form: SinkFormat, subject: str, owner: SinkOwner) -> AbstractAsyncContextManager[Encoder]:
+    # Imported only here, because it imports an HTTP client.
+    from millstream.formats.encoding import open_encoder
+
+    return open_encoder(form, subject, owner.base_dir, owner.where)
+
+
+def _target(
+    spec: FallbackSink, connector: SinkConnector[SpecModel], settings: SpecModel, owner: SinkOwner
+) -> AbstractAsyncContextManager[SinkLane]:
+    place = f"{owner.where}: the {spec.kind} sink"
+    for one in not_installed(needed_by(spec)):
+        raise UserError(codes.EXTRA_NEEDED, f"{place} {one.what}: {one.remedy}")
+    # The parser of JSON, which lanes would import at their first records.
+    importlib.import_module("msgspec.json")
+    with naming_missing_packages(place):
+        return connector.open(settings, owner)
 
 
 @asynccontextmanager
@@ -27,26 +54,20 @@ async def open_sink(spec: FallbackSink, owner: SinkOwner) -> AsyncIterator[SinkL
         raise UserError(
             codes.EXTENSION, f"{owner.where}: the sink {spec.kind} cannot be opened: its object is not a SinkConnector"
         )
-    for one in not_installed(needed_by(spec)):
-        raise UserError(codes.EXTRA_NEEDED, f"{owner.where}: the {spec.kind} sink {one.what}: {one.remedy}")
     form = connector.envelope_form(settings) if owner.envelope else EnvelopeForm.NONE
     async with AsyncExitStack() as stack:
-        if any(spec.formats()):
-            # Imported only here, because it imports an HTTP client.
-            from millstream.formats.encoding import open_encoder
-
-            named = (
+        values, keys = [
+            await stack.enter_async_context(await importing(_encoder, form, subject or "", owner))
+            if form is not None
+            else None
+            for form, subject in (
                 (spec.format, connector.subject(settings)),
                 (spec.key_format, connector.key_subject(settings)),
             )
-            values, keys = [
-                await stack.enter_async_context(open_encoder(form, subject or "", owner.base_dir, owner.where))
-                if form is not None
-                else None
-                for form, subject in named
-            ]
+        ]
+        if any(spec.formats()):
             owner = replace(owner, encoders=Encoders(values, keys))
-        lane = await stack.enter_async_context(connector.open(settings, owner))
+        lane = await stack.enter_async_context(await importing(_target, spec, connector, settings, owner))
         if owner.encoders is not None and lane.durable is None:
             lane = EncodingLane(lane, owner.encoders)
         yield lane if form is EnvelopeForm.NONE else EnvelopeLane(lane, flat=form is EnvelopeForm.COLUMNS)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, unused_problems, url_problem
@@ -62,11 +62,14 @@ class _Delta(SourceConnector[DeltaSource]):
         if is_url(settings.path):
             yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
 
-    async def online_findings(self, settings: DeltaSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: DeltaSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.delta.log import TableLog
 
-        await asyncio.to_thread(TableLog(settings, place.base_dir, "validate").open)
-        return ()
+        async def look() -> Sequence[Finding]:
+            await asyncio.to_thread(TableLog(settings, place.base_dir, "validate").open)
+            return ()
+
+        return look()
 
     def notes(self, settings: DeltaSource, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.store is not None:

@@ -6,9 +6,9 @@ import asyncio
 import codecs
 import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from millstream import codes
 from millstream.objects.settings import ObjectStore, is_url, store_findings, store_notes, unused_problems, url_problem
@@ -170,17 +170,20 @@ class _File(SourceConnector[FileSource]):
                 if not os.access(file, os.R_OK):
                     yield Finding(codes.FILE_UNUSABLE, here, f"{file} cannot be read", "a file that this user may read")
 
-    async def online_findings(self, settings: FileSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: FileSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         if not settings.objects:
-            return ()
+            return super().online_findings(settings, place)
         from millstream_reader.sources.file.buckets import Buckets
 
-        buckets = Buckets(settings.paths, settings.store or ObjectStore(), place.base_dir, "validate")
-        listed = await asyncio.to_thread(buckets.list)
-        if listed or settings.follow:
-            return ()
-        what, expected = "no object matches `paths`", "existing objects, or `follow: true` to wait for them"
-        return (Finding(codes.SOURCE_FILES_MISSING, (*place.path, "paths"), what, expected),)
+        async def look() -> Sequence[Finding]:
+            buckets = Buckets(settings.paths, settings.store or ObjectStore(), place.base_dir, "validate")
+            listed = await asyncio.to_thread(buckets.list)
+            if listed or settings.follow:
+                return ()
+            what, expected = "no object matches `paths`", "existing objects, or `follow: true` to wait for them"
+            return (Finding(codes.SOURCE_FILES_MISSING, (*place.path, "paths"), what, expected),)
+
+        return look()
 
     def notes(self, settings: FileSource, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.store is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -145,11 +145,14 @@ class _HttpPoll(SourceConnector[HttpPollSource]):
     def notes(self, settings: HttpPollSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
-    async def online_findings(self, settings: HttpPollSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: HttpPollSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.http_poll.lane import look
 
-        await look(settings, place.base_dir)
-        return ()
+        async def findings() -> Sequence[Finding]:
+            await look(settings, place.base_dir)
+            return ()
+
+        return findings()
 
     def open(self, settings: HttpPollSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.http_poll.lane import open_http_poll

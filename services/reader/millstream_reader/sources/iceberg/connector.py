@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, closing
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.iceberg.settings import IcebergTable, table_findings, table_notes, table_problems
 from millstream.objects.settings import ObjectStore
@@ -58,12 +58,15 @@ class _Iceberg(SourceConnector[IcebergSource]):
     def local_findings(self, settings: IcebergSource, place: Place) -> Iterator[Finding]:
         yield from table_findings(settings, settings.store, place.path, place.base_dir)
 
-    async def online_findings(self, settings: IcebergSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: IcebergSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.iceberg.snapshots import Snapshots
 
-        with closing(Snapshots(settings, place.base_dir, "validate")) as table:
-            await asyncio.to_thread(table.open)
-        return ()
+        async def look() -> Sequence[Finding]:
+            with closing(Snapshots(settings, place.base_dir, "validate")) as table:
+                await asyncio.to_thread(table.open)
+            return ()
+
+        return look()
 
     def notes(self, settings: IcebergSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from table_notes(settings, settings.store, path)

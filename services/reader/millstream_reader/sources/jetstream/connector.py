@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from millstream import codes
 from millstream.nats.settings import NatsServer, checked_filter, filters_of, overlaps, server_notes
@@ -60,11 +60,14 @@ class _JetStream(SourceConnector[JetStreamSource]):
     def notes(self, settings: JetStreamSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
-    async def online_findings(self, settings: JetStreamSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: JetStreamSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.jetstream.lane import look
 
-        found = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, "stream"), what, expected) for what, expected in found]
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            return [Finding(codes.TARGET_UNFIT, (*place.path, "stream"), what, expected) for what, expected in found]
+
+        return findings()
 
     def open(self, settings: JetStreamSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.jetstream.lane import open_jetstream_source

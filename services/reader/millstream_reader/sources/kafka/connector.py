@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
@@ -69,11 +69,14 @@ class _Kafka(SourceConnector[KafkaSource]):
     def notes(self, settings: KafkaSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from clear_password(settings, path)
 
-    async def online_findings(self, settings: KafkaSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: KafkaSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream.wire.kafka import look_for_topics
 
-        await look_for_topics(settings, settings.topics, place.base_dir, "the kafka source")
-        return ()
+        async def look() -> Sequence[Finding]:
+            await look_for_topics(settings, settings.topics, place.base_dir, "the kafka source")
+            return ()
+
+        return look()
 
     def open(self, settings: KafkaSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.kafka.lane import open_kafka

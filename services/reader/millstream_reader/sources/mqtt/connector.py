@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from millstream import codes
 from millstream.limits import IDS_MAX
@@ -85,11 +85,14 @@ class _Mqtt(SourceConnector[MqttSource]):
     def notes(self, settings: MqttSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)
 
-    async def online_findings(self, settings: MqttSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: MqttSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.mqtt.topic import look
 
-        found = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
+
+        return findings()
 
     def open(self, settings: MqttSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.acknowledged import open_acknowledged

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from millstream.nats.settings import NatsServer, checked_filter, filters_of, overlaps, server_notes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
@@ -57,11 +57,14 @@ class _Nats(SourceConnector[NatsSource]):
     def notes(self, settings: NatsSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
-    async def online_findings(self, settings: NatsSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: NatsSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.nats.stream import look
 
-        await look(settings, place.base_dir)
-        return ()
+        async def findings() -> Sequence[Finding]:
+            await look(settings, place.base_dir)
+            return ()
+
+        return findings()
 
     def open(self, settings: NatsSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.nats.stream import open_nats_source

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from millstream import codes
 from millstream.postgres.settings import PostgresServer, server_findings, server_notes
@@ -122,16 +122,17 @@ class _Postgres(SourceConnector[PostgresSource]):
     def local_findings(self, settings: PostgresSource, place: Place) -> Iterator[Finding]:
         yield from server_findings(settings, place.path, place.base_dir)
 
-    async def online_findings(self, settings: PostgresSource, place: Place) -> Sequence[Finding]:
-        if settings.cdc is not None:
-            from millstream_reader.sources.postgres import catalog
+    def online_findings(self, settings: PostgresSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        from millstream_reader.sources.postgres import catalog, query
 
-            faults = await catalog.look(settings, settings.cdc, place.base_dir)
-        else:
-            from millstream_reader.sources.postgres.query import look
+        async def look() -> Sequence[Finding]:
+            if settings.cdc is not None:
+                faults = await catalog.look(settings, settings.cdc, place.base_dir)
+            else:
+                faults = await query.look(settings, place.base_dir)
+            return place.unfit(faults)
 
-            faults = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
+        return look()
 
     def notes(self, settings: PostgresSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from millstream import codes
 from millstream.errors import UserError
@@ -70,17 +70,22 @@ class _Pubsub(SourceConnector[PubsubSource]):
     def notes(self, settings: PubsubSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from project_notes(settings, path)
 
-    async def online_findings(self, settings: PubsubSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: PubsubSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.pubsub.subscription import look
 
-        try:
-            await look(settings, place.base_dir)
-        except UserError as error:
-            if error.code is not codes.TARGET_UNFIT:
-                raise
-            what = f"there is no subscription {settings.path}"
-            return [Finding(codes.TARGET_UNFIT, (*place.path, "subscription"), what, "an existing pull subscription")]
-        return []
+        async def findings() -> Sequence[Finding]:
+            try:
+                await look(settings, place.base_dir)
+            except UserError as error:
+                if error.code is not codes.TARGET_UNFIT:
+                    raise
+                what = f"there is no subscription {settings.path}"
+                return [
+                    Finding(codes.TARGET_UNFIT, (*place.path, "subscription"), what, "an existing pull subscription")
+                ]
+            return []
+
+        return findings()
 
     def open(self, settings: PubsubSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.acknowledged import open_acknowledged

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from millstream import codes
 from millstream.pulsar.settings import PulsarCluster, cluster_notes, full_name, topic_check
@@ -64,11 +64,14 @@ class _Pulsar(SourceConnector[PulsarSource]):
     def notes(self, settings: PulsarSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from cluster_notes(settings, path)
 
-    async def online_findings(self, settings: PulsarSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: PulsarSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream.pulsar.looking import Looking, look
 
-        found = await look(settings, settings.topics, place.base_dir, Looking())
-        return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, settings.topics, place.base_dir, Looking())
+            return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
+
+        return findings()
 
     def open(self, settings: PulsarSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.pulsar.lane import open_pulsar_source

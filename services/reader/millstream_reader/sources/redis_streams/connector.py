@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from millstream import codes
 from millstream.redis.settings import RedisServer
@@ -63,11 +63,14 @@ class _Redis(SourceConnector[RedisSource]):
     def notes(self, settings: RedisSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)
 
-    async def online_findings(self, settings: RedisSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: RedisSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.redis_streams.lane import look
 
-        found = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, "stream"), what, expected) for what, expected in found]
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            return [Finding(codes.TARGET_UNFIT, (*place.path, "stream"), what, expected) for what, expected in found]
+
+        return findings()
 
     def open(self, settings: RedisSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.redis_streams.lane import open_redis_source

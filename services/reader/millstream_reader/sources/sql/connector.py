@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
@@ -107,11 +107,14 @@ class _Sql(SourceConnector[SqlSource]):
             what = f"there is no file {place.base_dir / settings.file}"
             yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a SQLite database")
 
-    async def online_findings(self, settings: SqlSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: SqlSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.sql.lane import look
 
-        faults = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
+        async def findings() -> Sequence[Finding]:
+            faults = await look(settings, place.base_dir)
+            return place.unfit(faults)
+
+        return findings()
 
     def notes(self, settings: SqlSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from database_notes(settings, path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from millstream import codes
 from millstream.limits import IDS_MAX
@@ -61,11 +61,14 @@ class _Sqs(SourceConnector[SqsSource]):
     def notes(self, settings: SqsSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from queue_notes(settings, path)
 
-    async def online_findings(self, settings: SqsSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: SqsSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream.sqs.look import look
 
-        found = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, "queueUrl"), what, expected) for what, expected in found]
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            return [Finding(codes.TARGET_UNFIT, (*place.path, "queueUrl"), what, expected) for what, expected in found]
+
+        return findings()
 
     def open(self, settings: SqsSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.acknowledged import open_acknowledged

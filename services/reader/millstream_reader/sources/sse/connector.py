@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
@@ -70,11 +70,14 @@ class _Sse(SourceConnector[SseSource]):
     def notes(self, settings: SseSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
-    async def online_findings(self, settings: SseSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: SseSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.sse.stream import look
 
-        await look(settings, place.base_dir)
-        return ()
+        async def findings() -> Sequence[Finding]:
+            await look(settings, place.base_dir)
+            return ()
+
+        return findings()
 
     def open(self, settings: SseSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.sse.stream import open_sse_source

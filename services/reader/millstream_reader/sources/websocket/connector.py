@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
@@ -52,11 +52,14 @@ class _WebSocket(SourceConnector[WebSocketSource]):
     def notes(self, settings: WebSocketSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
-    async def online_findings(self, settings: WebSocketSource, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: WebSocketSource, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_reader.sources.websocket.stream import look
 
-        await look(settings, place.base_dir)
-        return ()
+        async def findings() -> Sequence[Finding]:
+            await look(settings, place.base_dir)
+            return ()
+
+        return findings()
 
     def open(self, settings: WebSocketSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.websocket.stream import open_websocket_source

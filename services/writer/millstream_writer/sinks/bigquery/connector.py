@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.bigquery.settings import BigQueryDataset, BigQueryTableName, dataset_notes
@@ -67,11 +67,14 @@ class _BigQuery(SinkConnector[BigQuerySink]):
             return as_fallback("table")
         return self.promise
 
-    async def online_findings(self, settings: BigQuerySink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: BigQuerySink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.bigquery.lane import look
 
-        faults = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
+        async def findings() -> Sequence[Finding]:
+            faults = await look(settings, place.base_dir)
+            return place.unfit(faults)
+
+        return findings()
 
     def notes(self, settings: BigQuerySink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from dataset_notes(settings, path)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.delta.azurite import azurite_note
@@ -59,11 +59,14 @@ class _Delta(TableConnector[DeltaSink]):
         if is_url(settings.path):
             yield from store_findings(settings.store or ObjectStore(), (*place.path, "store"), place.base_dir)
 
-    async def online_findings(self, settings: DeltaSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: DeltaSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.delta.table import look
 
-        faults = await asyncio.to_thread(look, settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
+        async def findings() -> Sequence[Finding]:
+            faults = await asyncio.to_thread(look, settings, place.base_dir)
+            return place.unfit(faults)
+
+        return findings()
 
     def notes(self, settings: DeltaSink, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.store is not None:

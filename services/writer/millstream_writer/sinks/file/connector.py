@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from millstream import codes
 from millstream.dead_letter import MEMBERS
@@ -170,12 +170,16 @@ class _File(SinkConnector[FileSink]):
         elif not os.access(nearest, os.W_OK | os.X_OK):
             yield Finding(codes.FILE_UNUSABLE, here, f"{nearest} is not writable", "a directory that you may write to")
 
-    async def online_findings(self, settings: FileSink, place: Place) -> Sequence[Finding]:
-        if settings.objects:
-            from millstream_writer.sinks.file.bucket import try_prefix
+    def online_findings(self, settings: FileSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
+        if not settings.objects:
+            return super().online_findings(settings, place)
+        from millstream_writer.sinks.file.bucket import try_prefix
 
+        async def look() -> Sequence[Finding]:
             await asyncio.to_thread(try_prefix, settings.path, settings.store or ObjectStore(), place.base_dir)
-        return ()
+            return ()
+
+        return look()
 
     def notes(self, settings: FileSink, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.store is not None:

@@ -1,4 +1,4 @@
-"""A file sink's lane in an object store: opening, and the directories of its records.
+"""A file sink's lane in an object store: opening.
 
 Above it: the connector. Below it: `lane`, as for a directory, and `bucket`.
 """
@@ -7,36 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 
 from millstream.objects.settings import ObjectStore
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkLane
 from millstream_writer.sinks.file.bucket import LaneBucket
 from millstream_writer.sinks.file.connector import FileSink
-from millstream_writer.sinks.file.lane import FileSinkLane, PartitionOf, format_of
+from millstream_writer.sinks.file.lane import FileSinkLane, format_of
+from millstream_writer.sinks.file.partitions import partitions
 from millstream_writer.sinks.kept import check_kept
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_HOUR_US = 3_600_000_000
-_FORMS = {"year": "%Y", "month": "%m", "day": "%d", "dt": "%Y-%m-%d", "hour": "%H"}
-
-
-def partitions(names: Sequence[str]) -> PartitionOf:
-    """Directories of an event time, in UTC: `dt=2024-01-31/hour=08`."""
-
-    @lru_cache(maxsize=1024)
-    def of_hour(hour: int) -> str:
-        moment = _EPOCH + timedelta(hours=hour)
-        # strftime writes a year before 1000 with fewer digits.
-        texts = {name: moment.strftime(_FORMS[name].replace("%Y", f"{moment.year:04}")) for name in names}
-        return "/".join(f"{name}={texts[name]}" for name in names)
-
-    return lambda time_us: of_hour(time_us // _HOUR_US)
 
 
 @asynccontextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
@@ -61,11 +61,14 @@ class _Http(SinkConnector[HttpSink]):
         )
         return Guarantee(GuaranteeId.IDEMPOTENT, what)
 
-    async def online_findings(self, settings: HttpSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: HttpSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.http.reach import unreachable
 
-        found = await unreachable(settings, place.base_dir)
-        return (Finding(found[0], (*place.path, "url"), *found[1:]),) if found is not None else ()
+        async def look() -> Sequence[Finding]:
+            found = await unreachable(settings, place.base_dir)
+            return (Finding(found[0], (*place.path, "url"), *found[1:]),) if found is not None else ()
+
+        return look()
 
     def notes(self, settings: HttpSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

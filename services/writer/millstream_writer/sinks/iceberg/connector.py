@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.iceberg.settings import IcebergTable, table_findings, table_notes, table_problems
@@ -83,11 +83,14 @@ class _Iceberg(TableConnector[IcebergSink]):
     def local_findings(self, settings: IcebergSink, place: Place) -> Iterator[Finding]:
         yield from table_findings(settings, settings.store, place.path, place.base_dir)
 
-    async def online_findings(self, settings: IcebergSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: IcebergSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.iceberg.table import look
 
-        faults = await asyncio.to_thread(look, settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
+        async def findings() -> Sequence[Finding]:
+            faults = await asyncio.to_thread(look, settings, place.base_dir)
+            return place.unfit(faults)
+
+        return findings()
 
     def notes(self, settings: IcebergSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from table_notes(settings, settings.store, path)

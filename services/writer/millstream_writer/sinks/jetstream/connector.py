@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from millstream import codes
 from millstream.nats.settings import NatsServer, checked_subject, server_notes
@@ -54,11 +54,14 @@ class _JetStream(SinkConnector[JetStreamSink]):
         what = "exactly once: an atomic batch contains records and the position after them, guarded by the previous one"
         return Guarantee(GuaranteeId.TRANSACTIONAL, what)
 
-    async def online_findings(self, settings: JetStreamSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: JetStreamSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.jetstream.target import look
 
-        found = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for loc, what, expected in found]
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for loc, what, expected in found]
+
+        return findings()
 
     def notes(self, settings: JetStreamSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.kafka import KafkaCluster, clear_password
@@ -66,11 +66,14 @@ class _Kafka(SinkConnector[KafkaSink]):
     def notes(self, settings: KafkaSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from clear_password(settings, path)
 
-    async def online_findings(self, settings: KafkaSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: KafkaSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream.wire.kafka import look_for_topics
 
-        await look_for_topics(settings, [settings.topic], place.base_dir, "the kafka sink")
-        return ()
+        async def look() -> Sequence[Finding]:
+            await look_for_topics(settings, [settings.topic], place.base_dir, "the kafka sink")
+            return ()
+
+        return look()
 
     def open(self, settings: KafkaSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.kafka.lane import open_kafka_sink

@@ -16,8 +16,8 @@ import pyarrow as pa
 from millstream.frame import Frame
 from millstream.spec.columns import Column
 from millstream_writer.sinks.file.formats import Converted
-from millstream_writer.sinks.file.objects import partitions
 from millstream_writer.sinks.file.parquet import Parquet
+from millstream_writer.sinks.file.partitions import partitions
 
 
 class TableRows:

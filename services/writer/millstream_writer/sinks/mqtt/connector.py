@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from millstream import codes
 from millstream.mqtt.settings import MqttBroker
@@ -48,12 +48,15 @@ class _Mqtt(SinkConnector[MqttSink]):
     def notes(self, settings: MqttSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)
 
-    async def online_findings(self, settings: MqttSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: MqttSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream.mqtt.link import linked
 
-        async with linked(settings, place.base_dir, "validate --online"):
-            # MQTT has no way to ask whether a client may publish to a topic.
-            return []
+        async def look() -> Sequence[Finding]:
+            async with linked(settings, place.base_dir, "validate --online"):
+                # MQTT has no way to ask whether a client may publish to a topic.
+                return []
+
+        return look()
 
     def open(self, settings: MqttSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.mqtt.lane import open_mqtt_sink

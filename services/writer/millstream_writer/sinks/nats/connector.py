@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from millstream.nats.settings import NatsServer, checked_subject, server_notes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
@@ -39,11 +39,14 @@ class _Nats(SinkConnector[NatsSink]):
     def notes(self, settings: NatsSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
-    async def online_findings(self, settings: NatsSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: NatsSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.nats.lane import look
 
-        await look(settings, place.base_dir)
-        return ()
+        async def findings() -> Sequence[Finding]:
+            await look(settings, place.base_dir)
+            return ()
+
+        return findings()
 
     def open(self, settings: NatsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.nats.lane import open_nats_sink

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
@@ -90,11 +90,14 @@ class _OpenSearch(SinkConnector[OpenSearchSink]):
         what = "exactly once: each write has a version, and OpenSearch refuses one that is older than the document's"
         return Guarantee(GuaranteeId.IDEMPOTENT, what)
 
-    async def online_findings(self, settings: OpenSearchSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: OpenSearchSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.opensearch.lane import look
 
-        await look(settings, place.base_dir)
-        return ()
+        async def findings() -> Sequence[Finding]:
+            await look(settings, place.base_dir)
+            return ()
+
+        return findings()
 
     def notes(self, settings: OpenSearchSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from millstream import codes
 from millstream.postgres.settings import PostgresServer, server_findings, server_notes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
@@ -41,11 +40,14 @@ class _Postgres(SinkConnector[PostgresSink]):
     def local_findings(self, settings: PostgresSink, place: Place) -> Iterator[Finding]:
         yield from server_findings(settings, place.path, place.base_dir)
 
-    async def online_findings(self, settings: PostgresSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: PostgresSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.postgres.target import look
 
-        faults = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
+        async def findings() -> Sequence[Finding]:
+            faults = await look(settings, place.base_dir)
+            return place.unfit(faults)
+
+        return findings()
 
     def notes(self, settings: PostgresSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)

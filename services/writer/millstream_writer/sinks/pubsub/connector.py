@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from millstream import codes
 from millstream.errors import UserError
@@ -49,17 +49,20 @@ class _Pubsub(SinkConnector[PubsubSink]):
     def notes(self, settings: PubsubSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from project_notes(settings, path)
 
-    async def online_findings(self, settings: PubsubSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: PubsubSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.pubsub.lane import look
 
-        try:
-            await look(settings, place.base_dir)
-        except UserError as error:
-            if error.code is not codes.TARGET_UNFIT:
-                raise
-            what = f"there is no topic {settings.path}"
-            return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, "an existing topic")]
-        return []
+        async def findings() -> Sequence[Finding]:
+            try:
+                await look(settings, place.base_dir)
+            except UserError as error:
+                if error.code is not codes.TARGET_UNFIT:
+                    raise
+                what = f"there is no topic {settings.path}"
+                return [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, "an existing topic")]
+            return []
+
+        return findings()
 
     def open(self, settings: PubsubSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.pubsub.lane import open_pubsub_sink

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from millstream import codes
@@ -79,18 +79,21 @@ class _Pulsar(SinkConnector[PulsarSink]):
         if settings.auth is not None and is_open:
             yield (*path, "adminUrl"), "the credentials are sent to the web service unencrypted; https:// encrypts it"
 
-    async def online_findings(self, settings: PulsarSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: PulsarSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream.pulsar.looking import Looking, look
         from millstream_writer.sinks.pulsar.web_service import deduplicates
 
-        topic, looking = settings.full_topic, Looking()
-        found = await look(settings, [topic], place.base_dir, looking)
-        findings = [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
-        if not found and settings.deduplication and await deduplicates(settings, place.base_dir, looking) is False:
-            what = f"the brokers do not deduplicate messages of {topic}"
-            expected = "`pulsar-admin namespaces set-deduplication --enable NAMESPACE`, or `deduplication: false`"
-            findings.append(Finding(codes.TARGET_UNFIT, (*place.path, "deduplication"), what, expected))
-        return findings
+        async def findings() -> Sequence[Finding]:
+            topic, looking = settings.full_topic, Looking()
+            found = await look(settings, [topic], place.base_dir, looking)
+            findings = [Finding(codes.TARGET_UNFIT, (*place.path, "topic"), what, expected) for what, expected in found]
+            if not found and settings.deduplication and await deduplicates(settings, place.base_dir, looking) is False:
+                what = f"the brokers do not deduplicate messages of {topic}"
+                expected = "`pulsar-admin namespaces set-deduplication --enable NAMESPACE`, or `deduplication: false`"
+                findings.append(Finding(codes.TARGET_UNFIT, (*place.path, "deduplication"), what, expected))
+            return findings
+
+        return findings()
 
     def open(self, settings: PulsarSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.pulsar.lane import open_pulsar_sink

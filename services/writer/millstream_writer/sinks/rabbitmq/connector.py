@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from millstream import codes
 from millstream.rabbitmq.settings import RabbitServer
@@ -54,11 +54,14 @@ class _Rabbit(SinkConnector[RabbitSink]):
     def notes(self, settings: RabbitSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)
 
-    async def online_findings(self, settings: RabbitSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: RabbitSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.rabbitmq.lane import look
 
-        found = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for loc, what, expected in found]
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for loc, what, expected in found]
+
+        return findings()
 
     def open(self, settings: RabbitSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.rabbitmq.lane import open_rabbit_sink

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from millstream import codes
 from millstream.redis.settings import RedisServer
@@ -81,12 +81,15 @@ class _Redis(SinkConnector[RedisSink]):
             return "`mode: stream` with `format: record`, or `mode: set`"
         return None
 
-    async def online_findings(self, settings: RedisSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: RedisSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.redis_streams.lane import look
 
-        found = await look(settings, place.base_dir)
-        loc = "stream" if settings.mode == "stream" else "prefix"
-        return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for what, expected in found]
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            loc = "stream" if settings.mode == "stream" else "prefix"
+            return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for what, expected in found]
+
+        return findings()
 
     def notes(self, settings: RedisSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from notes_by_url(settings, path)

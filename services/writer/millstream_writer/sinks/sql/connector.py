@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
@@ -55,21 +55,24 @@ class _Sql(SinkConnector[SqlSink]):
             what = f"there is no file {place.base_dir / settings.file}"
             yield Finding(codes.NO_SUCH_FILE, (*place.path, "url"), what, "a database, or `createTable: true`")
 
-    async def online_findings(self, settings: SqlSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: SqlSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream_writer.sinks.sql.lane import look
 
-        if settings.file is not None and not (place.base_dir / settings.file).exists():
-            # A database that the sink creates does not exist yet; other missing ones were found before.
-            return ()
-        if settings.file is not None:
-            file = place.base_dir / settings.file
-            closed = [path for path in (file, file.parent) if not os.access(path, os.W_OK)]
-            if closed:
-                # SQLite puts a journal beside the database.
-                what, remedy = f"{closed[0]} cannot be written", "a file and a directory that you may write"
-                return [Finding(codes.TARGET_REFUSES, (*place.path, "url"), what, remedy)]
-        faults = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
+        async def findings() -> Sequence[Finding]:
+            if settings.file is not None and not (place.base_dir / settings.file).exists():
+                # A database that the sink creates does not exist yet; other missing ones were found before.
+                return ()
+            if settings.file is not None:
+                file = place.base_dir / settings.file
+                closed = [path for path in (file, file.parent) if not os.access(path, os.W_OK)]
+                if closed:
+                    # SQLite puts a journal beside the database.
+                    what, remedy = f"{closed[0]} cannot be written", "a file and a directory that you may write"
+                    return [Finding(codes.TARGET_REFUSES, (*place.path, "url"), what, remedy)]
+            faults = await look(settings, place.base_dir)
+            return place.unfit(faults)
+
+        return findings()
 
     def notes(self, settings: SqlSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from database_notes(settings, path)

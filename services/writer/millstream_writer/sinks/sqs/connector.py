@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
@@ -43,11 +43,14 @@ class _Sqs(SinkConnector[SqsSink]):
     def notes(self, settings: SqsSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from queue_notes(settings, path)
 
-    async def online_findings(self, settings: SqsSink, place: Place) -> Sequence[Finding]:
+    def online_findings(self, settings: SqsSink, place: Place) -> Coroutine[Any, Any, Sequence[Finding]]:
         from millstream.sqs.look import look
 
-        found = await look(settings, place.base_dir)
-        return [Finding(codes.TARGET_UNFIT, (*place.path, "queueUrl"), what, expected) for what, expected in found]
+        async def findings() -> Sequence[Finding]:
+            found = await look(settings, place.base_dir)
+            return [Finding(codes.TARGET_UNFIT, (*place.path, "queueUrl"), what, expected) for what, expected in found]
+
+        return findings()
 
     def open(self, settings: SqsSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.sqs.lane import open_sqs_sink
