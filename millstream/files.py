@@ -69,6 +69,23 @@ def make_private_directories(path: Path) -> list[Path]:
     return missing[::-1]
 
 
+def directories_to_sync(path: Path) -> list[Path]:
+    """The directories to create, the outermost first, so that `path` survives a loss of power: each is created, and its
+    parent synced, before the next.
+
+    The first one may exist: the process that created it may have ended, or found the disk full, before it synced its
+    parent. So making a directory durable can be repeated.
+    """
+    wanted = []
+    while not path.is_dir():
+        wanted.append(path)
+        path = path.parent
+    if os.access(path.parent, os.R_OK | os.W_OK):
+        # In another directory, this user could not have created it.
+        wanted.append(path)
+    return wanted[::-1]
+
+
 def own_directory(path: Path) -> None:
     """Closes a directory to other users. It may be a link that this user has made.
 

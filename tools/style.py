@@ -296,7 +296,7 @@ def _does_nothing(handler: ast.ExceptHandler) -> bool:
 
 def _imports_of_coroutine(coroutine: ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
     """Imports that block the event loop: not those of functions within it, which may be called in a thread."""
-    inner = list(coroutine.body)
+    inner: list[ast.AST] = list(coroutine.body)
     while inner:
         node = inner.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):

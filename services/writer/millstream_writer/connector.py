@@ -7,10 +7,11 @@ are imported in its `open`.
 
 from __future__ import annotations
 
+import secrets
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -75,6 +76,9 @@ class SinkOwner:
     """The running program of a sink whose settings are a `Program`."""
     committed: Callable[[], Position] | None = None
     """The lane's mark at any later time; None if only `start` is known."""
+    identity: str = field(default_factory=lambda: secrets.token_hex(8))
+    """A new name for each epoch of the lane in a process. A target that has it was taken over by this owner, perhaps by
+    an opening whose answer was lost: then the opening is repeated."""
 
     @property
     def where(self) -> str:

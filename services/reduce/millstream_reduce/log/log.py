@@ -33,7 +33,7 @@ from millstream.errors import (
     StorageFullError,
     UserError,
 )
-from millstream.files import make_private_directories
+from millstream.files import directories_to_sync, make_private_directories
 from millstream.ledger.witness import REPAIR
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
 from millstream.wire.reduce.v1 import wal_pb2
@@ -438,11 +438,10 @@ async def open_log(
 
 def _make_directory(directory: Path, identity: LogIdentity, files: Files) -> None:
     """Create the log's directory and its parents durably."""
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
-        with step("log.directory", identity.vertex):
-            make_private_directories(directory)
-        for path in reversed(missing):
+        for path in directories_to_sync(directory):
+            with step("log.directory", identity.vertex):
+                make_private_directories(path)
             with step("log.directory.sync", identity.vertex):
                 files.sync_directory(path.parent)
     except (FileExistsError, NotADirectoryError) as error:

@@ -36,7 +36,7 @@ from millstream import codes
 from millstream.buffers.technology import Access, Technology
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, UserError
-from millstream.files import PRIVATE_DIRECTORY, create_private, open_private, own_directory
+from millstream.files import PRIVATE_DIRECTORY, create_private, directories_to_sync, open_private, own_directory
 from millstream.json_parser import parse_json
 from millstream.nearest import did_you_mean
 from millstream.sandbox import DATA_DIRECTORIES
@@ -342,11 +342,7 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 def make_private(path: Path) -> None:
     """Durably create a directory that only its owner can read; an existing one keeps its permissions."""
-    missing = []
-    while not path.is_dir():
-        missing.append(path)
-        path = path.parent
-    for directory in reversed(missing):
+    for directory in directories_to_sync(path):
         with step("data.directory"):
             directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         with step("data.directory.sync"):

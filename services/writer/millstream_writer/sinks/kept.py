@@ -40,7 +40,8 @@ class Kept(NamedTuple):
     run: str
     epoch: int
     owner: str
-    """A new name whenever a lane is opened, so that an abandoned connection cannot commit late."""
+    """Begins with the owner's identity. Where an abandoned connection could commit late, a new name follows whenever
+    the lane is opened."""
     position: Position
     frame: str
     """Name of the frame with the last record."""

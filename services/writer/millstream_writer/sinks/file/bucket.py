@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
-from uuid import uuid4
 
 import obstore
 
@@ -58,7 +57,7 @@ class Claim:
     run: str
     epoch: int
     owner: str
-    """A new name whenever the lane is opened."""
+    """Its identity, new for each epoch in a process."""
     after: Sequence[int]
     """The records of the newest file are after this position, up to `end`."""
     end: Sequence[int]
@@ -94,7 +93,7 @@ class LaneBucket:
         self._layout = layout
         self._partitioned = partitioned
         self._owner = owner
-        self._name = uuid4().hex
+        self._name = owner.identity
         run = zlib.crc32(f"{owner.pipeline}/{owner.ledger_id}".encode())
         self._lane = f"{lane_text(owner.name)}.{run:08x}"
         self._claims = self._key(HIDDEN, f"{owner.pipeline}.{lane_text(owner.name)}")
@@ -153,7 +152,7 @@ class LaneBucket:
             )
             if self._claim(claim):
                 break
-            if self._last is not None and self._last.epoch >= owner.epoch:
+            if self._last is not None and self._last.epoch >= owner.epoch and self._last.owner != self._name:
                 raise self._fenced()
         # Here, too, so that lanes that are opened often and write nothing do not leave more and more claims.
         self._remove_old()

@@ -7,7 +7,7 @@
           out.map-out.0.<epoch>/                    one owner of a lane
             0.jsonl                                 unfinished
             0.jsonl=out.map-out.0-…-….jsonl.note    a note: the name this file gets next; in it, its last frame's name
-          out.map-out.0.<epoch>.over/               an owner that was replaced
+          out.map-out.0.<epoch>.over/               an owner that was replaced (.over.1 if the epoch had one before)
 
 A file becomes visible by an atomic rename out of its owner's directory. That directory is the fence: the owner that
 takes the lane over first creates its own, then renames those of earlier epochs. A paused owner finds its directory
@@ -42,7 +42,7 @@ from typing import NamedTuple
 from millstream import codes
 from millstream.durable import step
 from millstream.errors import FencedError, InfrastructureError, RetryLaterError, UserError
-from millstream.files import opened_directory
+from millstream.files import directories_to_sync, opened_directory
 from millstream.record import Position
 from millstream_writer.sinks.file.names import FinishedName, how_far, lane_text
 
@@ -165,9 +165,9 @@ class LaneDirectory:
     def begin(self, extension: str) -> UnfinishedFile:
         """Create an unfinished file. Raises `RetryLaterError` if the disk is full."""
         path = self._own / f"{self._begun}.{extension}"
+        self._begun += 1
         with self._explained("cannot create a file"), step("file_sink.begin", self._owner.vertex):
             descriptor = self._create(path)
-        self._begun += 1
         return UnfinishedFile(path, descriptor)
 
     def append(self, file: UnfinishedFile, data: bytes, partition: str = "") -> int:
@@ -305,10 +305,23 @@ class LaneDirectory:
     def _claim(self) -> None:
         """Fence every earlier owner of the lane, and continue from their notes."""
         if self._own.exists():
-            # The ledger was set back to before that owner: its notes show which files it has made visible.
+            # The ledger was set back to before that owner, whose notes show which files it has made visible; or an
+            # opening under this epoch was cut short.
             self._fence(self._own)
-        with step("file_sink.claim", self._owner.vertex):
-            self._own.mkdir()
+        try:
+            with step("file_sink.claim", self._owner.vertex):
+                self._own.mkdir()
+            self._replace()
+        except OSError:
+            # Its notes are still only copies. What cannot be removed is fenced by the next opening.
+            with contextlib.suppress(OSError):
+                _remove(self._own, self._owner.vertex)
+            raise
+        for path in self._replaced():
+            _remove(path, self._owner.vertex)
+
+    def _replace(self) -> None:
+        """Fence the earlier owners, with our own directory in place."""
         owners = list(self._owners())
         newest = max((epoch for epoch, _ in owners), default=self._owner.epoch)
         if newest > self._owner.epoch:
@@ -331,13 +344,21 @@ class LaneDirectory:
             self._write_note(self._note, noted.frame)
         with step("file_sink.claim.sync", self._owner.vertex):
             _sync_directory(self._run)
-        for path in self._replaced():
-            _remove(path, self._owner.vertex)
 
     def _fence(self, path: Path) -> None:
         """Rename the directory of an owner, so that it can finish no more files."""
-        with contextlib.suppress(FileNotFoundError), step("file_sink.fence", self._owner.vertex):
-            path.rename(path.with_name(path.name + _OVER))
+        fenced, number = path.with_name(path.name + _OVER), 0
+        while True:
+            try:
+                with contextlib.suppress(FileNotFoundError), step("file_sink.fence", self._owner.vertex):
+                    path.rename(fenced)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            # Another owner of this epoch was replaced before, by an opening that did not come to its end.
+            number += 1
+            fenced = path.with_name(f"{path.name}{_OVER}.{number}")
 
     def _noted(self) -> Noted | None:
         """The last file that a replaced owner has certainly made visible, whether or not it still exists."""
@@ -384,7 +405,7 @@ class LaneDirectory:
 
     def _replaced(self) -> list[Path]:
         """Directories of this lane's owners that were replaced."""
-        pattern = re.compile(re.escape(self._lane) + r"\.\d+" + re.escape(_OVER))
+        pattern = re.compile(re.escape(self._lane) + r"\.\d+" + re.escape(_OVER) + r"(\.\d+)?")
         return [path for path in _entries(self._run) if pattern.fullmatch(path.name)]
 
     def _owners(self) -> Iterator[tuple[int, Path]]:
@@ -488,11 +509,7 @@ def is_free(run: Path) -> bool:
 
 def _make_durably(path: Path, vertex: str) -> None:
     """Create a directory and its parents so that they survive a loss of power."""
-    missing = []
-    while not path.is_dir():
-        missing.append(path)
-        path = path.parent
-    for directory in reversed(missing):
+    for directory in directories_to_sync(path):
         with step("file_sink.directory", vertex):
             directory.mkdir(exist_ok=True)
         with step("file_sink.directory.sync", vertex):

@@ -32,7 +32,7 @@ async def open_object_sink(spec: FileSink, owner: SinkOwner) -> AsyncIterator[Si
         file_format = await loop.run_in_executor(worker, format_of, spec)
         kept = await loop.run_in_executor(finisher, bucket.look)
         if kept is not None:
-            await check_kept(owner, kept, bucket.target, bucket.remedy, ours=False)
+            await check_kept(owner, kept, bucket.target, bucket.remedy, ours=kept.owner == owner.identity)
         reached = await loop.run_in_executor(finisher, bucket.take_over)
         lane = FileSinkLane(
             bucket,

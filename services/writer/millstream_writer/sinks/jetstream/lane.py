@@ -90,7 +90,6 @@ class JetStreamKeptLane(KeptLane[Put]):
         self._target = target
         owner = target.owner
         self._subject = f"{target.settings.positions}.{_token(owner.pipeline)}.{_token(owner.name)}"
-        self._identity = uuid4().hex
         self._token = ""
         self._last = -1
         """Sequence of the last position of this owner; negative if it is unknown whether it is still the newest."""
@@ -183,13 +182,13 @@ class JetStreamKeptLane(KeptLane[Put]):
     async def _take_over(self, connection: BrokerConnection) -> None:
         """Fence every earlier owner, and read the position in the target."""
         owner, subject = self._owner, self._target.settings.subject
-        self._token = f"{self._identity}.{uuid4().hex}"
+        self._token = f"{owner.identity}.{uuid4().hex}"
         while True:
             kept, sequence = await self._kept(connection)
             if kept is None and not owner.fallback and self._durable > Position(0):
                 raise self._lost()
             if kept is not None:
-                ours = kept.owner.startswith(self._identity)
+                ours = kept.owner.startswith(self._owner.identity)
                 await check_kept(owner, kept, subject, self._by_hand(), ours=ours)
             reached = owner.start if kept is None else kept.position
             self._last = sequence

@@ -9,7 +9,6 @@ Above it: the file sink's lane, in its worker thread. Below it: the client of a 
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -49,12 +48,18 @@ class LaneTable(ABC, Generic[T]):
         self.target = target
         self.remedy = remedy
         self._application = f"millstream/{owner.pipeline}/{owner.name}"
-        self._name = secrets.randbits(62)
-        """A unique name of this owner."""
+        self._name = int(owner.identity, 16) >> 2
+        """The name of this owner: Delta has signed numbers of 64 bits for it."""
         self._table: T | None = None
         """Position in the state that the next commit is based on; None if it has to be read again."""
         self._position = owner.start
         self._taken_over = False
+        self._was_ours = False
+
+    @property
+    def was_ours(self) -> bool:
+        """Whether an earlier opening of this owner, whose answer was lost, has taken the lane over."""
+        return self._was_ours
 
     # Opening: `look`, then `take_over`.
 
@@ -63,6 +68,7 @@ class LaneTable(ABC, Generic[T]):
         with self._errors():
             table = self._opened()
             kept = self._kept(table)
+            self._was_ours = kept is not None and kept.owner == str(self._name)
             if kept is None or kept.position <= self._owner.start:
                 return kept and kept._replace(position=self._owner.start)
             return self._with_frame(table, kept)

@@ -37,7 +37,7 @@ async def open_table_sink(
     try:
         kept = await loop.run_in_executor(finisher, table.look)
         if kept is not None:
-            await check_kept(owner, kept, table.target, table.remedy, ours=False)
+            await check_kept(owner, kept, table.target, table.remedy, ours=table.was_ours)
         reached = await loop.run_in_executor(finisher, table.take_over)
         yield FileSinkLane(
             table,

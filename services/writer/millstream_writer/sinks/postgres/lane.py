@@ -65,7 +65,6 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
         self._target = Target(settings, self._format.line_of)
         # The names of pipelines and lanes may be longer than the server's limit for this name.
         self._application = f"millstream {zlib.crc32(f'{owner.pipeline}/{owner.name}'.encode()):08x} {owner.name}"[:60]
-        self._identity = uuid4().hex
         self._token = ""
         self._connection: Connection | None = None
 
@@ -165,7 +164,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
     async def _take_over(self, connection: Connection) -> None:
         """Fence every earlier owner, and read the position in the target."""
         # The answer to an earlier attempt may be lost: what it wrote still belongs to this lane.
-        owner, token = self._owner, f"{self._identity}.{uuid4().hex}"
+        owner, token = self._owner, f"{self._owner.identity}.{uuid4().hex}"
         await connection.execute(f"SET lock_timeout TO {int(POSTGRES_LOCK_TIMEOUT_S * 1000)}")
         while True:
             try:
@@ -192,7 +191,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
             kept = await target.kept(connection, owner.pipeline, owner.name)
             assert kept is not None, "this owner or another one has inserted it"
         remedy = f"`DELETE FROM {target.positions} WHERE pipeline = '{owner.pipeline}' AND lane = '{owner.name}'`"
-        await check_kept(owner, kept, table, remedy, ours=kept.owner.startswith(self._identity))
+        await check_kept(owner, kept, table, remedy, ours=kept.owner.startswith(self._owner.identity))
         await target.own(connection, owner.pipeline, owner.name, owner.epoch, token)
         return kept
 

@@ -59,7 +59,6 @@ class RedisSinkLane(KeptLane[Put]):
         super().__init__(owner, REDIS_COMMIT_RECORDS_MAX)
         self._settings = settings
         self._key = position_key(settings, owner.pipeline, owner.name)
-        self._identity = uuid4().hex
         self._token = ""
         self._link: Link | None = None
         self._warned = False
@@ -134,7 +133,7 @@ class RedisSinkLane(KeptLane[Put]):
 
     async def _take_over(self, link: Link) -> None:
         """Fence every earlier owner, and read the position in the target."""
-        owner, token = self._owner, f"{self._identity}.{uuid4().hex}"
+        owner, token = self._owner, f"{self._owner.identity}.{uuid4().hex}"
         fresh = (owner.ledger_id, *owner.start)
         target, remedy = self._settings.target, self._by_hand()
         while True:
@@ -142,7 +141,7 @@ class RedisSinkLane(KeptLane[Put]):
             if kept is None and not owner.fallback and (self._token or owner.start > Position(0)):
                 raise self._lost()
             if kept is not None:
-                await check_kept(owner, kept, target, remedy, ours=kept.owner.startswith(self._identity))
+                await check_kept(owner, kept, target, remedy, ours=kept.owner.startswith(self._owner.identity))
             seen = kept.owner if kept is not None else ""
             with step("redis_sink.take_over", owner.lane.vertex):
                 owned = _kept(await link.run(OWN, [self._key], [seen, token, owner.epoch, *fresh]))

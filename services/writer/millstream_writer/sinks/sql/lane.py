@@ -63,7 +63,6 @@ class SqlSinkLane(RefusableLane[Change]):
         self._way = way
         self._target = Target(settings)
         self._format = SqlFormat(settings)
-        self._identity = uuid4().hex
         self._token = ""
 
     def _convert(self, item: SinkFrame) -> Converted[Change]:
@@ -158,7 +157,7 @@ class SqlSinkLane(RefusableLane[Change]):
         """Fence every earlier owner, and read the position in the target."""
         # The answer to an earlier attempt may be lost: what it wrote still belongs to this lane.
         owner, target, way = self._owner, self._target, self._way
-        token = f"{self._identity}.{uuid4().hex}"
+        token = f"{owner.identity}.{uuid4().hex}"
         await way.run(lambda c: self._show_alive(c, token))
         fresh = Kept(owner.ledger_id, owner.epoch, token, owner.start, "")
         while True:
@@ -176,7 +175,7 @@ class SqlSinkLane(RefusableLane[Change]):
                 else:
                     raise
         remedy = f"`DELETE FROM {target.positions} WHERE pipeline = '{owner.pipeline}' AND lane = '{owner.name}'`"
-        ours = kept.owner.startswith(self._identity)
+        ours = kept.owner.startswith(self._owner.identity)
         await check_kept(owner, kept, self._settings.table, remedy, ours=ours)
         refused = await way.run(lambda c: self._own(c, token))
         self._token = token

@@ -23,7 +23,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple, NoReturn, TypeVar
-from uuid import uuid4
 
 from millstream import codes
 from millstream.clock import MICROSECONDS
@@ -87,7 +86,6 @@ class UdfPositionLane(KeptLane[_Row]):
         super().__init__(owner, _RECORDS_MAX)
         self._client = client
         self._name = f"{owner.pipeline}/{owner.name}"
-        self._identity = uuid4().hex
         self._openings = 0
         self._stored = False
         """Whether the function has confirmed that it stored a position."""
@@ -225,7 +223,7 @@ class UdfPositionLane(KeptLane[_Row]):
             ) from error
 
     async def _check(self, stored: StoredPosition) -> None:
-        await check_kept(self._owner, stored.kept, TARGET, self._remedy, ours=stored.kept.owner == self._identity)
+        await check_kept(self._owner, stored.kept, TARGET, self._remedy, ours=stored.kept.owner == self._owner.identity)
         if self._stored and stored.kept.position < self._durable:
             self._lost(f"is at sequence {stored.kept.position.sequence}, record {stored.kept.position.record_index},")
 
@@ -339,7 +337,7 @@ class UdfPositionLane(KeptLane[_Row]):
                 attempt=part.attempt,
                 traceparent=part.frame.traceparent,
             )
-        kept = Kept(owner.ledger_id, owner.epoch, self._identity, end, frame)
+        kept = Kept(owner.ledger_id, owner.epoch, self._owner.identity, end, frame)
         with step("udsink.flush", owner.lane.vertex):
             await stream.flush(text_of(StoredPosition(kept, self._passed(end))))
         self._stored = True
