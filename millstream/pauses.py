@@ -7,7 +7,9 @@ user's records.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
+from itertools import count
 
 
 class Pauses:
@@ -38,37 +40,56 @@ class Pauses:
         self.next_s = self._first_s
 
 
-_AGAIN_S = 30.0
+REPEATED_AFTER_S = 30.0
+"""A failure that is repeated for this long is reported again."""
+
+
+WAIT = "wait"
+"""Field of the log lines about a failure that has been repeated for a while: its number in this process."""
+WAITS_FOR = "waits_for"
+"""Field of the same: its reason; empty in the line that says that it is over."""
+_numbers = count(1)
 
 
 class RepeatedFailure:
     """A failure that is repeated, and when it deserves a line in the log: at first, when its reason is another one, and
-    after half a minute, a minute, two minutes and so on."""
+    after half a minute, a minute, two minutes and so on. The runner shows those that last, by the fields of the
+    lines."""
 
     def __init__(self) -> None:
         self._why = ""
         self._since_s: float | None = None
         self._again_s = 0.0
+        self._number = 0
+        """0 until it has lasted for a while."""
 
     def line(self, why: str, now_s: float | None = None) -> str:
         """Notes one more failure at this time of a monotonic clock, by default the event loop's. Returns the text to
         log, which says how long this has been going on; empty if that was said a short while ago."""
         now_s = asyncio.get_running_loop().time() if now_s is None else now_s
         if self._since_s is None:
-            self._since_s, self._again_s = now_s, now_s + _AGAIN_S
+            self._since_s, self._again_s = now_s, now_s + REPEATED_AFTER_S
             self._why = why
             return why
         waited_s = now_s - self._since_s
         if now_s >= self._again_s:
-            self._again_s = now_s + max(waited_s, _AGAIN_S)
+            self._again_s = now_s + max(waited_s, REPEATED_AFTER_S)
+            self._number = self._number or next(_numbers)
         elif why == self._why:
             return ""
         self._why = why
         return f"{why} (for {_duration(waited_s)} so far)" if waited_s >= 1.0 else why
 
-    def over(self) -> None:
+    def warn(self, log: logging.Logger, where: str, why: str, *, now_s: float | None = None) -> None:
+        """Notes one more failure, and logs it if that is due. `where` precedes the reason."""
+        if line := self.line(why, now_s):
+            log.warning("%s", f"{where}{line}", extra={WAIT: self._number, WAITS_FOR: why} if self._number else None)
+
+    def over(self, log: logging.Logger, where: str) -> None:
         """An attempt has succeeded."""
-        self._since_s = None
+        if self._number:
+            log.info("%s", f"{where}continues", extra={WAIT: self._number, WAITS_FOR: ""})
+        self._since_s, self._number = None, 0
 
 
 def _duration(seconds: float) -> str:

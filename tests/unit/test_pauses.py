@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
-from millstream.pauses import Pauses, RepeatedFailure, until_next
+from millstream.pauses import WAIT, WAITS_FOR, Pauses, RepeatedFailure, until_next
 
 
 async def test_each_is_twice_as_long_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,5 +52,23 @@ def test_a_failure_that_is_repeated_is_logged_with_its_time_and_not_each_time() 
     }
     assert failure.line("it refuses", 1001.0) == "it refuses (for 16 min 41 s so far)"
     assert not failure.line("it refuses", 1002.0)
-    failure.over()
+    failure.over(logging.getLogger("test"), "")
     assert failure.line("it refuses", 9000.0) == "it refuses"
+
+
+def test_lines_about_a_failure_that_lasts_say_which_one_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    failure, log = RepeatedFailure(), logging.getLogger("test")
+    for now_s in (0.0, 10.0, 30.0):
+        failure.warn(log, "p/out: ", "it is away", now_s=now_s)
+    failure.over(log, "p/out: ")
+    failure.over(log, "p/out: ")
+    first, lasts, over = caplog.records
+    assert not hasattr(first, WAIT)
+    assert (getattr(lasts, WAIT), getattr(lasts, WAITS_FOR)) == (getattr(over, WAIT), "it is away")
+    assert getattr(over, WAITS_FOR) == ""
+    assert [record.getMessage() for record in caplog.records] == [
+        "p/out: it is away",
+        "p/out: it is away (for 30 s so far)",
+        "p/out: continues",
+    ]

@@ -180,10 +180,10 @@ class Queue:
         pauses, full = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S), RepeatedFailure()
         while True:
             try:
-                return await self._log.sync()
+                await self._log.sync()
+                return full.over(_log, f"{self._log.identity}: ")
             except StorageFullError as error:
-                if line := full.line(str(error)):
-                    _log.warning("%s", line)
+                full.warn(_log, "", str(error))
                 await pauses.wait()
 
     async def room(self, timeout_s: float | None = None) -> bool:
@@ -276,10 +276,10 @@ class Queue:
         pauses, full = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S), RepeatedFailure()
         while True:
             try:
-                return await self._log.in_thread(lambda: self._results.write(number, data))
+                await self._log.in_thread(lambda: self._results.write(number, data))
+                return full.over(_log, f"{self._log.identity}: ")
             except StorageFullError as error:
-                if line := full.line(f"{error}; trying again until there is space"):
-                    _log.warning("%s", line)
+                full.warn(_log, "", f"{error}; trying again until there is space")
                 await pauses.wait()
 
     async def read_result(self, number: int) -> bytes | None:

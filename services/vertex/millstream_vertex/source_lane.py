@@ -263,12 +263,11 @@ class SourceVertexLane:
         except RetryLaterError as error:
             self._held_up = True
             place = f"source position {_position_text(position)}" if position else "the beginning"
-            if line := self._failure.line(f"waits to read what follows {place}: {error}"):
-                _log.warning("%s: %s", self._where, line)
+            self._failure.warn(_log, f"{self._where}: ", f"waits to read what follows {place}: {error}")
             await self._away.wait(unless=self._stopping)
             return None
         self._away.begin_again()
-        self._failure.over()
+        self._failure.over(_log, f"{self._where}: ")
         self._held_up = False
         self._busy = batch.frame is not None
         if not self._busy:

@@ -151,11 +151,11 @@ class StepOpening:
             try:
                 found = await ask()
             except RetryLaterError as error:
-                if line := failure.line(str(error)):
-                    _log.warning("%s", line)
+                failure.warn(_log, "", str(error))
                 readiness.waits_for_outside(str(error))
                 await pauses.wait()
             else:
+                failure.over(_log, f"{self.lane}: ")
                 readiness.reached_outside()
                 return found
 

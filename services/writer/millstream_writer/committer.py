@@ -294,6 +294,7 @@ class Committer:
                 await pauses.wait()
                 continue
             break
+        refused.over(log, f"{self._lane}: ")
         self._landed(commit, receipt)
 
     async def prepare(self, units: Sequence[Unit], *, watermark_us: int, delivery: Delivery) -> None:
@@ -343,6 +344,7 @@ class Committer:
                 self._log_delay(refused, f"commit delayed: {error}{self._hint(error)}")
                 await pauses.wait()
                 continue
+            refused.over(log, f"{self._lane}: ")
             self._landed(commit, receipt)
             return
 
@@ -381,6 +383,7 @@ class Committer:
             except RetryLaterError as error:
                 self._log_delay(refused, f"the lane's mark cannot be read: {error}")
                 await pauses.wait()
+        refused.over(log, f"{self._lane}: ")
         own = self._stored.mark
         if stored is not None and stored.mark.epoch > own.epoch:
             raise fenced(self._lane, stored.mark.epoch, own.epoch, stored.mark.owner)
@@ -407,8 +410,7 @@ class Committer:
         return kept
 
     def _log_delay(self, refused: RepeatedFailure, why: str) -> None:
-        if line := refused.line(why):
-            log.warning("%s", line, extra={"lane": str(self._lane)})
+        refused.warn(log, f"{self._lane}: ", why)
 
     def _hint(self, error: RetryLaterError) -> str:
         edges = self._router.keeping_edges

@@ -435,12 +435,11 @@ class Delivery:
 
     def _waits(self, why: str) -> None:
         """Log why the lane waits: each new reason, and again how long it has been waiting."""
-        if line := self._failure.line(f"waiting to retry: {why}"):
-            _log.warning("%s: %s", self._where, line)
+        self._failure.warn(_log, f"{self._where}: ", f"waiting to retry: {why}")
         self._statistics.waiting = why
 
     def _waited(self) -> None:
-        self._failure.over()
+        self._failure.over(_log, f"{self._where}: ")
         self._statistics.waiting = ""
 
 

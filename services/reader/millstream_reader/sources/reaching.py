@@ -44,12 +44,11 @@ class Reaching:
             raise error
         self.is_away = True
         now_s = self._clock.monotonic_s()
-        if line := self._failure.line(f"{error}; retrying", now_s):
-            self._log.warning("%s", line)
+        self._failure.warn(self._log, "", f"{error}; retrying", now_s=now_s)
         self._not_before_s = now_s + self._pauses.take()
 
     def worked(self) -> None:
         """The server has answered: the next failure is logged again, and its first pause is short."""
         self.is_away = False
         self._pauses.begin_again()
-        self._failure.over()
+        self._failure.over(self._log, "the server answers: ")

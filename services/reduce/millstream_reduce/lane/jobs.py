@@ -146,9 +146,9 @@ class HandOverJobs:
             if self._policy.on_failure is OnFailure.RETRY:
                 # Nothing else says why the lane stands.
                 failed = self._named(windows[waiting[0]], failures[waiting[0]])
-                if line := failing.line(f"{failed}; trying again"):
-                    _log.warning("%s", line)
+                failing.warn(_log, "", f"{failed}; trying again")
             await asyncio.sleep(self._policy.backoff.delay_s(attempt, self._rng))
+        failing.over(_log, f"{self._where}: ")
         results.rows = in_order_of_windows(pa.concat_tables(tables))
         return results
 

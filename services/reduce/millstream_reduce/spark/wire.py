@@ -185,11 +185,12 @@ class SparkClient:
         attempt, repeated = 0, RepeatedFailure()
         while True:
             try:
-                return await ask()
+                answer = await ask()
+                repeated.over(_log, "Spark: ")
+                return answer
             except grpc.aio.AioRpcError as error:
                 trouble = self._trouble(error)
-            if line := repeated.line(f"{trouble}; asking again"):
-                _log.warning("%s", line)
+            repeated.warn(_log, "", f"{trouble}; asking again")
             attempt += 1
             await asyncio.sleep(_BACKOFF.delay_s(attempt, self._rng))
 

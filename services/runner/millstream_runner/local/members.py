@@ -13,6 +13,7 @@ from millstream.spec.graph import Graph
 from millstream_runner.local.broker import NAME as BROKER
 from millstream_runner.local.broker import EmbeddedBroker
 from millstream_runner.local.directory import RunningProcess, Runtime
+from millstream_runner.local.formatting import duration_text, shortened
 from millstream_runner.local.processes import identify
 from millstream_runner.local.replica import Failure, worst
 from millstream_runner.local.standard_output import StandardOutput
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _NAMED_MAX = 2
 """The most vertices that are named among those that a start waits for."""
+_REASON_CHARS_MAX = 80
+"""The most characters of a reason why a vertex waits."""
 
 
 class Members:
@@ -92,6 +95,9 @@ class Members:
             words.append(f"restarted {restarts}x")
         if slow_s := self.workers.slow_s(vertex):
             words.append(f"call without answer for {slow_s:.0f} s")
+        waited_s, why = self.workers.waits(vertex)
+        if why and State.RUNNING in found:
+            words.append(f"waiting for {duration_text(waited_s)} ({shortened(why, _REASON_CHARS_MAX)})")
         return ", ".join(words)
 
     def _states_of(self, vertex: str) -> tuple[list[State], int]:

@@ -33,6 +33,7 @@ from millstream_runner.local.directory import RunningProcess
 from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile, process_label
 from millstream_runner.local.replica import Failure, Reports, Supervisor
 from millstream_runner.local.states import State
+from millstream_runner.local.waits import Waits
 from millstream_writer.sinks.log.connector import LogSink
 
 WORKER_MODULE = "millstream_worker"
@@ -144,12 +145,14 @@ class LocalWorker:
         """Replicas whose functions wait for a person."""
         self._slow_since_s: dict[tuple[ReplicaId, str], float] = {}
         """Since when functions have had calls without an answer, by replica and vertex."""
+        self._waits = Waits()
         self._open: set[ReplicaId] = set()
         """Replicas that work in the current process."""
+        self._keep = logs.keep
         self._supervisor = Supervisor(
             plan,
             Reports(
-                keep=logs.keep,
+                keep=self._take_entry,
                 keep_output=logs.keep_output,
                 progress=lambda: {replica.name: hooks.progress(replica) for replica in plan.replicas},
                 lanes_ended=self._have_ended,
@@ -204,6 +207,14 @@ class LocalWorker:
         """How long a function of the vertex has had a call without an answer; 0 if there is no such call, or it is
         not slow."""
         return max((now_s - since_s for (_, name), since_s in self._slow_since_s.items() if name == vertex), default=0)
+
+    def waits(self, vertex: str, now_s: float) -> tuple[float, str]:
+        """As `Waits.longest`."""
+        return self._waits.longest(vertex, now_s)
+
+    def _take_entry(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        self._keep(line, entry)
+        self._waits.take(entry, time.monotonic())
 
     def is_held_up(self, replica: ReplicaId) -> bool:
         """Whether one of its functions waits for a person."""
@@ -260,6 +271,7 @@ class LocalWorker:
         """A new process has started, which does not know about earlier orders."""
         self._held_up.clear()
         self._slow_since_s.clear()
+        self._waits.clear()
         self._open.clear()
         for replica in self._drained - self._over.keys():
             self._supervisor.tell(f"stop {replica}")
@@ -337,6 +349,11 @@ class LocalWorkers:
         """How long a function of the vertex has had a call without an answer; 0 if there is none that is slow."""
         now_s = time.monotonic()
         return max((worker.slow_s(vertex, now_s) for worker in self._workers), default=0.0)
+
+    def waits(self, vertex: str) -> tuple[float, str]:
+        """How long a lane of the vertex has been waiting, and what for; no reason if none has for a while."""
+        now_s = time.monotonic()
+        return max((worker.waits(vertex, now_s) for worker in self._workers), default=(0.0, ""))
 
     def states_of(self, vertex: str) -> tuple[list[State], int]:
         """The states of its replicas, and how often workers that run them were restarted."""
