@@ -63,6 +63,11 @@ class RepeatedFailure:
         self._number = 0
         """0 until it has lasted for a while."""
 
+    @property
+    def lasts(self) -> bool:
+        """Whether it has been repeated for a while."""
+        return self._number > 0
+
     def line(self, why: str, now_s: float | None = None) -> str:
         """Notes one more failure at this time of a monotonic clock, by default the event loop's. Returns the text to
         log, which says how long this has been going on; empty if that was said a short while ago."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from millstream import limits
 from millstream.errors import FencedError, RetryLaterError
+from millstream.pauses import RepeatedFailure
 from millstream.watermark.store import NewEntry, OtStatistics
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -67,6 +68,7 @@ class CoalescingPublisher:
         self._slots: dict[str, _Slot] = {}
         self._running: list[asyncio.Task[None]] = []
         self._closed = False
+        self._failure = RepeatedFailure()
 
     def publish(self, key: str, entry: NewEntry, *, soon: bool) -> None:
         """As `OtStore.publish`."""
@@ -132,6 +134,7 @@ class CoalescingPublisher:
                 continue
             self._statistics.published += 1
             self._statistics.last_error = ""
+            self._failure.over(_log, "watermarks are stored: ")
             if not slot.waiting.is_set():
                 slot.stored.set()
             await _wait_for(slot.hurry, begun_s + self._interval_s - loop.time())
@@ -139,8 +142,9 @@ class CoalescingPublisher:
 
     def _note_failure(self, slot: _Slot, error: RetryLaterError) -> None:
         self._statistics.put_failures += 1
-        if not self._statistics.last_error:
-            _log.warning("lane %s: its watermark could not be stored; retrying: %s", slot.key, error)
+        # One for all lanes: what keeps one from being stored mostly keeps all.
+        if line := self._failure.line("its watermark could not be stored; retrying"):
+            _log.warning("lane %s: %s: %s", slot.key, line, error)
         self._statistics.last_error = str(error)
 
 

@@ -24,6 +24,7 @@ from millstream import codes
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import DamageError, FencedError, RetryLaterError
 from millstream.limits import OT_RETRY_INTERVAL_S
+from millstream.pauses import RepeatedFailure
 from millstream.record import BufferId, LaneId
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
@@ -180,6 +181,7 @@ async def raise_epoch(read: Read, put_after: PutAfter, epoch: int) -> OtEntry | 
     """
     raised: OtEntry | None = None
     before: OtEntry | None = None
+    failure = RepeatedFailure()
     while True:
         try:
             guard, stored = await read()
@@ -193,7 +195,8 @@ async def raise_epoch(read: Read, put_after: PutAfter, epoch: int) -> OtEntry | 
             raised.epoch = epoch
             await put_after(guard, raised)
         except RetryLaterError as error:
-            _log.debug("cannot take over a lane's watermark now: %s", error)
+            if line := failure.line(f"a lane's watermark cannot be taken over now: {error}"):
+                _log.log(logging.WARNING if failure.lasts else logging.DEBUG, "%s", line)
             await asyncio.sleep(OT_RETRY_INTERVAL_S)
         else:
             return before
