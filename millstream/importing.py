@@ -12,7 +12,9 @@ import asyncio
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import ParamSpec, TypeVar
 
 from millstream import codes
@@ -35,7 +37,12 @@ async def importing(call: Callable[P, T], /, *args: P.args, **named: P.kwargs) -
         with _one_at_a_time:
             return call(*args, **named)
 
-    return await asyncio.to_thread(called)
+    # A thread of its own, which ends: those of `asyncio.to_thread` stay.
+    thread = ThreadPoolExecutor(1, thread_name_prefix="importing")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, copy_context().run, called)
+    finally:
+        thread.shutdown(wait=False)
 
 
 async def started(call: Callable[P, Awaitable[T]], /, *args: P.args, **named: P.kwargs) -> T:

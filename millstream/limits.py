@@ -31,6 +31,13 @@ RECORD_BYTES_MAX = 7 * MIB
 JSON_NESTED_MAX = 200
 """Levels of arrays and objects in a JSON text that is parsed. Code that walks through a value needs a few calls for
 each level, and Python allows 1,000 in all."""
+BLOCK_BYTES_MAX = 8 * MIB
+"""Bytes of the texts of rows of which a reader of Parquet, Avro or a table makes JSON at once, unless one row has
+more."""
+CATALOG_ANSWER_BYTES_MAX = 64 * MIB
+"""Bytes of an answer of an Iceberg catalog: it has the metadata of a table with all its snapshots."""
+AVRO_BLOCK_BYTES_MAX = 64 * MIB
+"""Bytes of a block of an Avro file after it was decompressed. Other programs write blocks of 16 KiB to 2 MiB."""
 MESSAGE_BYTES_MAX = 8 * MIB
 """`max_payload` of the broker: one frame is one message."""
 FRAMES_IN_FLIGHT_MAX = 64

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from fastavro import parse_schema
 
+from millstream.formats.avro_blocks import check_items
 from millstream.formats.avro_depth import TOO_DEEP, values_reader
 from millstream.formats.registry import Schema
 from millstream.json_parser import parse_json
@@ -29,7 +30,9 @@ def parsed(schema: Schema) -> Any:
     try:
         for referred in schema.references:
             parse_schema(parse_json(referred.text), named_schemas=named)
-        return parse_schema(parse_json(schema.text), named_schemas=named)
+        made = parse_schema(parse_json(schema.text), named_schemas=named)
+        check_items(made, named)
+        return made
     except Exception as error:  # fastavro raises errors of any kind
         raise ValueError(f"cannot be used: {type(error).__name__}: {error}") from error
 

@@ -51,6 +51,7 @@ from millstream.iceberg.answers import of_catalog, of_files
 from millstream.iceberg.files import DurableFileIO
 from millstream.iceberg.imports import DURABLE, load_nothing_by_name
 from millstream.iceberg.settings import IcebergCatalog, IcebergTable
+from millstream.limits import CATALOG_ANSWER_BYTES_MAX
 from millstream.objects.certificates import distrust
 from millstream.objects.settings import ObjectStore, is_url
 from millstream.spec.references import resolve
@@ -97,7 +98,15 @@ class _Sent(HTTPAdapter):
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
         kwargs["timeout"] = (min(self._timeout_s, _CONNECT_S), self._timeout_s)
+        kwargs["stream"] = True
         answer = super().send(request, *args, **kwargs)
+        contents = bytearray()
+        for part in answer.iter_content(64 * 1024):
+            # It may be compressed.
+            contents += part
+            if len(contents) > CATALOG_ANSWER_BYTES_MAX:
+                raise ValueError(f"an answer of the catalog has more than {CATALOG_ANSWER_BYTES_MAX} bytes")
+        answer._content = bytes(contents)
         if answer.is_redirect:
             to = urlsplit(answer.headers["Location"])
             what = f"the server redirects to {to.scheme}://{to.hostname}" if to.hostname else "the server redirects"

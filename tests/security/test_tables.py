@@ -27,6 +27,7 @@ from millstream.iceberg.catalogs import open_catalog
 from millstream.iceberg.files import DurableFileIO
 from millstream.iceberg.imports import IMPORTING
 from millstream.iceberg.settings import IcebergCatalog
+from millstream.limits import CATALOG_ANSWER_BYTES_MAX
 from millstream.record import Position
 from millstream.wire.certificates import Certificate, make_certificate
 from tests.contract.sinks.sink_targets import iceberg_spec
@@ -245,3 +246,10 @@ async def test_the_authorities_of_a_catalog_are_those_of_the_pipeline_file(
                 await reached(ours, ca)
         with raises(codes.CERTIFICATES, match=r"no-such\.pem"):
             await reached(ours, tmp_path / "no-such.pem")
+
+
+async def test_an_answer_without_end_is_refused(tmp_path: Path) -> None:
+    catalog = Catalog(local_table(tmp_path, {}), {"defaults": {"x": "x" * (CATALOG_ANSWER_BYTES_MAX + 1)}})
+    async with catalog.serve() as address:
+        with raises(codes.TARGET_UNFIT, match=f"more than {CATALOG_ANSWER_BYTES_MAX} bytes"):
+            await rows_of({"rest": address})

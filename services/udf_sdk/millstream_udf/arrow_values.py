@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
+from millstream_udf.arrow_messages import is_compressed
 from millstream_udf.failures import BadOutput
 
 if TYPE_CHECKING:
@@ -134,6 +135,10 @@ def unpacked(column: bytes, count: int) -> pa.RecordBatch:
 
     try:
         with pa.ipc.open_stream(column) as stream:
+            if fault := _fault_of(stream.schema):
+                raise ValueError(f"Arrow columns that do not stand for JSON objects: {fault}")
+            if is_compressed(column):
+                raise ValueError("the values are not Arrow columns: they are compressed")
             rows = stream.read_next_batch()
             rows.validate(full=True)
             more = next(stream, None)
@@ -142,9 +147,7 @@ def unpacked(column: bytes, count: int) -> pa.RecordBatch:
     if rows.num_rows != count:
         raise ValueError(f"a frame with {count} records has {rows.num_rows} rows of Arrow columns")
     if more is not None or rows.nbytes > len(column):
-        raise ValueError("the values are not Arrow columns: several batches, or compressed ones")
-    if fault := _fault_of(rows.schema):
-        raise ValueError(f"Arrow columns that do not stand for JSON objects: {fault}")
+        raise ValueError("the values are not Arrow columns: several batches")
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import os
 import threading
@@ -13,7 +14,9 @@ import pytest
 
 from millstream import codes
 from millstream.errors import DamageError, InfrastructureError
+from millstream.spec.connectors import Place
 from millstream_reader.source import SourceBatch
+from millstream_reader.sources.file.connector import FILE, FileSource
 from tests.contract.sources.lanes import open_lane, read_to_end, records_of, values
 from tests.support.errors import raises
 
@@ -150,3 +153,36 @@ async def test_a_lane_that_is_given_up_leaves_no_file_and_no_thread(tmp_path: Pa
         await asyncio.wait_for(follow(), 0.05)
     assert open_below(tmp_path) == []
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("name", ["m.txt", "m.txt.gz"])
+async def test_lines_that_are_appended_to_files_that_were_read_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    caplog.set_level(logging.WARNING)
+    spec = {"file": {"paths": ["*.txt*"]}}
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    (tmp_path / name).write_bytes(pack(b"one\n"))
+    (tmp_path / "n.txt").write_bytes(b"two\n")
+    async with open_lane(spec, base_dir=tmp_path) as lane:
+        records, _, batches = await read_to_end(lane)
+    assert values(records) == [b"one", b"two"]
+    async with open_lane(spec, batches[-1].position, base_dir=tmp_path) as lane:
+        assert (await read_to_end(lane))[0] == []
+    assert caplog.text == ""
+    with (tmp_path / name).open("ab") as file:
+        file.write(pack(b"more\n"))
+    async with open_lane(spec, batches[-1].position, base_dir=tmp_path) as lane:
+        assert (await read_to_end(lane))[0] == []
+    assert "more now, which are not read" in caplog.text
+    assert "use `follow`" in caplog.text
+
+
+async def test_a_directory_with_characters_of_patterns_in_its_name(tmp_path: Path) -> None:
+    directory = tmp_path / "a[b]*?c"
+    directory.mkdir()
+    (directory / "in.txt").write_text("one\n")
+    settings = FileSource.model_validate({"paths": ["*.txt"]})
+    assert list(FILE.local_findings(settings, Place((), (), directory, 1))) == []
+    async with open_lane({"file": {"paths": ["*.txt"]}}, base_dir=directory) as lane:
+        assert values((await read_to_end(lane))[0]) == [b"one"]

@@ -155,7 +155,9 @@ class _File(SourceConnector[FileSource]):
             return
         for index, pattern in enumerate(settings.paths):
             here = (*place.path, "paths", index)
-            matches = glob.glob(str(place.base_dir / pattern), recursive=True)
+            # The name of the directory is not a pattern, whatever characters it has.
+            names = glob.glob(pattern, root_dir=place.base_dir, recursive=True)
+            matches = [os.path.join(place.base_dir, name) for name in names]
             files = [match for match in matches if os.path.isfile(match)]
             if not files and not settings.follow:
                 only = "directories" if all(map(os.path.isdir, matches)) else "directories and devices"

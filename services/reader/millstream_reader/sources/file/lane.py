@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import DamageError, UserError
+from millstream.plurals import counted
 from millstream.record import LaneId
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.file.disk import FilePatterns, Worker, open_worker
@@ -56,7 +57,8 @@ async def open_files(
         try:
             if body is not None:
                 try:
-                    await files.go_on(body["file"], FileMark(*body["mark"]), body["finished"], body["done"])
+                    mark, read = FileMark(*body["mark"]), body.get("read")
+                    await files.go_on(body["file"], mark, body["finished"], body["done"], read)
                 except (KeyError, TypeError) as error:
                     raise unreadable_position(f"lane {lane}", position, "a file source") from error
             yield files
@@ -101,14 +103,16 @@ class FileSourceLane:
         self._clock = clock
         self._done = 0
         """Number of files of `names` that are finished."""
+        self._read: int | None = 0
+        """Bytes that these files had; None after an earlier version, which did not note it."""
         self._file: SourceFile | None = None
         self._last = ("", FileMark(), False)
         """The newest file that was opened, its mark, and whether it is finished."""
         self._draining = False
 
-    async def go_on(self, name: str, mark: FileMark, finished: bool, done: int) -> None:
+    async def go_on(self, name: str, mark: FileMark, finished: bool, done: int, read: int | None) -> None:
         """Go to a position of an earlier run."""
-        self._last = (name, mark, finished)
+        self._last, self._read = (name, mark, finished), read
         if not name:
             return
         self._done = bisect_right(self._names, name) if finished else bisect_left(self._names, name)
@@ -120,6 +124,15 @@ class FileSourceLane:
                 self._lane,
                 self._done - done,
                 name,
+            )
+        more = sum(self._sizes[: self._done]) - read if read is not None and self._done == done else 0
+        if more > 0:
+            _log.warning(
+                "lane %s: the files that the run has read, up to %s, have %s more now, which are not read. To read "
+                "what is appended to files, use `follow`; to read them again from their start, start over with --fresh",
+                self._lane,
+                name,
+                counted(more, "byte"),
             )
         if not finished:
             if name not in self._names:
@@ -171,13 +184,16 @@ class FileSourceLane:
     def _finish(self, file: SourceFile) -> None:
         self._last = (file.name, file.mark, True)
         self._waiting_bytes -= self._sizes[self._done]
+        if self._read is not None:
+            # What was appended while the file was read may have been read, too.
+            self._read += max(self._sizes[self._done], bytes_read(file))
         self._done += 1
         self.close()
 
     def _position(self) -> bytes:
         name, mark, finished = self._last
         done = self._done
-        body = {"file": name, "mark": mark.pack(), "finished": finished, "done": done}
+        body = {"file": name, "mark": mark.pack(), "finished": finished, "done": done, "read": self._read}
         return pack_position(KIND, self._partitions, body)
 
     def _open(self, name: str, mark: FileMark) -> SourceFile:

@@ -6,11 +6,14 @@ value by value. Above it: sources that read Parquet and lake tables. Below it: p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from json.encoder import encode_basestring
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from millstream.limits import BLOCK_BYTES_MAX, RECORD_BYTES_MAX
 
 _ESCAPED = r'[\x00-\x1f"\\]'
 _Array = Any
@@ -29,6 +32,52 @@ def json_rows(batch: pa.RecordBatch) -> list[bytes]:
     joined = pc.binary_join_element_wise(*parts, _text("}"), _text(""))
     values: list[bytes] = joined.cast(pa.large_binary()).to_pylist()
     return values
+
+
+def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows in parts whose texts and bytes have at most `BLOCK_BYTES_MAX`, or that are one row. Cells that no record
+    could hold are cut: they are too large also then, and are reported as such."""
+    sizes = [size for column in batch.columns if (size := _bytes_of(column)) is not None]
+    if sum(pc.sum(size).as_py() or 0 for size in sizes) <= BLOCK_BYTES_MAX:
+        yield batch
+        return
+    rows = [sum(row) for row in zip(*(pc.fill_null(size, 0).to_pylist() for size in sizes), strict=True)]
+    start, held = 0, 0
+    for row, size in enumerate(rows):
+        if row > start and held + size > BLOCK_BYTES_MAX:
+            yield _cut(batch.slice(start, row - start), held)
+            start, held = row, 0
+        held += size
+    yield _cut(batch.slice(start), held)
+
+
+def _bytes_of(column: _Array) -> _Array | None:
+    """The number of bytes of each text, also of those that a dictionary holds once; None for other columns."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        inner = _bytes_of(column.dictionary)
+        return None if inner is None else inner.cast(pa.int64()).take(column.indices)
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.array([kind.byte_width] * len(column), pa.int64())
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return pc.binary_length(column).cast(pa.int64()) if any(of(kind) for of in texts) else None
+
+
+def _cut(rows: pa.RecordBatch, size: int) -> pa.RecordBatch:
+    """One row that is too large for a record, with its texts shortened."""
+    if rows.num_rows > 1 or size <= 2 * RECORD_BYTES_MAX:
+        return rows
+    return pa.RecordBatch.from_arrays([_cut_cells(column) for column in rows.columns], rows.schema.names)
+
+
+def _cut_cells(column: _Array) -> _Array:
+    if pa.types.is_dictionary(column.type):
+        return pa.DictionaryArray.from_arrays(column.indices, _cut_cells(column.dictionary))
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return pc.utf8_slice_codeunits(column, 0, RECORD_BYTES_MAX)
+    if _bytes_of(column) is not None:
+        return pc.binary_slice(column.cast(pa.large_binary()), 0, RECORD_BYTES_MAX)
+    return column
 
 
 def _text(text: str) -> Any:

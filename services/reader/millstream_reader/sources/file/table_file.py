@@ -25,7 +25,7 @@ from millstream import codes
 from millstream.errors import DamageError
 from millstream.extract import Extraction
 from millstream.frame import build_frame
-from millstream.limits import FRAME_RECORDS_MAX, RECORD_BYTES_MAX
+from millstream.limits import BLOCK_BYTES_MAX, FRAME_RECORDS_MAX, RECORD_BYTES_MAX
 from millstream_reader.source import InvalidRecord
 from millstream_reader.sources.extracting import extract
 from millstream_reader.sources.file.text_file import FileMark, Taken
@@ -33,6 +33,8 @@ from millstream_reader.sources.file.text_file import FileMark, Taken
 HEAD_BYTES = 256
 _TAIL_BYTES = 64
 """Bytes at the end of the file to check: in Parquet, they contain the sizes of all parts."""
+_INNER_ROWS_MIN = 64
+"""Rows of a batch with texts within other columns, however many bytes these have in a group of rows."""
 UNREADABLE = (ValueError, EOFError, LookupError, TypeError, NotImplementedError, struct.error, zlib.error)
 """What the libraries, including Arrow, raise for bytes that are not in their format."""
 _SHOWN_BYTES = 64 * 1024
@@ -181,9 +183,12 @@ def unreadable_file(where: str, named: str, error: BaseException, form: str = "P
 def _parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | None) -> Iterator[list[bytes]]:
     import pyarrow.parquet as pq
 
-    from millstream_reader.sources.file.rows_as_json import json_rows
+    from millstream_reader.sources.file.rows_as_json import bounded, json_rows
 
-    file = pq.ParquetFile(stream)
+    # Column chunks are read in parts, and texts stay in their dictionary: a kilobyte may stand for gigabytes.
+    texts = _texts_of(pq.ParquetFile(stream).schema)
+    stream.seek(0)
+    file = pq.ParquetFile(stream, buffer_size=_READ_BYTES, read_dictionary=texts)
     groups: list[int] = []
     for index in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(index).num_rows
@@ -193,25 +198,56 @@ def _parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | Non
         groups.append(index)
     if not groups:
         return
-    for batch in file.iter_batches(batch_size=FRAME_RECORDS_MAX, row_groups=groups, use_threads=False):
+    rows_max = _rows_at_once(file)
+    for batch in file.iter_batches(batch_size=rows_max, row_groups=groups, use_threads=False):
         behind = min(skipped, batch.num_rows)
         skipped -= behind
         if behind < batch.num_rows:
             rest = batch.slice(behind)
-            yield json_rows(rest if members is None else members(rest))
+            for part in bounded(rest if members is None else members(rest)):
+                yield json_rows(part)
+
+
+def _texts_of(schema: Any) -> list[str]:
+    """Columns of texts and bytes that Arrow can leave in their dictionary: not those within others."""
+    columns = map(schema.column, range(len(schema)))
+    return [one.path for one in columns if one.physical_type == "BYTE_ARRAY" and one.path == one.name]
+
+
+def _rows_at_once(file: Any) -> int:
+    """Rows of a batch, so that it takes a limited amount of memory: a value of a fixed length, and a text within
+    another column, may be in the file once for all rows."""
+    columns = list(map(file.schema.column, range(len(file.schema))))
+    width: int = sum(one.length for one in columns if one.physical_type == "FIXED_LEN_BYTE_ARRAY")
+    rows = BLOCK_BYTES_MAX // max(1, width)
+    inner = [at for at, one in enumerate(columns) if one.physical_type == "BYTE_ARRAY" and one.path != one.name]
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    largest = max((group.column(at).total_uncompressed_size for group in groups for at in inner), default=0)
+    if largest:
+        rows = min(rows, max(_INNER_ROWS_MIN, 8 * BLOCK_BYTES_MAX // largest))
+    return max(1, min(FRAME_RECORDS_MAX, rows))
 
 
 def _avro_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:
+    from millstream.formats.avro_blocks import bound_blocks, check_items
     from millstream.formats.avro_depth import TOO_DEEP, file_reader
 
+    bound_blocks()
+    block: list[bytes] = []
+    size = 0
     try:
-        rows = iter(file_reader(stream))
-        for _ in islice(rows, skipped):
-            pass
-        while block := [as_json(row) for row in islice(rows, FRAME_RECORDS_MAX)]:
-            yield block
+        rows = file_reader(stream)
+        check_items(rows.writer_schema)
+        for row in islice(rows, skipped, None):
+            block.append(as_json(row))
+            size += len(block[-1])
+            if len(block) == FRAME_RECORDS_MAX or size >= BLOCK_BYTES_MAX:
+                yield block
+                block, size = [], 0
     except RecursionError:
         raise ValueError(f"a row cannot be read: {TOO_DEEP}") from None
+    if block:
+        yield block
 
 
 def as_json(value: object) -> bytes:

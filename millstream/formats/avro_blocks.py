@@ -1,0 +1,161 @@
+"""Bounds for the memory that Avro data takes: blocks of files, and items of arrays without bytes.
+
+fastavro decompresses a block as a whole, and makes as many items of an array as the data says. So a small file, or a
+message of a few bytes, could take any amount of memory. Above it: readers of Avro. Below it: fastavro, an extra.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from io import BytesIO
+from typing import IO, Any
+
+import fastavro._read as reading
+from fastavro import _read_py
+
+from millstream.limits import AVRO_BLOCK_BYTES_MAX
+
+Decompress = Callable[[bytes, int], bytes]
+"""Of a block, with the number of bytes that are enough."""
+
+
+@cache
+def bound_blocks() -> None:
+    """From now on, fastavro raises `ValueError` for a block with more bytes than the limit."""
+    _bound(reading.BLOCK_READERS, lambda file: file)
+    # The reader in Python gives its readers of blocks a decoder of the file.
+    in_python: Any = _read_py
+    _bound(in_python.BLOCK_READERS, in_python.BinaryDecoder)
+
+
+def _bound(readers: dict[str, Callable[[Any], Any]], made: Callable[[IO[bytes]], Any]) -> None:
+    """`made`: what the client's own readers of blocks get for a file."""
+    whole: dict[str, Decompress] = {
+        "null": lambda data, enough: data,
+        "deflate": lambda data, enough: zlib.decompressobj(-15).decompress(data, enough),
+        "bzip2": lambda data, enough: bz2.BZ2Decompressor().decompress(data, enough),
+        "xz": lambda data, enough: lzma.LZMADecompressor().decompress(data, enough),
+    }
+    readers.update((codec, _decompressing(decompress)) for codec, decompress in whole.items())
+    # These begin with the length of the contents.
+    readers["snappy"] = _measured(readers["snappy"], made, lambda data: _unsigned(BytesIO(data)))
+    readers["lz4"] = _measured(readers["lz4"], made, lambda data: int.from_bytes(data[:4], "little"))
+    readers["zstandard"] = _measured(readers["zstandard"], made, _of_zstandard)
+
+
+def _decompressing(decompress: Decompress) -> Callable[[Any], BytesIO]:
+    def read(source: Any) -> BytesIO:
+        contents = decompress(_block(getattr(source, "fo", source)), AVRO_BLOCK_BYTES_MAX + 1)
+        _check(len(contents))
+        return BytesIO(contents)
+
+    return read
+
+
+def _measured(
+    read: Callable[[Any], Any], made: Callable[[IO[bytes]], Any], measure: Callable[[bytes], int]
+) -> Callable[[Any], Any]:
+    """The client's own reader, for a block whose contents are not too long."""
+
+    def measured(source: Any) -> Any:
+        data = _block(getattr(source, "fo", source))
+        _check(measure(data))
+        return read(made(BytesIO(_length(len(data)) + data)))
+
+    return measured
+
+
+def _of_zstandard(data: bytes) -> int:
+    import zstandard
+
+    return sum(len(part) for part in _limited(zstandard.ZstdDecompressor().read_to_iter(data, write_size=1 << 20)))
+
+
+def _limited(parts: Any) -> Any:
+    size = 0
+    for part in parts:
+        yield part
+        size += len(part)
+        if size > AVRO_BLOCK_BYTES_MAX:
+            return
+
+
+def _check(size: int) -> None:
+    if size > AVRO_BLOCK_BYTES_MAX:
+        raise ValueError(f"a block has more than {AVRO_BLOCK_BYTES_MAX} bytes when it is decompressed, the limit")
+
+
+def _block(file: IO[bytes]) -> bytes:
+    """The next block, as it is stored."""
+    number = _unsigned(file)
+    size = (number >> 1) ^ -(number & 1)
+    _check(size)
+    if size < 0:
+        raise ValueError("a block has a negative length")
+    return file.read(size)
+
+
+def _unsigned(file: IO[bytes]) -> int:
+    number = shift = 0
+    while True:
+        byte = file.read(1)
+        if not byte or shift > 63:
+            raise EOFError("the file ends in a block")
+        number |= (byte[0] & 0x7F) << shift
+        shift += 7
+        if byte[0] < 0x80:
+            return number
+
+
+def _length(size: int) -> bytes:
+    """As Avro writes it."""
+    number, made = size << 1, bytearray()
+    while number >= 0x80:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    made.append(number)
+    return bytes(made)
+
+
+def check_items(schema: Any, named: Mapping[str, Any] | None = None) -> None:
+    """Raises `ValueError` for a schema with an array whose items take no bytes: its length would be any number.
+
+    `schema`: as fastavro has parsed it, `named`: types of other schemas by their names.
+    """
+    _takes_bytes(schema, dict(named or {}), set())
+
+
+def _takes_bytes(schema: Any, named: dict[str, Any], entered: set[str]) -> bool:
+    """Whether each value of the type takes at least one byte."""
+    if isinstance(schema, str):
+        if schema == "null":
+            return False
+        if schema in named and schema not in entered:
+            return _takes_bytes(named[schema], named, entered)
+        return True
+    if isinstance(schema, list):
+        # The number of the branch takes one.
+        for branch in schema:
+            _takes_bytes(branch, named, entered)
+        return True
+    kind, name = schema.get("type"), schema.get("name")
+    if isinstance(name, str):
+        named[name] = schema
+        entered = entered | {name}
+    if kind == "array":
+        if not _takes_bytes(schema["items"], named, entered):
+            raise ValueError("it has an array with items that take no bytes, whose number nothing limits")
+        return True
+    if kind == "map":
+        _takes_bytes(schema["values"], named, entered)
+        return True
+    if kind in ("record", "error"):
+        # All of them, for the arrays in them.
+        return sum(_takes_bytes(field["type"], named, entered) for field in schema["fields"]) > 0
+    if kind == "fixed":
+        return bool(schema["size"])
+    return True if kind == "enum" else _takes_bytes(kind, named, entered)

@@ -1,0 +1,121 @@
+"""Memory: what a small input stands for is bounded before it is made."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fastavro import _read_py
+
+from millstream.formats.avro_blocks import bound_blocks, check_items
+from millstream.limits import AVRO_BLOCK_BYTES_MAX, MIB
+from millstream_reader.sources.file.rows_as_json import bounded, json_rows
+from millstream_reader.sources.file.table_file import parquet_rows
+from millstream_udf import arrow_values
+
+REPOSITORY = Path(__file__).parents[2]
+GROWTH_MAX_MIB = 4 * AVRO_BLOCK_BYTES_MAX // MIB
+"""By how much a reader may grow: a block of Avro, or the copies of a row that no record could hold."""
+
+
+@pytest.mark.process
+def test_small_inputs_that_stand_for_gigabytes(tmp_path: Path) -> None:
+    for write in (("write",), ()):
+        command = [sys.executable, "-m", "tests.security.small_bombs", str(tmp_path), *write]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=True)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 16 * MIB
+    found = json.loads(done.stdout)
+    said = {name: text for name, (_, text) in found.items()}
+    assert said.pop("parquet") == "1000 rows"
+    assert said.pop("large cell") == "1 rows"
+    assert "they are compressed" in said.pop("arrow")
+    assert "items that take no bytes" in said.pop("items")
+    assert all(f"more than {AVRO_BLOCK_BYTES_MAX} bytes" in text for text in said.values()), said
+    assert {name: grown for name, (grown, _) in found.items() if grown > GROWTH_MAX_MIB} == {}
+
+
+def test_blocks_have_a_limited_number_of_bytes() -> None:
+    texts = pa.array(["a" * MIB, None, "b" * (20 * MIB), *["c" * (3 * MIB)] * 4], pa.string())
+    batch = pa.record_batch({"n": range(len(texts)), "text": texts.dictionary_encode(), "more": texts})
+    parts = [json_rows(part) for part in bounded(batch)]
+    assert [len(part) for part in parts] == [2, 1, 1, 1, 1, 1]
+    values = [json.loads(value) for part in parts for value in part]
+    assert [value["n"] for value in values] == [*range(len(texts))]
+    assert values[0]["text"] == "a" * MIB
+    assert values[1]["text"] is None
+    # A row that no record could hold is still too large for one.
+    assert 7 * MIB < len(parts[1][0]) < 20 * MIB
+    whole = pa.record_batch({"n": [1, 2]})
+    assert list(bounded(whole)) == [whole]
+
+
+def test_texts_in_dictionaries_are_the_same_rows(tmp_path: Path) -> None:
+    columns = {
+        "text": ["a", None, "\u00fc", "a"] * 50,
+        "bytes": [b"a", None, b"\xff", b""] * 50,
+        "nested": [{"list": ["x", None], "text": "y"}, None, {"list": [], "text": None}, {"list": None, "text": "z"}]
+        * 50,
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=30)
+    with (tmp_path / "t.parquet").open("rb") as file:
+        found = [json.loads(value) for block in parquet_rows(file, 3) for value in block]
+    expected = [json.loads(value) for value in json_rows(pa.table(columns).combine_chunks().to_batches()[0])]
+    assert found == expected[3:]
+
+
+@pytest.mark.parametrize(
+    ("items", "valid"),
+    [
+        ("null", False),
+        ({"type": "fixed", "name": "f", "size": 0}, False),
+        ({"type": "record", "name": "e", "fields": []}, False),
+        ({"type": "record", "name": "e", "fields": [{"name": "n", "type": "null"}]}, False),
+        (["null"], True),
+        ("int", True),
+        ({"type": "record", "name": "e", "fields": [{"name": "n", "type": ["null", "e"]}]}, True),
+        ({"type": "array", "items": "null"}, False),
+        ({"type": "map", "values": "null"}, True),
+    ],
+)
+def test_arrays_of_items_without_bytes_are_refused(items: object, *, valid: bool) -> None:
+    schema = {"type": "record", "name": "r", "fields": [{"name": "a", "type": {"type": "array", "items": items}}]}
+    if valid:
+        check_items(schema)
+    else:
+        with pytest.raises(ValueError, match="items that take no bytes"):
+            check_items(schema)
+
+
+@pytest.mark.parametrize("cut", [8, 40, 100, 200])
+def test_columns_that_are_cut_or_changed_are_refused(cut: int) -> None:
+    batch = pa.record_batch({"n": [1, 2], "text": ["a", "b"]})
+    target = pa.BufferOutputStream()
+    with pa.ipc.new_stream(target, batch.schema) as stream:
+        stream.write_batch(batch)
+    column = target.getvalue().to_pybytes()
+    assert arrow_values.unpacked(column, 2).num_rows == 2
+    with pytest.raises(ValueError, match="not Arrow columns"):
+        arrow_values.unpacked(column[:cut], 2)
+    with pytest.raises(ValueError, match=r"not Arrow columns|Arrow columns that do not|rows of Arrow columns"):
+        arrow_values.unpacked(column[:cut] + b"\xff" * (len(column) - cut), 2)
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "xz"])
+@pytest.mark.parametrize("read", [fastavro.reader, _read_py.reader])
+def test_blocks_within_the_limit_are_read(codec: str, read: Callable[[Any], Iterable[Any]]) -> None:
+    bound_blocks()
+    schema = {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}]}
+    file = io.BytesIO()
+    rows = [{"n": n} for n in range(5000)]
+    fastavro.writer(file, schema, rows, codec=codec)
+    file.seek(0)
+    assert list(read(file)) == rows
