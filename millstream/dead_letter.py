@@ -40,6 +40,9 @@ RUN_HEADER = "millstream-dead-letter-run"
 
 DEAD_LETTER_HEADERS = (REASON_HEADER, CODE_HEADER, DETAIL_HEADER, PLACE_HEADER, POSITION_HEADER, RUN_HEADER)
 
+DEAD_LETTER_MARK = b"millstream-dead-letter-"
+"""What all of them begin with, as it appears in a column of headers."""
+
 REASON_BYTES_MAX = 1024
 DETAIL_BYTES_MAX = 8192
 """Limits of those headers: the details that a function gives must not make a record too large to send."""

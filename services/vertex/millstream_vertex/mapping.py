@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from millstream import codes
 from millstream.account import Account
-from millstream.dead_letter import headers_of
+from millstream.dead_letter import DEAD_LETTER_HEADERS, DEAD_LETTER_MARK, headers_of
 from millstream.errors import UdfError, UserError
 from millstream.frame import Frame, build_frame, values_of_arrow
 from millstream.limits import FAILURES_NAMED_MAX, RECORD_BYTES_MAX
@@ -121,6 +121,8 @@ class Mapper:
         self._stream = stream
         self._policy = policy
         self._where = where
+        self._has_said_mark = False
+        """Whether a function that marks dead letters itself was reported."""
         self._has_dead_letter = has_dead_letter
         self._needs_tags = needs_tags
         self._rng = rng
@@ -184,7 +186,7 @@ class Mapper:
             values_column=answer.values,
             arrow_column=answer.arrow,
             keys_column=answer.keys or inherited.keys_column,
-            headers_column=answer.headers or inherited.headers_column,
+            headers_column=self._headers(frame, answer) or inherited.headers_column,
             ids_column=b"",
         )
         if times:
@@ -353,6 +355,24 @@ class Mapper:
         ]
         _log.warning("%s", "\n".join(lines))
 
+    def _headers(self, frame: Frame, answer: MapAnswer) -> bytes:
+        """The headers that the function gave its outputs, without those that would make a dead letter of a record,
+        unless the input has dead letters, which a function may pass on."""
+        if DEAD_LETTER_MARK not in answer.headers or DEAD_LETTER_MARK in frame.headers_column:
+            return answer.headers
+        if not self._has_said_mark:
+            self._has_said_mark = True
+            _log.warning(
+                "%s: the function sets headers of dead letters, which only the vertex sets: they are left out. "
+                "Raise DeadLetter to give up a record, or use other names",
+                self._where,
+            )
+        kept = [
+            {name: value for name, value in headers.items() if name not in DEAD_LETTER_HEADERS}
+            for headers in columns.unpack_headers(answer.headers, answer.records)
+        ]
+        return columns.pack_headers(kept) or columns.pack_no_headers(answer.records)
+
     def _keep_rows(self, frame: Frame, pending: Sequence[int], answer: MapAnswer, attempted: _Attempted) -> None:
         part = frame if len(pending) == frame.records else frame.take(pending)
         failed = {outcome.index for outcome in answer.outcomes}
@@ -361,7 +381,7 @@ class Mapper:
         parents: Sequence[int] = given if given is not None else range(len(values))
         keys = columns.unpack_lists(answer.keys, len(values)) if answer.keys else None
         tags = columns.unpack_lists(answer.tags, len(values))
-        headers = columns.unpack_headers(answer.headers, len(values)) if answer.headers else None
+        headers = columns.unpack_headers(self._headers(part, answer), len(values)) if answer.headers else None
         times = columns.unpack_times(answer.event_times_us) if answer.event_times_us else None
         part_keys, part_headers, part_times = part.keys(), part.headers(), part.event_times_us()
         for place in range(len(pending)):

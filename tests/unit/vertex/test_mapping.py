@@ -46,6 +46,27 @@ def policy(steps: int, on_failure: OnFailure) -> RetryPolicy:
     return RetryPolicy(Backoff(0.0, steps=steps), on_failure)
 
 
+@pytest.mark.parametrize("is_retried", [False, True])
+async def test_a_function_makes_no_dead_letter_by_a_header(is_retried: bool) -> None:
+    failed: list[bytes] = []
+
+    def function(value: bytes) -> Message:
+        if is_retried and not failed:
+            failed.append(value)
+            raise ValueError("once")
+        return Message(value, headers={REASON_HEADER: b"mine", CODE_HEADER: b"MS-1", "h": b"1"})
+
+    plain = frame_of_records([Record(b"a", 0), Record(b"b", 0)], ingest_time_us=5)
+    result = await mapped(function, plain, policy(2, OnFailure.STOP))
+    assert result.frame is not None
+    assert [record.headers for record in result.frame.to_records()] == 2 * [{"h": b"1"}]
+    # Of a dead letter, it may pass them on.
+    letters = frame_of_records([Record(b"a", 0, headers={REASON_HEADER: b"theirs"})], ingest_time_us=5)
+    result = await mapped(function, letters)
+    assert result.frame is not None
+    assert [REASON_HEADER in record.headers for record in result.frame.to_records()] == [True]
+
+
 async def test_outputs_inherit_what_the_function_does_not_say() -> None:
     def function(value: bytes) -> list[bytes | Message]:
         return [value + b"1", Message(value + b"2", keys=["new"], headers={"h": b"2"}, tags=["t"])]
