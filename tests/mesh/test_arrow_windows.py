@@ -97,6 +97,7 @@ async def test_windows_of_columns_hold_what_they_hold_of_json(
 
 
 @pytest.mark.guarantee("I1", "I2", "I3")
+@pytest.mark.sweep
 async def test_a_log_of_columns_is_continued_by_a_program_that_takes_values(
     files: PipelineFiles, tmp_path: Path
 ) -> None:

@@ -88,7 +88,7 @@ async def test_a_chain_gives_what_buffers_give(files: PipelineFiles, tmp_path: P
         assert contents(files) == written
 
 
-@pytest.mark.parametrize("ledger", ["jetstream", "redis"])
+@pytest.mark.parametrize("ledger", ["jetstream", pytest.param("redis", marks=pytest.mark.sweep)])
 @pytest.mark.guarantee("I1", "I2", "I6")
 async def test_a_chain_is_exact_when_its_worker_its_functions_and_its_broker_are_killed(
     files: PipelineFiles, tmp_path: Path, ledger: str

@@ -65,6 +65,7 @@ async def test_what_the_template_refuses_comes_back_when_it_is_put_right(tmp_pat
 
 
 @pytest.mark.guarantee("I1")
+@pytest.mark.sweep
 async def test_a_replay_that_dies_anywhere_and_is_made_again_puts_back_each_record_once(
     files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

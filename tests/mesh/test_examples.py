@@ -21,8 +21,13 @@ pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY or "they are there")
 @pytest.mark.parametrize(
     ("example", "option", "says"),
     [
-        ("kafka-to-postgres", "--orders=1000", "orders: 1000 of 1000 rows, 0 of them wrong"),
-        ("kafka-to-delta", "--orders=2000", "sales: 150 of 150 rows, 0 of them wrong"),
+        pytest.param(
+            *("kafka-to-postgres", "--orders=1000", "orders: 1000 of 1000 rows, 0 of them wrong"),
+            marks=pytest.mark.sweep,
+        ),
+        pytest.param(
+            *("kafka-to-delta", "--orders=2000", "sales: 150 of 150 rows, 0 of them wrong"), marks=pytest.mark.sweep
+        ),
         ("cdc-to-kafka", "--customers=1000", "rows, and the table has 1351"),
     ],
 )

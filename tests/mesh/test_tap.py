@@ -43,7 +43,7 @@ def missed(seen: Ended) -> int:
 
 @pytest.mark.guarantee("I1", "I2")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("ledger", ["jetstream", "redis"])
+@pytest.mark.parametrize("ledger", ["jetstream", pytest.param("redis", marks=pytest.mark.sweep)])
 async def test_a_tap_has_no_effect_even_if_it_is_stopped_or_killed(
     files: PipelineFiles, tmp_path: Path, ledger: str
 ) -> None:
