@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +309,36 @@ async def test_a_wrong_password_is_refused(database: MariaDatabase) -> None:
     with raises(codes.TARGET_REFUSES, "Access denied"):
         async with open_sink(spec(database, "insert", user=LOCKED, password="wr0ng"), sink_owner(2)):
             pass
+
+
+async def test_values_of_every_type_arrive_as_they_are(mariadb: MariaServer) -> None:
+    database = mariadb.database()
+    kinds = {
+        "n": ("INT PRIMARY KEY", ["1", "2", "3"]),
+        "exact": (
+            "DECIMAL(65, 30)",
+            ["12345678901234567890123456789012345.123456789012345678901234567890", "-1e-30", "7"],
+        ),
+        "whole": ("BIGINT", ["-9223372036854775808", "9223372036854775807", "9007199254740993"]),
+        "positive": ("BIGINT UNSIGNED", ["18446744073709551615", "0", "1"]),
+        "near": ("DOUBLE", ["0.1", "1.7976931348623157e308", "-5e-324"]),
+        "word": ("VARCHAR(60)", ["12345678901234567.8900", '"Kö\\ud83d\\ude00"', '""']),
+        "doc": ("TEXT", ['{"a":[1234567890123456789.12345678901234567890]}', "1e3", "null"]),
+    }
+    database.execute(
+        f"CREATE TABLE kinds ({', '.join(f'{name} {kind}' for name, (kind, _) in kinds.items())}) CHARSET utf8mb4"
+    )
+    records = [
+        "{" + ",".join(f'"{name}":{values[row]}' for name, (_, values) in kinds.items()) + "}" for row in range(3)
+    ]
+    columns = [{"name": name} for name in kinds]
+    settings = {**database.settings, "table": "kinds", "mode": "insert", "columns": columns}
+    async with open_sink(FallbackSink.model_validate({"sql": settings}), sink_owner(1)) as lane:
+        result = await lane.write([sink_frame([record.encode() for record in records], 1)], Position(1))
+        assert not any(result.failures)
+    first, second, third = database.rows("SELECT exact, whole, positive, near, word, doc FROM kinds ORDER BY n")
+    exact = Decimal("12345678901234567890123456789012345.123456789012345678901234567890")
+    document = '{"a":[1234567890123456789.12345678901234567890]}'
+    assert first == (exact, -(2**63), 2**64 - 1, 0.1, "12345678901234567.8900", document)
+    assert second == (Decimal("-1e-30"), 2**63 - 1, 0, 1.7976931348623157e308, "Kö\U0001f600", "1000")
+    assert third == (Decimal(7), 2**53 + 1, 1, -5e-324, "", None)
