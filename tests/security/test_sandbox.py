@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -545,7 +546,7 @@ def test_nothing_that_a_sandbox_writes_is_on_the_host_or_open_to_another_user(
         other.listen()
         assert running.stdout is not None
         assert running.stderr is not None
-        printed = list(iter(running.stdout.readline, "ready\n"))
+        printed = list(takewhile(lambda line: line != "ready\n", running.stdout))
         # The way to its sockets is open to us alone, and leads to nothing else.
         assert printed == [".. Read-only file system\n"]
         assert os.path.islink(sockets)
