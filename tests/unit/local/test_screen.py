@@ -248,11 +248,12 @@ def test_quiet_shows_messages_only() -> None:
 def test_a_terminal_that_has_gone_away_does_not_stop_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    monkeypatch.setattr(sys, "stderr", open(writer, "w", encoding="utf-8"))  # noqa: SIM115
-    with printable_output() as printed:
-        screen = PlainScreen(sys.stderr)
-        screen.message("unheard")
-        screen.show(scene(100.0))
+    with open(writer, "w", encoding="utf-8") as gone, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", gone)
+        with printable_output() as printed:
+            screen = PlainScreen(sys.stderr)
+            screen.message("unheard")
+            screen.show(scene(100.0))
     assert printed.error is None
 
 
