@@ -87,5 +87,6 @@ async def test_a_broker_whose_fsync_fails_is_restarted_and_nothing_is_lost(tmp_p
     assert "the broker failed to write" in ended.err
     vertices = json.loads(ended.out.splitlines()[-1])["account"]["vertices"]
     read = next(vertex for vertex in vertices if vertex["vertex"] == "in")["inputs"]
-    ids = [json.loads(line)["id"] for file in (tmp_path / "out").glob("*.jsonl") for line in file.open()]
+    files = (tmp_path / "out").glob("*.jsonl")
+    ids = [json.loads(line)["id"] for file in files for line in file.read_text().splitlines()]
     assert (len(ids), len(set(ids))) == (read, read)
