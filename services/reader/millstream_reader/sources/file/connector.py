@@ -8,6 +8,7 @@ import glob
 import os
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from millstream import codes
@@ -202,6 +203,9 @@ class _File(SourceConnector[FileSource]):
         types = tuple((column.name, column.type) for column in options.columns)
         rows = CsvFormat(options.delimiter, options.header, types)
         text = TextFormat(settings.format, settings.encoding, rows, owner.extraction)
+        if settings.format == "jsonl":
+            # The parser of JSON, which the lane would import at its first records.
+            import_module("msgspec.json")
         if settings.objects:
             from millstream_reader.sources.file.buckets import Buckets
             from millstream_reader.sources.file.objects import open_objects

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from millstream import codes
@@ -105,6 +106,8 @@ class _OpenSearch(SinkConnector[OpenSearchSink]):
     def open(self, settings: OpenSearchSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.opensearch.lane import open_opensearch_sink
 
+        # The parser of JSON, which the lane would import at its first records.
+        import_module("msgspec.json")
         return open_opensearch_sink(settings, owner)
 
 
