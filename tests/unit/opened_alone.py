@@ -93,7 +93,7 @@ class Watcher:
         return None
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """A hook for audit events: `find_spec` is also called by whoever only asks whether a package is there."""
+        """A hook for audit events: `find_spec` is also called to ask only whether a package is installed."""
         package = arguments[0].partition(".")[0] if event == "import" else ""
         if package not in self._distributions or package.startswith(("millstream", "_")):
             return
