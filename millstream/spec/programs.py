@@ -293,7 +293,7 @@ class Program(SpecModel):
     working_dir: Text | None = None
     """Working directory of `command` and `python`, relative to the pipeline file. Default: the
     directory of the pipeline file."""
-    start_timeout_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=60.0, alias="startTimeout")
+    start_timeout_s: Annotated[PositiveDuration, Strict(ge=1)] | None = field(default=None, alias="startTimeout")
     """How long it may take from its start until it answers, for example to load a model in `setup`; for an `address`,
     how long to wait for an answer. After three starts that take longer, the pipeline stops. Duration of at least 1s,
     default 60s."""

@@ -71,6 +71,8 @@ STARTS_MAX = 3
 REPORTED_AFTER_S = 10.0
 """A function that has not answered for this long is reported. This is not immediate, because a slow function may be in
 a server that cannot answer while it computes."""
+START_TIMEOUT_S = 60.0
+"""Time from the start of a function until it must answer, unless the pipeline says otherwise."""
 _PROBE_TIMEOUT_S = 5.0
 CHANGE_GRACE_S = 0.5
 """How long a function whose file has changed may take to answer the calls that it has read."""
@@ -125,7 +127,7 @@ class SidecarSpec:
     cwd: Path | None = None
     held: Confinement = field(default_factory=Confinement)
     """The limits of the function, and what it can see."""
-    start_timeout_s: float = 60.0
+    start_timeout_s: float = START_TIMEOUT_S
     """Time from the start until the function must answer."""
     stop_timeout_s: float = DRAIN_TIMEOUT_S
     """Time from SIGTERM until SIGKILL."""

@@ -15,7 +15,7 @@ WITHOUT = """\
 import sys
 from importlib.machinery import PathFinder
 
-from millstream.importing import OF_REDUCES
+from millstream.missing_packages import OF_REDUCES
 from millstream_runner.cli.main import main
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from millstream import codes
-from millstream.importing import importing, missing_package, naming_missing_packages
+from millstream.importing import importing
+from millstream.missing_packages import missing_package, naming_missing_packages
 from millstream.ports import free_ports
 from tests.support.errors import raises
 

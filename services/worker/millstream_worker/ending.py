@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from millstream import codes
 from millstream.errors import DamageError, FencedError, MillstreamError, UdfError, UserError
-from millstream.importing import missing_package
+from millstream.missing_packages import missing_package
 from millstream.telemetry.logging import NOTICE
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from millstream.udf.builtin import open_builtin
 from millstream.udf.function import Function, LocalFunction, open_local_function, open_remote_function
 from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
 from millstream.udf.protocol import ClientTls, MapStream, StreamName, UdfClient, protocol_of
-from millstream.udf.sidecar import HeldUp, LogLine, SidecarSpec, python_command
+from millstream.udf.sidecar import START_TIMEOUT_S, HeldUp, LogLine, SidecarSpec, python_command
 from millstream.udf.sources import OnChange
 from millstream_udf.bounded_outputs import OUTPUTS_VARIABLE
 
@@ -139,7 +139,7 @@ async def open_programs(
                     program.address,
                     protocol=protocol,
                     tls=tls,
-                    timeout_s=program.start_timeout_s,
+                    timeout_s=program.start_timeout_s or START_TIMEOUT_S,
                     on_slow=partial(development.on_slow, vertex),
                 )
                 functions[role] = await stack.enter_async_context(remote)
@@ -212,7 +212,7 @@ def sidecar_spec(
         env=env,
         cwd=resolved.base_dir / (program.working_dir or Path()),
         held=_held(resolved, program, hidden),
-        start_timeout_s=program.start_timeout_s,
+        start_timeout_s=program.start_timeout_s or START_TIMEOUT_S,
         timeout_s=program.timeout_s,
     )
 

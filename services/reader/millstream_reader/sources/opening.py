@@ -14,8 +14,9 @@ from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import UserError
 from millstream.extract import Extraction, time_parser
-from millstream.importing import importing, naming_missing_packages
+from millstream.importing import importing
 from millstream.keys import bytes_of_key, former_text_of_key, text_of_key
+from millstream.missing_packages import naming_missing_packages
 from millstream.record import LaneId
 from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.sources import Source

@@ -18,7 +18,7 @@ from millstream import codes
 from millstream.descriptors import PIPE_CLOSED, cause_text, reopen_closed
 from millstream.die_with_parent import forbid_core_files
 from millstream.errors import InfrastructureError, MillstreamError
-from millstream.importing import missing_package
+from millstream.missing_packages import missing_package
 from millstream.printable import Printed, printable_output
 from millstream_runner.cli.arguments import parser
 from millstream_runner.cli.explain import explained_by

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from millstream import codes
 from millstream.errors import MillstreamError
-from millstream.importing import importing, naming_missing_packages
+from millstream.importing import importing
 from millstream.limits import ONLINE_CHECK_TIMEOUT_S
+from millstream.missing_packages import naming_missing_packages
 from millstream.spec.connectors import Place
 from millstream.spec.formats import Format, SinkFormat
 from millstream.spec.loading import Loaded, Partial

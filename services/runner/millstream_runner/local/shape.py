@@ -19,6 +19,7 @@ from millstream.spec.buffers import DEFAULT
 from millstream.spec.graph import Graph, with_edges
 from millstream.spec.loading import Loaded
 from millstream.spec.models import Edge, GroupBy, Vertex
+from millstream.spec.sources import Source
 from millstream.spec.values import as_duration
 
 _KEYS = "one to one"
@@ -32,7 +33,7 @@ def shape_of(graph: Graph) -> dict[str, Any]:
         "vertices": {
             vertex.name: {
                 "kind": vertex.kind,
-                "of": next((placed.end.kind for placed in vertex.ends), ""),
+                "of": _end_of(vertex),
                 "partitions": vertex.partitions,
                 **({"windows": _windows(vertex.group_by)} if vertex.group_by is not None else {}),
                 **({"ledger": graph.ledgers[vertex.name]} if vertex.name in graph.ledgers else {}),
@@ -66,15 +67,20 @@ def as_stored(loaded: Loaded, before: Mapping[str, Any]) -> tuple[Loaded, Sequen
 
 
 def _has_byte_keys(vertex: Vertex) -> bool:
-    return vertex.source is not None and vertex.source.connector.keys_are_bytes
+    return any(isinstance(one.end, Source) and one.end.connector.keys_are_bytes for one in vertex.ends)
+
+
+def _end_of(vertex: Vertex) -> str:
+    """The connector of a source or sink; empty for other vertices."""
+    return next((placed.end.kind for placed in vertex.ends), "")
 
 
 def _has_former_keys(vertex: Vertex, before: Mapping[str, Any]) -> bool:
     """Whether the stored data of a source began with the texts that earlier versions gave to keys."""
     old = before["vertices"].get(vertex.name)
-    if old is None or vertex.source is None or not _has_byte_keys(vertex):
+    if old is None or not _has_byte_keys(vertex):
         return False
-    return bool(old["of"] == vertex.source.kind and old.get("keys") != _KEYS)
+    return bool(old["of"] == _end_of(vertex) and old.get("keys") != _KEYS)
 
 
 def former_keys_text(vertex: str) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.importing import importing, naming_missing_packages
+from millstream.importing import importing
+from millstream.missing_packages import naming_missing_packages
 from millstream.spec.formats import SinkFormat
 from millstream.spec.needs import needed_by, not_installed
 from millstream.spec.sinks import FallbackSink
