@@ -10,7 +10,7 @@ from tests.mesh.running import command
 
 async def test_it_prints_what_it_measured_beside_the_brokers_limit(tmp_path: Path) -> None:
     keyed = ("--keys", "100", "--partitions", "2", "--chain", "2")
-    ended = await command(tmp_path, "bench", "map", "--records", "500000", *keyed, "--workers", "3", "-o", "json")
+    ended = await command(tmp_path, "bench", "map", "--records", "1000000", *keyed, "--workers", "3", "-o", "json")
     assert ended.exit_code == 0, ended.err
     result = json.loads(ended.out.splitlines()[-1])
     assert (result["keys"], result["partitions"], result["chain"]) == (100, 2, 2)

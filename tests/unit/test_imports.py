@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millstream import codes
-from millstream.importing import importing
+from millstream.importing import importing, started
 from millstream.missing_packages import missing_package, naming_missing_packages
 from millstream.ports import free_ports
 from tests.support.errors import raises
@@ -44,6 +48,32 @@ async def test_imports_leave_the_loop_to_others() -> None:
         return True
 
     assert await importing(call)
+
+
+async def test_a_coroutine_that_comes_after_a_cancellation_is_closed() -> None:
+    may_return, returned = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    made: list[Coroutine[Any, Any, None]] = []
+
+    async def opened() -> None:
+        raise AssertionError("the caller was cancelled")
+
+    def call() -> Coroutine[Any, Any, None]:
+        may_return.wait()
+        made.append(opened())
+        loop.call_soon_threadsafe(returned.set)
+        return made[0]
+
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(started(call))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        may_return.set()
+        await returned.wait()
+        while inspect.getcoroutinestate(made[0]) != inspect.CORO_CLOSED:  # noqa: ASYNC110  # the loop closes it after the thread has returned
+            await asyncio.sleep(0)
+    assert waiting.cancelled()
 
 
 def test_a_missing_package_is_an_error_of_the_installation() -> None:
