@@ -274,7 +274,8 @@ class CallStream(Generic[_Answer]):
         for call in list(self._waiting.values()):
             ending = self._lives.ending(call.life) if call.life else None
             if ending is not None and ending.counts(broke=self._broke) and not call.answered.done():
-                call.answered.set_exception(ProcessEndedError(ending, alone=call.alone))
+                alone = call.alone and call.life is not None and self._lives.is_cause_alone(call.life)
+                call.answered.set_exception(ProcessEndedError(ending, alone=alone))
             call.life = None
         # The call that has the function alone comes first: the others wait for its end.
         calls = [call for call in self._waiting.values() if not call.answered.done()]

@@ -69,6 +69,9 @@ class Lives:
         """Calls that were sent and are not answered, in the order in which they were sent."""
         self._queue: list[object] = []
         """Those who have the function alone (the first one), or wait for that."""
+        self._doubtful = -1
+        """The last process of which a call that had it alone got no answer. The process may have ended then, without
+        notice so far."""
         self._changed = asyncio.Event()
         self._on_open: list[Callable[[], None]] = []
         self.divides = False
@@ -98,6 +101,11 @@ class Lives:
         """The end of the process that had the call, if the call may be the cause. Known when the next process runs."""
         ending = self._endings.get(lost.life)
         return ending if ending is not None and ending.counts(broke=lost.broke) else None
+
+    def is_cause_alone(self, number: int) -> bool:
+        """Whether a call that has the process with this number alone is the cause if that ends: no other call had it
+        alone before and got no answer."""
+        return number > self._doubtful
 
     def sent(self, call: InFlight) -> None:
         self._in_flight[call] = None
@@ -158,8 +166,13 @@ class Lives:
                 self._changed.clear()
                 await self._changed.wait()
             self.divides = records > 1
-            async with self.in_flight(what) if what else nullcontext():
-                yield
+            number = self.number
+            try:
+                async with self.in_flight(what) if what else nullcontext():
+                    yield
+            except BaseException:
+                self._doubtful = max(self._doubtful, number)
+                raise
         finally:
             self.divides = False
             self._queue.remove(place)

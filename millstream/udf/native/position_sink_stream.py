@@ -145,7 +145,8 @@ class NativePositionSinkStream:
                 await self._wire.send(message)
                 data = await self._wire.receive()
             except WireEndedError as ended:
-                lost = LostCall(self._life, self._is_alone, ended.broke)
+                alone = self._is_alone and self._lives.is_cause_alone(self._life)
+                lost = LostCall(self._life, alone, ended.broke)
                 raise StreamLostError(str(ended), lost) from ended
         try:
             check_parts(data, _ANSWER)

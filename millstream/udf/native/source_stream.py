@@ -107,7 +107,7 @@ class NativeSourceStream:
         async with self._lives.alone(1, what) if alone else self._lives.turn(what):
             if self._life != self._lives.number:
                 raise WireEndedError("its process was replaced")
-            self._lost = LostCall(self._life, alone)
+            self._lost = LostCall(self._life, alone and self._lives.is_cause_alone(self._life))
             await self._send(wire, request)
             return await self._receive(wire)
 
