@@ -166,6 +166,7 @@ async def test_what_comes_before_the_retry_of_a_hand_over_does_not_change_it(
 
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I3")
+@pytest.mark.sweep
 async def test_of_owners_that_hand_the_same_windows_over_at_once_one_has_an_effect(
     tmp_path: Path, spark: SparkDriver
 ) -> None:
@@ -234,6 +235,7 @@ PACKED = (
 
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I4", "I9")
+@pytest.mark.sweep
 async def test_killed_around_packs_the_outputs_are_the_same(tmp_path: Path, spark: SparkDriver) -> None:
     rng = random.Random(SEED)
     async with open_crash_runs(tmp_path, spark=spark.address) as runs:
@@ -315,6 +317,7 @@ OF_REDIS = sized(2, 1000)
 
 @pytest.mark.timeout(900)
 @pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
+@pytest.mark.sweep
 async def test_killed_at_durable_steps_over_redis_the_outputs_are_the_same(tmp_path: Path, spark: SparkDriver) -> None:
     rng = random.Random(SEED)
     killed: set[str] = set()

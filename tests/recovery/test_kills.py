@@ -77,6 +77,7 @@ def test_every_window_has_one_result_and_it_is_right(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8", "I9")
+@pytest.mark.sweep
 def test_with_encryption_and_a_sandbox_every_record_is_there_once(tmp_path: Path) -> None:
     cannot = refusal(strict=True, network=False, limits=frozenset())
     if cannot is not None:

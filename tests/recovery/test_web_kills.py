@@ -87,6 +87,7 @@ async def test_each_record_is_there_once_though_everything_is_killed(
 
 @pytest.mark.guarantee("I2")
 @pytest.mark.timeout(900)
+@pytest.mark.sweep
 async def test_a_message_that_may_be_lost_is_never_there_twice(tmp_path: Path, server: WebProcess) -> None:
     await killed(tmp_path, server, ("in-0", OUTSIDE), {"websocket": {"url": f"ws://{server.address}/ticks"}})
     counts = Counter(json.loads(line)["message"] for line in lines(tmp_path))
