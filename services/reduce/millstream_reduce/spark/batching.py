@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from millstream_reduce.spark.dialect import AGGREGATES, GENERATORS, RANDOM, NotUnderstoodError, changed, parse, write
+from millstream_reduce.spark.dialect import GENERATORS, RANDOM, NotUnderstoodError, changed, parse, write
+from millstream_reduce.spark.functions import AGGREGATES
 from millstream_reduce.spark.manifest import WINDOW
 
 _ROW = "__row"

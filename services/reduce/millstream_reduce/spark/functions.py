@@ -9,7 +9,7 @@ that a record names (as the document types of XML do).
 
 from __future__ import annotations
 
-ALLOWED_FUNCTIONS = frozenset({
+AGGREGATES = frozenset({
     "any", "any_value", "approx_count_distinct", "approx_percentile", "approx_top_k", "approx_top_k_accumulate",
     "approx_top_k_combine", "array_agg", "avg", "bit_and", "bit_or", "bit_xor", "bitmap_and_agg",
     "bitmap_construct_agg", "bitmap_or_agg", "bool_and", "bool_or", "collect_list", "collect_set", "collect_union",
@@ -19,10 +19,15 @@ ALLOWED_FUNCTIONS = frozenset({
     "kll_sketch_agg_float", "kurtosis", "last", "last_value", "listagg", "max", "max_by", "mean", "measure", "median",
     "min", "min_by", "mode", "percentile", "percentile_approx", "percentile_cont", "percentile_disc", "regr_avgx",
     "regr_avgy", "regr_count", "regr_intercept", "regr_r2", "regr_slope", "regr_sxx", "regr_sxy", "regr_syy",
-    "skewness", "some", "std", "stddev", "stddev_pop", "stddev_samp", "string_agg", "sum", "theta_intersection_agg",
-    "theta_sketch_agg", "theta_union_agg", "try_avg", "try_sum", "tuple_intersection_agg_double",
-    "tuple_intersection_agg_integer", "tuple_sketch_agg_double", "tuple_sketch_agg_integer", "tuple_union_agg_double",
-    "tuple_union_agg_integer", "var_pop", "var_samp", "variance",
+    "schema_of_variant_agg", "skewness", "some", "std", "stddev", "stddev_pop", "stddev_samp", "string_agg", "sum",
+    "theta_intersection_agg", "theta_sketch_agg", "theta_union_agg", "try_avg", "try_sum",
+    "tuple_intersection_agg_double", "tuple_intersection_agg_integer", "tuple_sketch_agg_double",
+    "tuple_sketch_agg_integer", "tuple_union_agg_double", "tuple_union_agg_integer", "var_pop", "var_samp", "variance",
+    "vector_avg", "vector_sum",
+})  # fmt: skip
+"""Aggregate functions. A missing one costs speed: its query is computed window by window."""
+
+ALLOWED_FUNCTIONS = AGGREGATES | {
     "array", "array_append", "array_compact", "array_contains", "array_distinct", "array_except", "array_insert",
     "array_intersect", "array_join", "array_max", "array_min", "array_position", "array_prepend", "array_remove",
     "array_repeat", "array_size", "array_union", "arrays_overlap", "arrays_zip", "flatten", "get", "sequence",
@@ -100,7 +105,7 @@ ALLOWED_FUNCTIONS = frozenset({
     "counter_diff", "cume_dist", "dense_rank", "lag", "lead", "nth_value", "ntile", "percent_rank", "rank",
     "row_number",
     "to_xml",
-})  # fmt: skip
+}  # fmt: skip
 """Scalar functions, aggregates, generators and operators, as they are named in Spark's registry."""
 ALLOWED_TABLE_FUNCTIONS = frozenset({
     "range", "explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack",

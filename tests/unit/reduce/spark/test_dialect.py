@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from millstream_reduce.spark.dialect import AGGREGATES, NotUnderstoodError, parse, write
+from millstream_reduce.spark.dialect import NotUnderstoodError, parse, write
+from millstream_reduce.spark.functions import AGGREGATES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
