@@ -274,9 +274,9 @@ SINK_AHEAD = Code(
     data="No record was left out or written twice so far. Continuing would do one of the two.",
     do=(
         "Restore the data directory that was in use when the target was written. Or start the target over, as the "
-        "message says: move all files away together with the `.millstream` directory next to them; decide what to "
-        "do with the rows in the table, and delete the lane's row in the table of positions. After that, the "
-        "records behind the mark are written as they are now."
+        "message says: move all files away together with the `.millstream` directory next to them, and let the lane "
+        "begin there again; decide what to do with the rows in the table, and set the lane's position in the target to "
+        "its mark. After that, the records behind the mark are written as they are now."
     ),
 )
 
@@ -293,8 +293,8 @@ SINK_BEHIND = Code(
         "from its buffers. Nothing was written since."
     ),
     do=(
-        "Restore the target to a later state. To continue without those records, delete the lane's row in the "
-        "table of positions as the message says: the lane then continues from its mark."
+        "Restore the target to a later state. To continue without those records, set the lane's position in the target "
+        "to its mark, as the message says."
     ),
 )
 
@@ -303,16 +303,19 @@ TARGET_POSITION_LOST = Code(
     "The target of a sink no longer knows how far a lane has come",
     happened=(
         "A lane has written to the target, and the position that it keeps there is missing or cannot be read: it "
-        "was removed, or the target forgot it while the pipeline was not running."
+        "was removed, the target forgot it while the pipeline was not running, or this is another target with the "
+        "same name: an empty one, a copy, or one on the disk of another machine, to which the lane has moved."
     ),
     data=(
         "Nothing was written. Records that were committed in the target right before the pipeline stopped, but are "
         "not in the lane's mark, would be written twice."
     ),
     do=(
-        "Compare the end of the target with what the pipeline sends next. The message says how to let the lane "
-        "continue after its mark. To prevent this, let the target keep positions for longer than the pipeline may "
-        "be stopped."
+        "If the former target still exists, bring it back, or run the lane on the machine that has it. Otherwise, "
+        "or if you emptied the target, compare its end with what the pipeline sends next. The message says how to let "
+        "the lane continue after its mark; another path or table in the settings is a new target. To prevent this, let "
+        "the target keep positions for longer than the pipeline may be stopped, and put files of lanes that may run on "
+        "several machines on storage that these share."
     ),
 )
 

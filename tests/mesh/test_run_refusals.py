@@ -136,6 +136,38 @@ async def test_starting_over_is_refused_before_anything_is_removed_where_sinks_h
     assert (without.exit_code, "--move-outputs" in without.err) == (2, True)
 
 
+@pytest.mark.guarantee("I1")
+async def test_a_file_sink_whose_directory_was_replaced_by_an_empty_one_writes_nothing(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    """As on another disk: it does not repeat what is in the former directory, and continues in that one."""
+    path = files.write(files.generator(None, rpu=300) + files.file_sink("out"), ["in -> out"])
+
+    async def drained() -> None:
+        async with start(tmp_path, "run", path.name) as run:
+            await run.until_more("out")
+            run.interrupt()
+            ended = await run.ended()
+        assert ended.exit_code == 0, ended.err
+
+    await drained()
+    before = sorted(files.numbers("out"))
+    (tmp_path / "out").rename(tmp_path / "other-disk")
+    for _ in range(2):
+        refused = await command(tmp_path, "run", path.name)
+        assert refused.exit_code == 5, refused.err
+        assert codes.TARGET_POSITION_LOST.id in refused.err
+        assert f"the directory {tmp_path / 'out'}" in refused.err
+        assert "mkdir -p " in refused.err
+        assert "restart" not in refused.err
+        assert not (tmp_path / "out").exists()
+    (tmp_path / "other-disk").rename(tmp_path / "out")
+    await drained()
+    after = sorted(files.numbers("out"))
+    assert len(after) > len(before)
+    assert after == list(range(len(after)))
+
+
 async def test_a_run_whose_lock_file_was_removed_is_left_alone(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
         files.generator(None, rpu=10) + files.function("identity") + files.file_sink("out"), ["in -> map", "map -> out"]

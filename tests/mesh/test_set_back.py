@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from millstream.errors import DamageError
+from millstream_runner.local.causes import first_cause
 from tests.mesh.reducing import running, taken_in
+from tests.support.children import started
 from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
@@ -54,6 +58,15 @@ async def test_files_that_are_newer_than_all_ledgers_are_named(
             await run.again().run()
         assert files.numbers("out") == written
         shutil.rmtree(tmp_path / "out")
+        # A directory that does not know the lane could also be one on another disk, so the user has to say that it is
+        # right.
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(DamageError, match="has no trace of the lane"), flatten_subgroups=True
+        ) as refused:
+            await run.again().run()
+        (by_hand,) = re.findall("`(mkdir .+?)`", str(first_cause(refused.value)))
+        async with started(*shlex.split(by_hand)) as process:
+            assert await process.wait() == 0
         async with running(run.again()) as task:
             await taken_in(run, "out", len(written), task)
     # Whatever the older state did not have is written, once.

@@ -74,6 +74,6 @@ class Ownership:
             codes.LEDGER_CUT,
             f"{refusal}. But the ledger of vertex {lane.vertex} has no newer owner: it lost its latest data or was "
             "rolled back. Restore it, or start the pipeline over. If that owner has left files of a file sink, you "
-            "can instead move them all away together with .millstream: the records after the mark are then written "
-            "as they are now",
+            "can instead move them all away together with .millstream, start again, and do what the message says: the "
+            "records after the mark are then written as they are now",
         ) from refusal

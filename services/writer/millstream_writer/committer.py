@@ -322,12 +322,20 @@ class Committer:
         mark = mark_pb2.Mark()
         mark.CopyFrom(prepared.mark)
         # Another owner may have prepared it, followed by a repair.
-        mark.epoch, mark.owner = before.epoch, before.owner
+        mark.epoch, mark.owner, mark.target = before.epoch, before.owner, before.target
         del mark.accepted[:], mark.given_up[:]
         mark.accepted.extend(before.accepted)
         mark.given_up.extend(not_passed(before.given_up, mark))
         writes = [FrameWrite(BufferId(one.edge, one.partition), one.data) for one in prepared.frames]
         await self._put(self._commit_of(writes, mark, prepared.ids))
+
+    async def note_target(self, target: int) -> None:
+        """Store that this target keeps a position of the lane from now on; nothing else changes. Not while another
+        commit is in flight. Waits and raises as `commit` does."""
+        mark = mark_pb2.Mark()
+        mark.CopyFrom(self.mark)
+        mark.commit_id, mark.target = os.urandom(16), target
+        await self._put(self._commit_of((), mark))
 
     def _commit_of(self, writes: Sequence[FrameWrite], mark: mark_pb2.Mark, ids: bytes = b"") -> Commit:
         """The commit that follows the lane's last one."""

@@ -23,6 +23,7 @@ from millstream.spec.values import SpecModel
 if TYPE_CHECKING:
     from millstream.clock import Clock
     from millstream.udf.protocol import StreamName, UdfClient
+    from millstream_writer.known_target import KnownTarget
     from millstream_writer.sink import SinkLane
     from millstream_writer.sinks.encoding import Encoders
 
@@ -76,6 +77,9 @@ class SinkOwner:
     """The running program of a sink whose settings are a `Program`."""
     committed: Callable[[], Position] | None = None
     """The lane's mark at any later time; None if only `start` is known."""
+    known: KnownTarget | None = None
+    """Whether the lane has used this target before; None if it is not known (for a fallback, and for kinds of sink
+    without a `place`)."""
     identity: str = field(default_factory=lambda: secrets.token_hex(8))
     """A new name for each epoch of the lane in a process. A target that has it was taken over by this owner, perhaps by
     an opening whose answer was lost: then the opening is repeated."""
@@ -98,7 +102,25 @@ class SinkOwner:
         return StreamName(self.pipeline, self.lane.vertex, self.lane.key, self.replica)
 
     def as_fallback(self, *, envelope: bool = False, client: UdfClient | None = None) -> SinkOwner:
-        return replace(self, fallback=True, whole=False, envelope=envelope, client=client)
+        return replace(self, fallback=True, whole=False, envelope=envelope, client=client, known=None)
+
+    @property
+    def must_be_known(self) -> bool:
+        """Whether the target must have a position of the lane: the lane has used it before."""
+        return self.known is not None and self.known.is_known
+
+    @property
+    def mark(self) -> Position:
+        """The lane's mark now, as far as it is known."""
+        return self.start if self.committed is None else self.committed()
+
+    async def note_target(self) -> None:
+        """Call when the target has durably stored that this owner has the lane, before the first record is written.
+
+        From then on, `must_be_known` holds for the lane's owners, as long as the settings stay. Raises `FencedError`.
+        """
+        if self.known is not None:
+            await self.known.note()
 
 
 class SinkConnector(SinkKind[S]):
@@ -114,6 +136,15 @@ class SinkConnector(SinkKind[S]):
         the target knows a higher epoch, and `DamageError` if it is ahead of `owner.start` by records that the lane's
         buffer does not hold.
         """
+
+    def place(self, settings: S) -> str | None:
+        """Where the settings say that the target is, as they are written: on another machine, the same text may lead to
+        another target.
+
+        None if the sink does not call `SinkOwner.note_target`, or does not refuse a target without a position of the
+        lane if `SinkOwner.must_be_known`.
+        """
+        return None
 
     def envelope_form(self, settings: S) -> EnvelopeForm:
         """How the sink gets envelopes."""

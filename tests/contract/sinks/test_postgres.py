@@ -254,8 +254,8 @@ async def test_a_table_of_another_run_stops_the_lane_with_what_to_do(database: D
     with raises(codes.SINK_AHEAD, "another run of the pipeline wrote to numbers") as stopped:
         async with opened(spec, sink_owner(1, ledger_id="second")):
             pass
-    remedy = str(stopped.value).rpartition("`DELETE")[2]
-    await database.execute("TRUNCATE numbers", "DELETE" + remedy.removesuffix("`"))
+    (remedy,) = re.findall("`(UPDATE .+?)`", str(stopped.value))
+    await database.execute("TRUNCATE numbers", remedy)
     async with opened(spec, sink_owner(1, ledger_id="second")) as lane:
         await lane.write([numbers(1)], Position(1))
     assert await found(database) == [*range(10, 20)]

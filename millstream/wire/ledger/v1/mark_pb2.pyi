@@ -44,6 +44,7 @@ class Mark(_message.Message):
     DELIVERED_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """New for every commit; shows whether a commit whose answer was lost is stored."""
     epoch: _builtins.int
@@ -70,6 +71,11 @@ class Mark(_message.Message):
     """
     delivery: _builtins.str
     """Name of the delivery that contained the last of them."""
+    target: _builtins.int
+    """A digest of the sink's vertex and of where its settings place the target, once that target keeps a position of the
+    lane. As long as the settings stay, a target without one is not the one that the lane has written to. 0: none, or a
+    ledger of an earlier version.
+    """
     @_builtins.property
     def account(self) -> Global___Account:
         """What became of every input record since the lane's first commit."""
@@ -137,10 +143,11 @@ class Mark(_message.Message):
         delivered: _builtins.int = ...,
         delivery: _builtins.str = ...,
         prepared: Global___Prepared | None = ...,
+        target: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "ahead", b"ahead", "prepared", b"prepared", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "delivered", b"delivered", "delivery", b"delivery", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "prepared", b"prepared", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "target", b"target", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

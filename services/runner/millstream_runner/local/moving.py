@@ -128,7 +128,9 @@ def _divided(graph: Graph, chain: _Chain) -> Iterator[tuple[LaneId, mark_pb2.Mar
             new = LaneId(vertex, member.edge, lane.partition)
             mark = made.get(new)
             if mark is None:
-                mark = made[new] = mark_pb2.Mark(watermark_us=stored.mark.watermark_us, ended=stored.mark.ended)
+                was = stored.mark
+                mark = mark_pb2.Mark(watermark_us=was.watermark_us, ended=was.ended, target=was.target)
+                made[new] = mark
             mark.watermark_us = min(mark.watermark_us, stored.mark.watermark_us)
             mark.ended = mark.ended and stored.mark.ended
             _add(mark, graph, vertex, gone, stored.mark.written)

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from millstream_vertex.lane import LaneCore
     from millstream_vertex.to_sink import Target
     from millstream_worker.lanes import LaneOpening, StepOpening, VertexLane
+    from millstream_writer.committer import Committer
     from millstream_writer.connector import HeldInstead, SinkOwner
     from millstream_writer.delivery import Delivery, DeliveryLimits
+    from millstream_writer.known_target import KnownTarget
     from millstream_writer.sink import SinkLane
 
 _LOSSES: dict[OnSinkFailure, str] = {
@@ -109,7 +111,11 @@ class SinkVertex(RunnableKind[Sink]):
             ledger = await opening.shared.ledger(opening.lane.vertex)
             position = _position_of(mark)
             owner = _owner(opening, mark.epoch, position, ledger.ledger_id, await started(_held_instead, opening))
-            owner = replace(owner, committed=lambda: _position_of(opening.core.committer.mark))
+            owner = replace(
+                owner,
+                committed=lambda: _position_of(opening.core.committer.mark),
+                known=_known(settings, opening, opening.core.committer),
+            )
             _, delivery = await started(_opened, settings, opening, owner, half)
             return SinkVertexLane(base, delivery)
 
@@ -124,7 +130,8 @@ class SinkVertex(RunnableKind[Sink]):
             mark, ledger = core.committer.mark, await opening.shared.ledger(core.lane.vertex)
             held = held_instead(core.committer)
             owner = _owner(opening, mark.epoch, Position(mark.delivered), ledger.ledger_id, held)
-            primary, delivery = await started(_opened, settings, opening, replace(owner, whole=True), DeliveryLimits())
+            owner = replace(owner, whole=True, known=_known(settings, opening, core.committer))
+            primary, delivery = await started(_opened, settings, opening, owner, DeliveryLimits())
             kept = None
             if primary.durable is not None:
                 if not isinstance(primary, WholeLane):
@@ -138,6 +145,18 @@ class SinkVertex(RunnableKind[Sink]):
 
 def _position_of(mark: Mark) -> Position:
     return Position(mark.sequence, mark.record_index)
+
+
+def _known(settings: Sink, opening: StepOpening, committer: Committer) -> KnownTarget | None:
+    from millstream_writer.connector import SinkConnector
+    from millstream_writer.known_target import KnownTarget
+
+    connector = settings.connector
+    if committer.mark.ended or not isinstance(connector, SinkConnector):
+        # A lane that has ended writes nothing, so its target may be gone.
+        return None
+    place = connector.place(settings.settings)
+    return None if place is None else KnownTarget(committer, opening.lane.vertex, settings.kind, place)
 
 
 def _owner(opening: StepOpening, epoch: int, start: Position, run: str, held: HeldInstead) -> SinkOwner:

@@ -88,6 +88,23 @@ async def check_kept(owner: SinkOwner, kept: Kept, target: str, remedy: str, *, 
         )
 
 
+def unknown(owner: SinkOwner, target: str, remedy: str) -> DamageError:
+    """The error if `target` has no position of a lane that has used it before. `remedy`: how a user lets the lane
+    continue after its mark there, or in another target."""
+    return not_there(owner.where, owner.name, target, owner.mark, remedy)
+
+
+def not_there(where: str, lane: str, target: str, mark: Position, remedy: str) -> DamageError:
+    """As `unknown`."""
+    return DamageError(
+        codes.TARGET_POSITION_LOST,
+        f"{where}: lane {lane} has written to {target}, and its mark is at sequence {mark.sequence}, but this one has "
+        "no trace of the lane: it is on another disk or machine, or it was removed or replaced. Nothing was written "
+        "now. If the former one still exists, bring it back, or run the lane where it is. Otherwise, see which records "
+        f"are in it after the mark, because these will be written again, and then let the lane continue: {remedy}",
+    )
+
+
 def fenced(owner: SinkOwner, target: str) -> FencedError:
     """The error if another owner has opened the lane since."""
     return FencedError(codes.OUTPUT_TAKEN_OVER, f"{owner.where}: another owner writes lane {owner.name} to {target}")

@@ -75,6 +75,9 @@ class _Delta(TableConnector[DeltaSink]):
             if note is not None:
                 yield (*path, "store", "endpoint"), note
 
+    def place(self, settings: DeltaSink) -> str:
+        return settings.path
+
     def open(self, settings: DeltaSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.delta.table import DeltaLaneTable
         from millstream_writer.sinks.lake.opening import open_table_sink

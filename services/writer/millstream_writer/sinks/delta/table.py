@@ -63,11 +63,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
 
     def __init__(self, settings: DeltaSink, rows: TableRows, owner: SinkOwner) -> None:
         """Raises `UserError` for missing credentials."""
-        super().__init__(
-            owner,
-            f"the Delta table {settings.path}",
-            f"move the table {settings.path} away, or name another one in `path`",
-        )
+        super().__init__(owner, f"the Delta table {settings.path}")
         self._settings = settings
         self._schema = rows.schema
         self._address = address_of(settings.path, owner.base_dir)
@@ -78,6 +74,13 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
         self._synced = -1
         """Version up to which a local table is known to be on the disk. For earlier writes of others, this is not
         known: the previous owner may have been killed between its last commit and its fsync."""
+
+    @property
+    def remedy(self) -> str:
+        another = "name another table in `path`"
+        if self._owner.must_be_known:
+            return another
+        return f"move the table {self._settings.path} away, or {another}"
 
     def _claim(self, table: DeltaTable, position: Position) -> None:
         with step("delta_sink.take_over", self._owner.lane.vertex):
@@ -133,7 +136,7 @@ class DeltaLaneTable(LaneTable[DeltaTable]):
             try:
                 table = DeltaTable(self._address, storage_options=self._options)
             except ABSENT:
-                if self._taken_over:
+                if self._must_exist:
                     raise self._lost() from None
                 table = self._created()
             self._check_fit(list(faults_of(table, self._schema, self._settings)))

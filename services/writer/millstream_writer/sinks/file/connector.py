@@ -185,6 +185,9 @@ class _File(SinkConnector[FileSink]):
         if settings.store is not None:
             yield from store_notes(settings.store, (*path, "store"))
 
+    def place(self, settings: FileSink) -> str | None:
+        return None if settings.objects else os.path.normpath(settings.path)
+
     def envelope_form(self, settings: FileSink) -> EnvelopeForm:
         return EnvelopeForm.COLUMNS if settings.format in ("csv", "parquet", "avro") else EnvelopeForm.VALUE
 
@@ -209,6 +212,7 @@ class _File(SinkConnector[FileSink]):
             epoch=owner.epoch,
             ledger_id=owner.ledger_id,
             where=owner.where,
+            known_at=owner.mark if owner.must_be_known else None,
         )
         return open_file_sink(
             settings,
@@ -218,6 +222,7 @@ class _File(SinkConnector[FileSink]):
             clock=owner.clock,
             trust_names=not owner.fallback,
             held_instead=owner.held_instead,
+            claimed=owner.note_target,
             whole=owner.whole,
         )
 

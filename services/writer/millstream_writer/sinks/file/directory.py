@@ -31,6 +31,7 @@ import fcntl
 import logging
 import os
 import re
+import shlex
 import shutil
 import uuid
 import zlib
@@ -45,6 +46,7 @@ from millstream.errors import FencedError, InfrastructureError, RetryLaterError,
 from millstream.files import directories_to_sync, opened_directory
 from millstream.record import Position
 from millstream_writer.sinks.file.names import FinishedName, how_far, lane_text
+from millstream_writer.sinks.kept import not_there
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ class DirectoryOwner:
     ledger_id: str
     where: str
     """The name for messages."""
+    known_at: Position | None = None
+    """The lane's mark, if the lane has used the directory before; None otherwise."""
 
 
 class Noted(NamedTuple):
@@ -118,12 +122,16 @@ class LaneDirectory:
     def open(self) -> None:
         """Make this owner the only one that can add files of the lane. `close` must follow.
 
-        Raises `FencedError` if there is a newer owner, and `UserError` if the directory contains files of another run
-        of the pipeline, whose positions have a different meaning, or if another run uses it now. In these cases nothing
-        was changed.
+        Raises `FencedError` if there is a newer owner, `UserError` if the directory contains files of another run of
+        the pipeline, whose positions have a different meaning, or if another run uses it now, and `DamageError` if it
+        should know the lane and does not. In these cases nothing was changed.
         """
         with self._explained("cannot use the directory"):
             self._other_runs()
+            mark = self._owner.known_at
+            if mark is not None and not self._knows_the_lane():
+                target, remedy = f"the directory {self._path}", f"`{self.by_hand}`, or set another path"
+                raise not_there(self._owner.where, self._owner.lane, target, mark, remedy)
             if (self._path / HIDDEN).is_symlink():
                 raise OSError(errno.ELOOP, _A_LINK, str(self._path / HIDDEN))
             _make_durably(self._run, self._owner.vertex)
@@ -370,6 +378,17 @@ class LaneDirectory:
                 continue
             # An owner that died while it copied a note has left two copies, the second perhaps incomplete.
             return max(notes, key=lambda note: (note.file.end, len(note.frame)), default=None)
+
+    @property
+    def by_hand(self) -> str:
+        """The command that lets the lane continue after its mark in an empty directory: it adds an earlier owner, which
+        has written nothing."""
+        return f"mkdir -p {shlex.quote(str(self._run / f'{self._lane}.0'))}"
+
+    def _knows_the_lane(self) -> bool:
+        """Whether the lane has had an owner here. A lane always leaves a directory: a new owner creates its own before
+        it removes the others."""
+        return any(self._owners()) or bool(self._replaced())
 
     def _other_runs(self) -> list[Path]:
         """Directories of other runs of this vertex, which have ended and left no file.

@@ -18,7 +18,7 @@ import asyncio
 import sys
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -374,8 +374,8 @@ async def _check_past(
         f"{where}: {noted.file} ends with frame {noted.frame} at sequence {sequence}, but the buffer now holds "
         f"{held} there, and the lane's mark is at {start.sequence}: the pipeline's data is older than this file, or "
         "was rewritten since. No record was skipped or written. Restore the data directory that belongs to the "
-        f"file; or move all files away together with {HIDDEN}, and the records after the mark are written as they "
-        "are now",
+        f"file; or move all files away together with {HIDDEN}, then `{directory.by_hand}`, and the records after the "
+        "mark are written as they are now",
     )
 
 
@@ -389,15 +389,17 @@ async def open_file_sink(
     clock: Clock,
     trust_names: bool,
     held_instead: HeldInstead,
+    claimed: Callable[[], Awaitable[None]],
     whole: bool = False,
 ) -> AsyncIterator[SinkLane]:
-    """Open the directory for one lane and fence every earlier owner.
+    """Open the directory for one lane and fence every earlier owner, then call `claimed`.
 
     `trust_names`: whether the positions in the names of finished files count. They do not for a sink that gets only
     some of a lane's records, and perhaps different ones when they are offered again: there, a duplicate record is
     better than a lost one.
 
-    Raises `DamageError` if the files are ahead of the lane's mark by frames that its buffer does not hold.
+    Raises `DamageError` if the files are ahead of the lane's mark by frames that its buffer does not hold, or if the
+    directory should know the lane and does not.
     """
     worker = ThreadPoolExecutor(1, thread_name_prefix="file-sink")
     loop = asyncio.get_running_loop()
@@ -406,6 +408,7 @@ async def open_file_sink(
     try:
         file_format = await loop.run_in_executor(worker, format_of, spec)
         await loop.run_in_executor(worker, directory.open)
+        await claimed()
         finished = None
         if trust_names:
             finished = await loop.run_in_executor(worker, directory.finished) or start

@@ -95,6 +95,10 @@ class _Iceberg(TableConnector[IcebergSink]):
     def notes(self, settings: IcebergSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from table_notes(settings, settings.store, path)
 
+    def place(self, settings: IcebergSink) -> str:
+        catalog = settings.catalog
+        return f"{catalog.sqlite or catalog.rest} {catalog.name} {catalog.warehouse or ''} {settings.table}"
+
     def open(self, settings: IcebergSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.iceberg.table import IcebergLaneTable
         from millstream_writer.sinks.lake.opening import open_table_sink

@@ -88,12 +88,7 @@ class IcebergLaneTable(LaneTable[Table]):
     """See `LaneTable`."""
 
     def __init__(self, settings: IcebergSink, rows: TableRows, owner: SinkOwner) -> None:
-        super().__init__(
-            owner,
-            f"the Iceberg table {settings.table}",
-            f"rename or drop the table {settings.table}, name another one in `table`, or remove the table's property "
-            f"millstream/{owner.pipeline}/{owner.name}",
-        )
+        super().__init__(owner, f"the Iceberg table {settings.table}")
         self._settings = settings
         self._schema = rows.schema
         self._catalog: Catalog | None = None
@@ -108,6 +103,17 @@ class IcebergLaneTable(LaneTable[Table]):
 
     # See `LaneTable`.
 
+    @property
+    def remedy(self) -> str:
+        owner, table = self._owner, self._settings.table
+        if owner.must_be_known:
+            position = self._said(Kept(owner.ledger_id, 0, "", owner.mark, ""))
+            return f"name another table in `table`, or set the property {self._application} of {table} to `{position}`"
+        return (
+            f"rename or drop the table {table}, name another one in `table`, or remove the table's property "
+            f"{self._application}"
+        )
+
     def _opened(self) -> Table:
         if self._table is None:
             if self._catalog is None:
@@ -115,7 +121,7 @@ class IcebergLaneTable(LaneTable[Table]):
             try:
                 table = self._catalog.load_table(self._settings.table)
             except ABSENT:
-                if self._taken_over:
+                if self._must_exist:
                     raise self._lost() from None
                 table = self._created(self._catalog)
             faults = list(faults_of(table, self._schema, self._settings))
@@ -225,19 +231,19 @@ class IcebergLaneTable(LaneTable[Table]):
             written = self._written = _Written(file, metadata.current_schema_id, metadata.default_spec_id, files)
         return written.files
 
+    @staticmethod
+    def _said(kept: Kept) -> str:
+        """The property of the table with a position."""
+        sequence, index = kept.position
+        said = {"run": kept.run, "epoch": kept.epoch, "owner": kept.owner, "sequence": sequence, "index": index}
+        return json.dumps({**said, "frame": kept.frame})
+
     def _put(self, table: Table, files: Sequence[DataFile], position: Position, frame: str) -> None:
         """One commit, based on the state of `table`, which then has the new state."""
         owner = self._owner
-        said = {
-            "run": owner.ledger_id,
-            "epoch": owner.epoch,
-            "owner": str(self._name),
-            "sequence": position.sequence,
-            "index": position.record_index,
-            "frame": frame,
-        }
+        said = self._said(Kept(owner.ledger_id, owner.epoch, str(self._name), position, frame))
         transaction = table.transaction()
-        transaction.set_properties({self._application: json.dumps(said)})
+        transaction.set_properties({self._application: said})
         shown = {"millstream-lane": self._application, "millstream-position": f"{position.sequence}/{position[1]}"}
         snapshot = transaction.update_snapshot(snapshot_properties=shown)
         merges = table.properties.get(TableProperties.MANIFEST_MERGE_ENABLED) == "true"

@@ -18,7 +18,7 @@ from millstream import codes
 from millstream.errors import DamageError, FencedError, RetryLaterError, UserError
 from millstream.record import Position
 from millstream_writer.connector import SinkOwner
-from millstream_writer.sinks.kept import Kept, fenced
+from millstream_writer.sinks.kept import Kept, fenced, unknown
 
 T = TypeVar("T")
 _CONFLICTS_MAX = 20
@@ -41,12 +41,10 @@ class LaneTable(ABC, Generic[T]):
     """One lane's access to a table, under one epoch. Blocking; used by one thread, except that another one may call
     `begin` and `append`, which concern only the file. `T`: the client's table class."""
 
-    def __init__(self, owner: SinkOwner, target: str, remedy: str) -> None:
-        """`target` names the table in messages; `remedy` tells a user how to start a lane without its stored
-        position."""
+    def __init__(self, owner: SinkOwner, target: str) -> None:
+        """`target` names the table in messages."""
         self._owner = owner
         self.target = target
-        self.remedy = remedy
         self._application = f"millstream/{owner.pipeline}/{owner.name}"
         self._name = int(owner.identity, 16) >> 2
         """The name of this owner: Delta has signed numbers of 64 bits for it."""
@@ -68,6 +66,8 @@ class LaneTable(ABC, Generic[T]):
         with self._errors():
             table = self._opened()
             kept = self._kept(table)
+            if kept is None and self._must_exist:
+                raise self._lost()
             self._was_ours = kept is not None and kept.owner == str(self._name)
             if kept is None or kept.position <= self._owner.start:
                 return kept and kept._replace(position=self._owner.start)
@@ -133,6 +133,11 @@ class LaneTable(ABC, Generic[T]):
 
     # Implemented by a format.
 
+    @property
+    @abstractmethod
+    def remedy(self) -> str:
+        """How a user lets the lane continue after its mark, whatever position the table has."""
+
     @abstractmethod
     def _opened(self) -> T:
         """The table in its newest state, which fits the settings; stored in `_table`."""
@@ -176,7 +181,7 @@ class LaneTable(ABC, Generic[T]):
         """Raises if the lane no longer belongs to this owner. The first time, `check_kept` checks the rest."""
         owner = self._owner
         if kept is None:
-            if self._taken_over:
+            if self._must_exist:
                 raise self._lost()
             return
         if kept.owner == str(self._name):
@@ -184,14 +189,13 @@ class LaneTable(ABC, Generic[T]):
         if self._taken_over or kept.epoch >= owner.epoch or kept.run != owner.ledger_id:
             raise self._fenced()
 
+    @property
+    def _must_exist(self) -> bool:
+        """Whether the table, and the lane's position in it, must exist: the lane has used it before."""
+        return self._taken_over or self._owner.must_be_known
+
     def _lost(self) -> DamageError:
-        return DamageError(
-            codes.TARGET_POSITION_LOST,
-            f"{self._owner.where}: the lane has written into {self.target}, up to sequence "
-            f"{self._position.sequence}, but the table lacks its position: it was removed or replaced. "
-            "Nothing was written now. Restore it; or start the pipeline again, and the lane continues after its mark "
-            "in the existing table",
-        )
+        return unknown(self._owner, self.target, self.remedy)
 
     def _fenced(self) -> FencedError:
         return fenced(self._owner, self.target)

@@ -39,6 +39,7 @@ async def open_table_sink(
         if kept is not None:
             await check_kept(owner, kept, table.target, table.remedy, ours=table.was_ours)
         reached = await loop.run_in_executor(finisher, table.take_over)
+        await owner.note_target()
         yield FileSinkLane(
             table,
             rows,

@@ -52,6 +52,9 @@ class _Postgres(SinkConnector[PostgresSink]):
     def notes(self, settings: PostgresSink, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
+    def place(self, settings: PostgresSink) -> str:
+        return f"{settings.host} {settings.port} {settings.database} {settings.position_table}"
+
     def open(self, settings: PostgresSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.postgres.lane import open_postgres_sink
 

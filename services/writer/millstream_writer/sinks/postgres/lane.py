@@ -42,13 +42,14 @@ from millstream.postgres.connecting import (
 )
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.kept import Converted, Kept, check_kept, fenced
+from millstream_writer.sinks.kept import Converted, Kept, check_kept, fenced, unknown
 from millstream_writer.sinks.postgres.connector import PostgresSink
 from millstream_writer.sinks.postgres.rows import CopyFormat
 from millstream_writer.sinks.postgres.target import Target
 from millstream_writer.sinks.postgres.typed import Row, typed_rows
 from millstream_writer.sinks.reaching import first_try
 from millstream_writer.sinks.refusable import Part, RefusableLane, Refusal, UnfitError
+from millstream_writer.sinks.tables.by_hand import inserted, moved
 
 _log = logging.getLogger(__name__)
 
@@ -178,6 +179,7 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
                     raise
                 await self._end_former(connection)
         await connection.execute("SET lock_timeout TO DEFAULT")
+        await owner.note_target()
         self._token = token
         self._taken_over(kept.position, refused)
 
@@ -186,11 +188,13 @@ class PostgresSinkLane(RefusableLane[bytes | Row]):
         owner, target, table = self._owner, self._target, self._settings.table
         kept = await target.kept(connection, owner.pipeline, owner.name)
         if kept is None:
+            if owner.must_be_known:
+                raise unknown(owner, f"the table {table}", f"{inserted(target.positions, owner)} there")
             fresh = Kept(owner.ledger_id, owner.epoch, token, owner.start, "")
             await target.begin_lane(connection, owner.pipeline, owner.name, fresh)
             kept = await target.kept(connection, owner.pipeline, owner.name)
             assert kept is not None, "this owner or another one has inserted it"
-        remedy = f"`DELETE FROM {target.positions} WHERE pipeline = '{owner.pipeline}' AND lane = '{owner.name}'`"
+        remedy = moved(target.positions, owner)
         await check_kept(owner, kept, table, remedy, ours=kept.owner.startswith(self._owner.identity))
         await target.own(connection, owner.pipeline, owner.name, owner.epoch, token)
         return kept

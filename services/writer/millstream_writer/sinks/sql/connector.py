@@ -79,6 +79,9 @@ class _Sql(SinkConnector[SqlSink]):
         if settings.backend not in (SQLITE, "mysql", "mariadb"):
             yield (*path, "url"), f"the sink was tested against SQLite and MariaDB, not against {settings.backend}"
 
+    def place(self, settings: SqlSink) -> str:
+        return f"{settings.shown} {settings.position_table}"
+
     def open(self, settings: SqlSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.sql.lane import open_sql_sink
 

@@ -44,12 +44,13 @@ from millstream.sql.connecting import (
 from millstream.sql.settings import MYSQL, SQLITE
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
-from millstream_writer.sinks.kept import Converted, Kept, check_kept, fenced
+from millstream_writer.sinks.kept import Converted, Kept, check_kept, fenced, unknown
 from millstream_writer.sinks.reaching import first_try
 from millstream_writer.sinks.refusable import Part, RefusableLane, Refusal
 from millstream_writer.sinks.sql.connector import SqlSink
 from millstream_writer.sinks.sql.rows import Change, SqlFormat
 from millstream_writer.sinks.sql.target import Fault, Target
+from millstream_writer.sinks.tables.by_hand import inserted, moved
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class SqlSinkLane(RefusableLane[Change]):
         owner, target, way = self._owner, self._target, self._way
         token = f"{owner.identity}.{uuid4().hex}"
         await way.run(lambda c: self._show_alive(c, token))
-        fresh = Kept(owner.ledger_id, owner.epoch, token, owner.start, "")
+        fresh = None if owner.must_be_known else Kept(owner.ledger_id, owner.epoch, token, owner.start, "")
         while True:
             try:
                 kept = await way.run(lambda c: target.lock(c, owner.pipeline, owner.name, fresh))
@@ -174,10 +175,13 @@ class SqlSinkLane(RefusableLane[Change]):
                         raise
                 else:
                     raise
-        remedy = f"`DELETE FROM {target.positions} WHERE pipeline = '{owner.pipeline}' AND lane = '{owner.name}'`"
+        table = self._settings.table
+        if kept is None:
+            raise unknown(owner, f"{table} in {self._settings.shown}", f"{inserted(target.positions, owner)} there")
         ours = kept.owner.startswith(self._owner.identity)
-        await check_kept(owner, kept, self._settings.table, remedy, ours=ours)
+        await check_kept(owner, kept, table, moved(target.positions, owner), ours=ours)
         refused = await way.run(lambda c: self._own(c, token))
+        await owner.note_target()
         self._token = token
         self._taken_over(kept.position, refused)
 

@@ -251,12 +251,14 @@ class Target:
 
     # The lane's row
 
-    def lock(self, connection: Connection, pipeline: str, lane: str, fresh: Kept) -> Kept:
-        """The lane's stored state, or `fresh`. Its row stays locked until the transaction ends."""
+    def lock(self, connection: Connection, pipeline: str, lane: str, fresh: Kept | None) -> Kept | None:
+        """The lane's stored state, or `fresh`, which is inserted. Its row stays locked until the transaction ends."""
         table, ours = self._positions, self._ours(pipeline, lane)
         # A statement for which every database locks the row.
         done = connection.execute(sa.update(table).where(*ours).values(epoch=table.c.epoch))
         if done.rowcount == 0:
+            if fresh is None:
+                return None
             run, epoch, owner, position, frame = fresh
             values = {"run": run, "epoch": epoch, "owner": owner, "frame": frame}
             place = {"sequence": position.sequence, "record": position.record_index}

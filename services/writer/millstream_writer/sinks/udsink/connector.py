@@ -43,6 +43,13 @@ class _Udsink(SinkConnector[UserSink]):
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, _SAME_IDS)
         return self.promise
 
+    def place(self, settings: UserSink) -> str:
+        # What may say to the function where its target is. The image of a container is another one for each version.
+        box = settings.container
+        inside = None if box is None else (box.command, box.args, box.env)
+        started = (settings.command, settings.python, settings.env, settings.working_dir)
+        return repr((*started, inside, settings.address))
+
     def open(self, settings: UserSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.udsink.lane import open_udf_sink
         from millstream_writer.sinks.udsink.position_lane import open_position_lane

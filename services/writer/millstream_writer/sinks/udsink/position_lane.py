@@ -44,7 +44,7 @@ from millstream.udf.protocol import (
 from millstream.udf.suspects import Suspects, outcome_of
 from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, WriteResult, exact_position
-from millstream_writer.sinks.kept import Converted, Kept, KeptLane, check_kept, fenced
+from millstream_writer.sinks.kept import Converted, Kept, KeptLane, check_kept, fenced, unknown
 from millstream_writer.sinks.reaching import first_try
 from millstream_writer.sinks.udsink.outcomes import failure_of
 from millstream_writer.sinks.udsink.positions import StoredPosition, position_of, text_of
@@ -191,10 +191,25 @@ class UdfPositionLane(KeptLane[_Row]):
             self._durable = max(self._durable, stored.kept.position)
             if not owner.fallback and not owner.whole:
                 self._decided.update(stored.refused)
+        elif owner.must_be_known:
+            raise unknown(owner, TARGET, self._remedy)
         elif self._stored:
             self._lost("has no position")
+        await self._begin(self._stream, is_new=stored is None)
         self._is_open = True
         return self._stream
+
+    async def _begin(self, stream: PositionSinkStream, *, is_new: bool) -> None:
+        """The mark names the target before it has the first record, and the target has a position before that."""
+        owner = self._owner
+        if owner.known is None or owner.must_be_known:
+            return
+        if is_new:
+            kept = Kept(owner.ledger_id, owner.epoch, owner.identity, self._durable, "")
+            with step("udsink.begin", owner.lane.vertex):
+                await stream.flush(text_of(StoredPosition(kept, {})))
+            self._stored = True
+        await owner.note_target()
 
     def _judge(self, stream: PositionSinkStream) -> None:
         """Raises `RetryLaterError` if the last transaction was certainly the cause of the end of its process: that is
@@ -209,7 +224,11 @@ class UdfPositionLane(KeptLane[_Row]):
 
     @property
     def _remedy(self) -> str:
-        return f"remove what the function stores of lane {self._name}"
+        owner = self._owner
+        if not owner.must_be_known:
+            return f"remove what the function stores of lane {self._name}"
+        position = text_of(StoredPosition(Kept(owner.ledger_id, 0, "", owner.mark, ""), {})).decode()
+        return f"store this position of lane {self._name} where the function keeps it: `{position}`"
 
     def _stored_in(self, data: bytes) -> StoredPosition | None:
         try:
