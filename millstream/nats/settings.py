@@ -13,7 +13,7 @@ from millstream.spec.problems import Path
 from millstream.spec.references import Secret, TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.tls import ServerTls, stays_on_this_machine
-from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+from millstream.spec.values import Needed, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 
 _SCHEMES = ("nats", "tls")
 
@@ -115,6 +115,11 @@ class NatsAuth(SpecModel):
                 f"it has {', '.join(f'`{way}`' for way in ways) or 'none'}, but needs exactly one kind of credentials"
             )
             yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`basic`, `token`, `nkey` or `creds`")
+
+    def needs(self) -> Iterator[Needed]:
+        for name, given in (("nkey", self.nkey), ("creds", self.creds)):
+            if given is not None:
+                yield Needed("nkeys", "millstream[nkeys]", (name,))
 
 
 class NatsServer(SpecModel):

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 FileFormat = Literal["lines", "jsonl", "csv", "parquet", "avro"]
-_TYPED: Mapping[str, str] = {"parquet": "pyarrow", "avro": "fastavro"}
+_TYPED: Mapping[str, tuple[str, str]] = {
+    "parquet": ("pyarrow", "millstream[arrow]"),
+    "avro": ("fastavro", "millstream[objects]"),
+}
 """Formats that have types, with the module that reads each."""
 
 
@@ -124,7 +127,7 @@ class FileSource(SpecModel):
         if self.objects:
             yield Needed("obstore", "millstream[objects]", ("paths",))
         if self.format in _TYPED:
-            yield Needed(_TYPED[self.format], "millstream[objects]", ("format",))
+            yield Needed(*_TYPED[self.format], ("format",))
 
 
 class _File(SourceConnector[FileSource]):
