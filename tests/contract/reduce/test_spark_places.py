@@ -11,6 +11,7 @@ from millstream_reduce.spark.wire import SparkClient, open_spark_client
 from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, until_running, write_windows
 from tests.contract.reduce.spark_servers import open_cluster, open_connect_server
 from tests.contract.reduce.test_spark_driver import SLEEPS
+from tests.security.test_queries import HARMLESS, TRICKS, program
 from tests.spark_driver import open_spark_driver
 
 LIMIT_S = 500.0
@@ -43,6 +44,16 @@ async def check_jobs(client: SparkClient, directory: Path) -> None:
         await waiting
 
 
+async def check_queries(client: SparkClient) -> None:
+    """A query is data there as well, and those that only compute are taken."""
+    taken = [trick for trick in TRICKS if not (await client.check(program(trick))).faults]
+    refused = [query for query in HARMLESS if (await client.check(program(query))).faults]
+    assert (taken, refused) == ([], [])
+    [fault] = (await client.check(program("SELECT cuont(*) AS n FROM window"))).faults
+    assert "it calls `cuont`" in fault
+    assert "did you mean count?" in fault
+
+
 async def test_a_standalone_cluster(tmp_path: Path) -> None:
     conf = ON_LOOPBACK | {"spark.authenticate.secret": SECRET}
     async with asyncio.timeout(LIMIT_S), open_cluster(tmp_path / "cluster", SECRET) as master:
@@ -60,3 +71,4 @@ async def test_a_spark_connect_server(tmp_path: Path) -> None:
             assert (answer.master, answer.java_version) == (remote, "")
             async with open_spark_client(driver.address) as client:
                 await check_jobs(client, tmp_path / "log")
+                await check_queries(client)

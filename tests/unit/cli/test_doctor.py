@@ -226,6 +226,8 @@ def test_extras_are_looked_at_only_where_they_are_needed(tmp_path: Path) -> None
         (False, "mqtt: {url: 'mqtt://127.0.0.1', topic: t}", {"millstream[mqtt]"}),
         (False, "file: {path: out, format: parquet}", {"millstream[arrow]"}),
         (False, "delta: {path: out}", {"millstream[delta]"}),
+        (False, "nats: {url: 'nats://h', subject: s, auth: {nkey: {env: N}}}", {"millstream[nkeys]"}),
+        (False, "jetstream: {url: 'nats://h', subject: s, auth: {creds: c}}", {"millstream[nkeys]"}),
         (False, "file: {path: out, format: avro, columns: [{name: n}]}", {"millstream[objects]"}),
         (False, "file: {path: 's3://bucket/out', format: jsonl}", {"millstream[objects]"}),
     ],

@@ -6,7 +6,7 @@ It is checked before Spark looks up any name in it, because looking up a path me
 access nothing outside is allowed; users who need more set `unsafe: true`.
 
 Above it: `sql`. Below it: the parser and the functions of Spark's JVM. A Spark Connect server provides neither: there
-the text is checked as by `millstream validate --file-only`, and the permissions of the server are the limit.
+the same lists decide about the text (`query_text`), which refuses what it cannot place.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pyspark.sql import SparkSession
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec.sql import UNSAFE_FUNCTIONS, unsafe_part
+from millstream.spec.sql import UNSAFE_FUNCTIONS
 from millstream_reduce.spark.functions import ALLOWED_FUNCTIONS, ALLOWED_TABLE_FUNCTIONS
+from millstream_reduce.spark.query_text import UnreadableError, check_query_text
 
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
 _PARSED_EXPRESSIONS = ("org.apache.spark.sql.catalyst.analysis.", _EXPRESSIONS)
@@ -75,8 +76,10 @@ def check_text(spark: SparkSession, query: str, table: str) -> None:
     it.
     """
     if type(spark) is not SparkSession:
-        if (found := unsafe_part(query)) is not None:
-            raise UnsafeQueryError(f"{found}. {_UNSAFE}")
+        try:
+            check_query_text(query, table, _functions_of_users(spark))
+        except UnreadableError as error:
+            raise UnsafeQueryError(f"{error}{'' if str(error).endswith('?') else '.'} {_UNSAFE}") from error
         return
     java: Any = spark._jsparkSession
     state = java.sessionState()
@@ -88,6 +91,12 @@ def check_text(spark: SparkSession, query: str, table: str) -> None:
     known = {table.lower(), *(given for node, name in nodes for given in _names_given(node, name))}
     for node, name in nodes:
         _check_node(node, name, known, state.catalog())
+
+
+def _functions_of_users(spark: SparkSession) -> set[str]:
+    """Names of the functions that a server has beside those of Spark, in lower case."""
+    listed = spark.sql("SHOW USER FUNCTIONS").collect()
+    return {str(row[0]).rpartition(".")[2].strip("`").lower() for row in listed}
 
 
 def _check_node(node: Any, name: str, known: set[str], catalog: Any) -> None:
