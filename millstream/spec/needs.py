@@ -6,8 +6,12 @@ Above it: checks, and whatever opens sources and sinks. Below it: the models, ea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 
+from millstream import codes
+from millstream.errors import UserError
+from millstream.missing_packages import naming_missing_packages
 from millstream.spec.model import Needed, SpecModel
 from millstream.spec.registry import Choice
 
@@ -33,6 +37,16 @@ def needed_by(value: object, loc: tuple[str | int, ...] = ()) -> Iterator[Needed
 def not_installed(needed: Iterable[Needed]) -> Iterator[Needed]:
     """Those of them that this machine does not have."""
     return (one for one in needed if _is_missing(one.module))
+
+
+@contextmanager
+def naming_needs(end: Choice, place: str) -> Iterator[None]:
+    """Within it, a package that is not installed is an error of the user's, which names `place`. Raises it at once for
+    those that a source or sink says it needs."""
+    for one in not_installed(needed_by(end)):
+        raise UserError(codes.EXTRA_NEEDED, f"{place} {one.what}: {one.remedy}")
+    with naming_missing_packages(place):
+        yield
 
 
 def _is_missing(module: str) -> bool:

@@ -16,9 +16,8 @@ from millstream.errors import UserError
 from millstream.extract import Extraction, time_parser
 from millstream.importing import importing
 from millstream.keys import bytes_of_key, former_text_of_key, text_of_key
-from millstream.missing_packages import naming_missing_packages
 from millstream.record import LaneId
-from millstream.spec.needs import needed_by, not_installed
+from millstream.spec.needs import naming_needs
 from millstream.spec.sources import Source
 from millstream.spec.values import SpecModel
 from millstream.udf.protocol import StreamName, UdfClient
@@ -80,10 +79,7 @@ async def open_source(
 def _origin(
     source: Source, connector: SourceConnector[SpecModel], settings: SpecModel, owner: SourceOwner
 ) -> AbstractAsyncContextManager[SourceLane]:
-    place = f"lane {owner.lane}: the {source.kind} source"
-    for one in not_installed(needed_by(source)):
-        raise UserError(codes.EXTRA_NEEDED, f"{place} {one.what}: {one.remedy}")
-    with naming_missing_packages(place):
+    with naming_needs(source, f"lane {owner.lane}: the {source.kind} source"):
         return connector.open(settings, owner)
 
 

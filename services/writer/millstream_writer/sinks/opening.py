@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from millstream import codes
 from millstream.errors import UserError
 from millstream.importing import importing
-from millstream.missing_packages import naming_missing_packages
 from millstream.spec.formats import SinkFormat
-from millstream.spec.needs import needed_by, not_installed
+from millstream.spec.needs import naming_needs
 from millstream.spec.sinks import FallbackSink
 from millstream.spec.values import SpecModel
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
@@ -37,10 +36,7 @@ def _encoder(form: SinkFormat, subject: str, owner: SinkOwner) -> AbstractAsyncC
 def _target(
     spec: FallbackSink, connector: SinkConnector[SpecModel], settings: SpecModel, owner: SinkOwner
 ) -> AbstractAsyncContextManager[SinkLane]:
-    place = f"{owner.where}: the {spec.kind} sink"
-    for one in not_installed(needed_by(spec)):
-        raise UserError(codes.EXTRA_NEEDED, f"{place} {one.what}: {one.remedy}")
-    with naming_missing_packages(place):
+    with naming_needs(spec, f"{owner.where}: the {spec.kind} sink"):
         return connector.open(settings, owner)
 
 
