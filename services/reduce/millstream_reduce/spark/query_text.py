@@ -49,7 +49,7 @@ _CALLS_OF_THE_GRAMMAR = frozenset({
     "percentile_cont", "percentile_disc", "position", "struct", "substr", "substring", "timestampadd",
     "timestampdiff", "timediff", "trim", "try_cast",
 })  # fmt: skip
-"""Functions that Spark's grammar knows, of which some are in no registry. All of them compute."""
+"""Functions that Spark's grammar knows, and that its registry may lack. All of them compute."""
 _BEGIN_QUERY = frozenset({"SELECT", "VALUES", "WITH"})
 _JOIN_QUERIES = frozenset({"UNION", "EXCEPT", "INTERSECT", "MINUS", "ALL", "DISTINCT"})
 _WITH_FROM_IN_BRACKETS = frozenset({"EXTRACT", "TRIM", "SUBSTR", "SUBSTRING", "OVERLAY"})
@@ -160,7 +160,7 @@ class _Check:
         match token.word:
             case "SELECT":
                 if inside.in_from and before not in _JOIN_QUERIES:
-                    self._refuse(at, "SELECT stands after FROM")
+                    self._refuse(at, "SELECT follows FROM")
                 inside.has_select, inside.in_from = True, False
             case "FROM":
                 self._look_at_from(at, inside)
@@ -185,7 +185,7 @@ class _Check:
             inside.in_from = True
             self._check_relation(at + 1)
         elif inside.before not in _WITH_FROM_IN_BRACKETS or inside.first in ("WITH", "FROM"):
-            self._refuse(at, "FROM stands before SELECT")
+            self._refuse(at, "FROM precedes SELECT")
 
     def _look_at_with(self, at: int) -> None:
         """Notes the names of a list of queries, which what follows each of them may read."""
