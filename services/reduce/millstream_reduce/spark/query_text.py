@@ -43,7 +43,7 @@ _BEFORE_BRACKETS = frozenset({
     "OVER", "PIVOT", "PRECEDING", "REGEXP", "RLIKE", "ROLLUP", "SELECT", "SETS", "SOME", "TABLE", "TABLESAMPLE",
     "THEN", "UNION", "UNPIVOT", "USING", "VALUES", "VARCHAR", "WHEN", "WHERE", "WITH",
 })  # fmt: skip
-"""Words of the grammar that a bracket may follow, and that are no calls then."""
+"""Words of the grammar that a bracket may follow without a call."""
 _CALLS_OF_THE_GRAMMAR = frozenset({
     "any", "ceil", "date_add", "dateadd", "date_diff", "datediff", "extract", "first", "floor", "last", "overlay",
     "percentile_cont", "percentile_disc", "position", "struct", "substr", "substring", "timestampadd",
