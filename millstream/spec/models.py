@@ -95,7 +95,8 @@ class Limits(SpecModel):
     """Maximum time to wait for a batch to fill. Duration, default 1s."""
     buffer_max_length: PositiveCount = BUFFER_RECORDS_MAX
     """Maximum number of records in one input buffer (one edge and partition into the vertex). No frame is larger than a
-    quarter of the usable part of the buffer. Each writer may exceed the limit by one frame."""
+    quarter of the usable part of the buffer. Each writer may exceed the limit by one frame. A lane that closes a cycle
+    does not wait for space in it, so records that multiply in a cycle exceed the limit."""
     buffer_max_bytes: Quantity = BUFFER_BYTES_MAX
     """Maximum number of bytes in one input buffer. Default 128 MiB."""
     buffer_usage_limit: Percent = round(BUFFER_USAGE_LIMIT * 100)
