@@ -47,7 +47,10 @@ WINDOW_FAILED = Code(
 SOURCE_FUNCTION_FAILED = Code(
     3003,
     "A source function failed again and again",
-    happened="A user-defined source failed as many reads in a row as are allowed.",
+    happened=(
+        "A user-defined source failed five times in a row: to open, to read, or to acknowledge what was committed. The "
+        "message has its error."
+    ),
     data=(
         "What it gave before is committed. Its input is where the function left it: whether it gives the same "
         "records again is up to the function."
@@ -95,7 +98,8 @@ FUNCTION_NOT_STARTED = Code(
     "A function does not start",
     happened=(
         "The process of a function ended before it answered, did not answer in time, or nothing answers at its "
-        "address. The message has its exit code and its last lines."
+        "address; or the function failed to open a lane, five times in a row. The message has its exit code and its "
+        "last lines, or its error."
     ),
     data=_INPUT_WAITS,
     do=(

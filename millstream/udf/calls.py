@@ -34,6 +34,10 @@ _log = logging.getLogger(__name__)
 HALF_CLOSE_TIMEOUT_S = 1.0
 """How long an idle stream may take to end after the half-close."""
 
+OPENINGS_MAX = 5
+"""How often in a row the function may end its stream because it has failed, before it is given up: as the reads of a
+source."""
+
 _Answer = TypeVar("_Answer")
 _T = TypeVar("_T")
 
@@ -41,10 +45,12 @@ _T = TypeVar("_T")
 class WireEndedError(Exception):
     """The stream has ended; the text gives the reason. The next stream may work."""
 
-    def __init__(self, why: str, *, broke: bool = False) -> None:
-        """`broke`: whether it certainly ended with an error."""
+    def __init__(self, why: str, *, broke: bool = False, failure: str = "") -> None:
+        """`broke`: whether it certainly ended with an error. `failure`: what the function itself says of its failure,
+        if it has ended the stream because of one."""
         super().__init__(why)
         self.broke = broke
+        self.failure = failure
 
 
 class Wire(Protocol):
@@ -220,23 +226,30 @@ class CallStream(Generic[_Answer]):
             unlisten()
 
     async def _keep_open(self) -> None:
-        pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
+        pauses, failures = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S), 0
         while True:
             answers_before = self._ids - len(self._waiting)
-            why = await self._one_stream()
+            ended = await self._one_stream()
             if self._closing and not self._waiting:
                 return
             self.breaks += 1
             # If the stream brought answers, the function works: then there is no reason for longer pauses.
             if self._ids - len(self._waiting) > answers_before:
                 pauses.begin_again()
+                failures = 0
+            failures = failures + 1 if ended.failure else 0
+            if failures >= OPENINGS_MAX:
+                raise UdfError(
+                    codes.FUNCTION_NOT_STARTED,
+                    f"{self._where}: the function failed to open a lane, {failures} times in a row: {ended.failure}",
+                )
             oldest = next(iter(self._waiting.values()), None)
             _log.log(
                 # If the process has ended, its supervisor reports that; an end for a change is not a fault.
                 logging.INFO if pauses.none_yet else logging.WARNING,
                 "%s: the stream to the function ended (%s); %d calls without an answer are sent again in %.1f s%s",
                 self._where,
-                why,
+                ended,
                 len(self._waiting),
                 pauses.next_s,
                 f"; the oldest one, with {oldest.records} records, for the {oldest.sends + 1}th time"
@@ -245,8 +258,8 @@ class CallStream(Generic[_Answer]):
             )
             await pauses.wait()
 
-    async def _one_stream(self) -> str:
-        """Opens a stream, uses it until it ends, and returns why it ended. Raises `UdfError` if the next stream would
+    async def _one_stream(self) -> WireEndedError:
+        """Opens a stream, uses it until it ends, and returns how it ended. Raises `UdfError` if the next stream would
         end the same way."""
         try:
             async with self._dialect.open() as wire:
@@ -261,7 +274,7 @@ class CallStream(Generic[_Answer]):
         except WireEndedError as ended:
             if self._sent:
                 self._broke = ended.broke
-            return str(ended)
+            return ended
         finally:
             self._wire = None
             for call in self._waiting.values():

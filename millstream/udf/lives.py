@@ -74,9 +74,10 @@ class Lives:
         notice so far."""
         self._changed = asyncio.Event()
         self._on_open: list[Callable[[], None]] = []
-        self.divides = False
-        """Whether the function has a call of several records alone. If that ends the process, it leads closer to the
-        record that is the cause, so the next process need not wait."""
+        self._divides = False
+        """Whether the function has a call of several records alone."""
+        self._divided = -1
+        """The last process of which such a call got no answer."""
         self.is_open = True
         """Whether calls may be sent: none has the function alone, or waits for that."""
 
@@ -90,6 +91,12 @@ class Lives:
         """The process has ended."""
         self._endings[self.number] = ending
         self._endings.pop(self.number - _ENDINGS_KEPT, None)
+
+    @property
+    def divides(self) -> bool:
+        """Whether the process has a call of several records alone, or had it until that lost its stream. If the call
+        ends the process, it leads closer to the record that is the cause, so the next process need not wait."""
+        return self._divides or self._divided == self.number
 
     # The streams
 
@@ -165,16 +172,18 @@ class Lives:
             while self._queue[0] is not place or self._in_flight:
                 self._changed.clear()
                 await self._changed.wait()
-            self.divides = records > 1
+            self._divides = records > 1
             number = self.number
             try:
                 async with self.in_flight(what) if what else nullcontext():
                     yield
             except BaseException:
                 self._doubtful = max(self._doubtful, number)
+                if records > 1:
+                    self._divided = number
                 raise
         finally:
-            self.divides = False
+            self._divides = False
             self._queue.remove(place)
             self._changed.set()
             if not self._queue:

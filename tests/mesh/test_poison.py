@@ -145,31 +145,33 @@ async def test_a_transformer(directory: PipelineFiles) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", ["writing", "writing_many", "Checking"])
-async def test_a_sink(directory: PipelineFiles, name: str) -> None:
+@pytest.mark.parametrize("chain", ["false", "true"])
+@pytest.mark.parametrize("name", ["writing", "writing_many", "Checking", "Writing"])
+async def test_a_sink(directory: PipelineFiles, name: str, chain: str) -> None:
     sink = (
         f"- name: out\n  sink:\n    udsink: {{python: 'poison.py:{name}'}}\n"
         "    fallback: {file: {path: dead, format: jsonl}}\n    retryStrategy: {onFailure: fallback}\n"
     )
-    await finished(directory, directory.generator(RECORDS) + sink, ["in -> out"])
+    await finished(directory, directory.generator(RECORDS) + sink, [f"{{from: in, to: out, chain: {chain}}}"])
     assert directory.numbers("dead") == [POISON]
     written = [json.loads(line)["number"] for line in (directory.directory / "written").read_text().splitlines()]
-    if name == "Checking":
+    if name in ("Checking", "Writing"):
         assert written == OTHERS
     else:
         assert sorted({*written}) == OTHERS
 
 
 @pytest.mark.sweep
-async def test_a_sink_that_ends_its_process_in_write_stops_as_one_that_raises_there(directory: PipelineFiles) -> None:
-    sink = (
-        "- name: out\n  sink:\n    udsink: {python: 'poison.py:Writing'}\n"
-        "    retryStrategy: {onFailure: stop, backoff: {steps: 1}}\n"
-    )
+async def test_a_sink_that_keeps_positions_stops_by_default_and_has_all_before_the_record(
+    directory: PipelineFiles,
+) -> None:
+    sink = "- name: out\n  sink:\n    udsink: {python: 'poison.py:Writing'}\n"
     path = directory.write(directory.generator(RECORDS) + sink, ["in -> out"])
     ended = await command(path.parent, "run", path.name)
     assert ended.exit_code == 3
-    assert "exited with code 3, 3 times in a row" in ended.err
+    assert "after 3 attempts: function failed: its process exited with code 3, 3 times in a row" in ended.err
+    written = (directory.directory / "written").read_text().splitlines()
+    assert [json.loads(line)["number"] for line in written] == list(range(POISON))
 
 
 @pytest.mark.sweep

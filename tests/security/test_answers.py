@@ -129,7 +129,7 @@ async def test_a_source_and_a_sink_that_answer_badly(files: PipelineFiles, tmp_p
     assert ended.exit_code == 0, ended.err
     expected = [f"{BAD.decode()}sink" if number == 23 else str(number) for number in range(RECORDS)]
     assert lines_of(tmp_path / "out") == expected
-    assert "the source function failed to read" in ended.err
+    assert "the source function failed; next attempt" in ended.err
     assert "its batch does not fit: values: offsets do not begin at 0" in ended.err
     taken = set((tmp_path / "taken").read_text().splitlines())
     assert taken < set(expected)

@@ -2,6 +2,9 @@
 
 Above it: `client.py`. Below it: `wire.py`. Batches from before a break are still in this process, so the stream
 continues after the last batch that was read, not after the last one that was committed.
+
+Opening and acknowledging have no answers. A function that fails there ends the stream, so the read that waits for it
+has failed. What was not certainly acknowledged is acknowledged again on the next stream, before anything is read.
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ class NativeSourceStream:
         """Whether a read is waiting for a new stream, because the last one has ended."""
         self._open = AsyncExitStack()
         """Closes the open stream."""
+        self._unacknowledged: bytes | None = None
+        """The last committed position, until a read that was sent after it is answered."""
         # Only one write to a stream may be in progress, and `committed` may be called while `read` waits.
         self._writing = asyncio.Lock()
 
@@ -76,6 +81,9 @@ class NativeSourceStream:
                 if self._lost is not None:
                     self._lost.broke = ended.broke
                 await self.drop()
+                if ended.failure:
+                    self._lost = None
+                    return ReadBatch(error=ended.failure)
                 _log.log(
                     # As in `calls.py`.
                     logging.INFO if pauses.none_yet else logging.WARNING,
@@ -108,8 +116,13 @@ class NativeSourceStream:
             if self._life != self._lives.number:
                 raise WireEndedError("its process was replaced")
             self._lost = LostCall(self._life, alone and self._lives.is_cause_alone(self._life))
+            before = self._unacknowledged
             await self._send(wire, request)
-            return await self._receive(wire)
+            response = await self._receive(wire)
+            if self._unacknowledged is before:
+                # The function takes one message after the other.
+                self._unacknowledged = None
+            return response
 
     def _failed(self) -> ReadBatch | None:
         """The failure of the last read, if it was certainly the cause of the end of the process that had it."""
@@ -123,14 +136,18 @@ class NativeSourceStream:
         return ReadBatch(error=error, attempts=outcome.attempts)
 
     async def committed(self, position: bytes) -> None:
-        """Reports a committed position to the source. If that fails, a later commit does it: positions only advance."""
+        """Reports a committed position to the source: now, or when the stream is open again."""
+        self._unacknowledged = position
         if self._wire is None:
             return
         try:
-            await self._send(self._wire, udf_pb2.SourceRequest(committed=udf_pb2.SourceCommitted(position=position)))
+            await self._acknowledge(self._wire, position)
         except WireEndedError:
             # `read` gets the same error, and reopens the stream.
             return
+
+    async def _acknowledge(self, wire: Wire, position: bytes) -> None:
+        await self._send(wire, udf_pb2.SourceRequest(committed=udf_pb2.SourceCommitted(position=position)))
 
     async def open(self) -> Wire:
         """The open stream; a new one after a break. Raises `UdfError` if the two sides are incompatible."""
@@ -151,6 +168,11 @@ class NativeSourceStream:
             raise self._broken("its first message is not Welcome")
         calls_allowed(response.welcome, self._name.where)
         await self._send(wire, udf_pb2.SourceRequest(open=self._opening))
+        sent: bytes | None = None
+        while self._unacknowledged is not sent:
+            # It may advance meanwhile.
+            sent = self._unacknowledged
+            await self._acknowledge(wire, sent or b"")
 
     async def finish(self) -> None:
         """Half-closes the stream, and waits briefly for the source to close it."""

@@ -158,7 +158,9 @@ def _end(where: str, code: grpc.StatusCode, details: str | None) -> UdfError | W
     if code in FATAL:
         error_code, what = FATAL[code]
         return UdfError(error_code, f"{where}: {what}: {details or code.name}")
-    return WireEndedError(f"{code.name}: {details or 'the function closed it'}", broke=code is not grpc.StatusCode.OK)
+    failure = (details or code.name) if code is grpc.StatusCode.ABORTED else ""
+    why = f"{code.name}: {details or 'the function closed it'}"
+    return WireEndedError(why, broke=code is not grpc.StatusCode.OK, failure=failure)
 
 
 def _token_in(welcome: bytes) -> bytes:

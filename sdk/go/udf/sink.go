@@ -96,7 +96,7 @@ func sinkAnswer(failures []error) *udfv1.SinkAnswer {
 func opened(what string, err error) error {
 	log.Printf("the %s cannot be opened: %s", what, wholeCall(err))
 	reason, _ := told(err)
-	return status.Error(codes.Aborted, reason)
+	return status.Error(codes.Aborted, "in Open: "+reason)
 }
 
 func closed(what string, close func() error) {

@@ -78,7 +78,7 @@ func (l *sourceLane) answer(stream sourceStream, request *udfv1.SourceRequest) e
 			// Committed has no answer: a failure ends the stream, which is then opened again.
 			log.Printf("the source failed in Committed: %s", wholeCall(err))
 			reason, _ := told(err)
-			return status.Error(codes.Aborted, reason)
+			return status.Error(codes.Aborted, "in Committed: "+reason)
 		}
 		return nil
 	}

@@ -200,9 +200,10 @@ class Server:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT, "the second message of a source stream must be SourceOpen"
                 )
-            lane = SourceLane(self._definition.target, context_of(hello), self._definition.encode)
+            lane, method = SourceLane(self._definition.target, context_of(hello), self._definition.encode), "open"
             try:
                 await self._thread.run(lane.open(opening.open))
+                method = "committed"
                 while (data := await reader.read()) is not None:
                     request = udf_pb2.SourceRequest.FromString(data)
                     if request.WhichOneof("message") == "read":
@@ -213,7 +214,7 @@ class Server:
             except FAILURES as error:
                 # In open or committed, which have no answer: the stream ends with it, and is opened again.
                 traceback.print_exception(failure(error))
-                await context.abort(grpc.StatusCode.ABORTED, summary(error))
+                await context.abort(grpc.StatusCode.ABORTED, f"in {method}: {summary(error)}")
             finally:
                 await self._thread.run(lane.close())
 

@@ -40,7 +40,7 @@ from millstream_vertex.lane import LaneCore, LaneCounters
 from millstream_writer.committer import Committer, Delivered, Unit, size_of
 from millstream_writer.committer import Delivery as Made
 from millstream_writer.delivery import Delivery
-from millstream_writer.sink import SinkFrame, WholeLane
+from millstream_writer.sink import RefusedLateError, SinkFrame, WholeLane
 
 TICK_S = 0.5
 """Interval at which a sink may act by time while nothing arrives."""
@@ -224,12 +224,17 @@ class ChainDeliverer:
         batch[-1].passed[-1].account = _sum(before, expected)
         made = Made(self._frames + len(delivered), self._name)
         await self._prepare(batch, watermark_us, made)
-        account = await self._write(delivered)
-        if account != expected:
-            # Records were set aside, so nothing is in the target before the flush.
-            batch[-1].passed[-1].account = _sum(before, account)
-            await self._prepare(batch, watermark_us, made)
-        await delivery.flush()
+        while True:
+            account = await self._write(delivered)
+            if account != expected:
+                # Records were set aside, so nothing is in the target before the flush.
+                batch[-1].passed[-1].account = _sum(before, account)
+                await self._prepare(batch, watermark_us, made)
+            try:
+                await delivery.flush()
+                break
+            except RefusedLateError:
+                self._frames -= len(delivered)
         delivery.take_settled()
         await self._commit(batch, watermark_us, committed, made, self._frames)
         # Only now: the watermark of a lane that has nothing in flight may pass what it has read.

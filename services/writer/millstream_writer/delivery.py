@@ -265,7 +265,7 @@ class Delivery:
             again: list[_Pending] = []
             delay_s = 0.0
             for (number, rows, tries), failures in zip(pending, result.failures, strict=bool(result.failures)):
-                rows_again = []
+                rows_again, tried = [], 0
                 for answered in sorted(failures, key=lambda item: item.index):
                     row = rows[answered.index]
                     made = attempts.get((number, row), 0) + answered.attempted
@@ -278,21 +278,23 @@ class Delivery:
                         self._set_aside(failure, policy, frames[number], number, row, made, aside)
                         continue
                     rows_again.append(row)
+                    tried += not failure.untried
                     delay_s = max(delay_s, failure.delay_s)
                     if failure.attempted:
                         delay_s = max(delay_s, policy.backoff.delay_s(made, self._rng))
                 if rows_again:
-                    again.append(_Pending(number, rows_again, tries + 1))
+                    self._statistics.retries += tried
+                    again.append(_Pending(number, rows_again, tries + bool(tried)))
             if not again:
                 self._waited()
                 return aside
-            self._statistics.retries += sum(len(item.rows) for item in again)
             pending = again
             await asyncio.sleep(delay_s)
 
     @staticmethod
     def _part(item: SinkFrame, rows: Sequence[int], tries: int) -> SinkFrame:
-        return item if tries == 0 else replace(item.take(rows), attempt=tries)
+        part = item.take(rows)
+        return part if tries == 0 else replace(part, attempt=tries)
 
     async def _offer(
         self, lane: SinkLane, policy: RetryPolicy, parts: Sequence[SinkFrame], end: Position
@@ -314,7 +316,8 @@ class Delivery:
             counts = lane.durable is None or policy.on_failure is OnFailure.STOP
             result = WriteResult([self._away(part, policy, str(error), counts=counts) for part in parts])
         self._statistics.errors += sum(failure.attempted for failures in result.failures for failure in failures)
-        first = next((failure for failures in result.failures for failure in failures if failure.retryable), None)
+        some = (failure for failures in result.failures for failure in failures)
+        first = next((failure for failure in some if failure.retryable and not failure.untried), None)
         if first is not None:
             self._waits(f"{first.reason}: {first.detail}" if first.detail else first.reason)
         return result

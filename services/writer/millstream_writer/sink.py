@@ -120,6 +120,11 @@ class SinkFailure:
     code: Code | None = None
     """Code of the error with which the lane stops because of the record, if its problem has one."""
 
+    @property
+    def untried(self) -> bool:
+        """Whether the record was only left for the next attempt, because an earlier one failed."""
+        return not self.attempted and not self.asked and not self.delay_s
+
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
@@ -127,6 +132,11 @@ class WriteResult:
 
     failures: Sequence[Sequence[SinkFailure]] = field(default_factory=tuple)
     """Failures for each `SinkFrame`, in order; empty if all records were accepted."""
+
+
+class RefusedLateError(Exception):
+    """Records of a whole delivery were found to be refused when it was made. The target has nothing of it. It has to be
+    written again: the result of that write has the failures of these records, too."""
 
 
 class SinkLane(Protocol):
@@ -151,8 +161,8 @@ class SinkLane(Protocol):
 
         Raises `RetryLaterError` if no record was accepted and the same call may be repeated (target away, disk full),
         and `FencedError` if another owner has opened the lane since. After any other error or a cancellation, the lane
-        must be closed. A sink with a position (`durable`) returns no retryable failures: it accepts the whole write or
-        raises.
+        must be closed. A sink with a position (`durable`) returns no retryable failures, except for records that it has
+        not tried because an earlier one was refused: it accepts the whole write or raises.
         """
 
     async def flush(self) -> None:
@@ -170,7 +180,8 @@ class WholeLane(SinkLane, Protocol):
     """A lane whose owner requires whole deliveries (`SinkOwner.whole`): its position is never within one.
 
     A delivery consists of the writes between two flushes; in a lane that does not collect, of one write. If records of
-    a write are refused, the target has none of its records before the next call.
+    a write are refused, the target has none of its records before the next call. The flush that follows may raise
+    `RefusedLateError`.
     """
 
     @property

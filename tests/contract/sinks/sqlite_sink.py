@@ -30,11 +30,13 @@ def _step(point: str) -> None:
 
 @udf.sink
 class Numbers:
-    """Numbers above 1,000,000 make it say everything that it can say of a record."""
+    """Numbers above 1,000,000 make it say everything that it can say of a record. Those that end with 000099 end its
+    process in `write`, and those that end with 000098 in `flush`."""
 
     def open(self, lane: udf.SinkLane) -> bytes | None:
         _step("open:before")
         self.lane = lane
+        self.flush_ends_it = False
         self.database = sqlite3.connect(TARGET, timeout=20)
         with self.database:
             self.database.execute("CREATE TABLE IF NOT EXISTS numbers (n, id, place INTEGER PRIMARY KEY)")
@@ -66,11 +68,16 @@ class Numbers:
     def write(self, record: udf.Record) -> None:
         _step("write:before")
         number = json.loads(record.value)["n"]
+        if number > 1_000_000 and number % 1_000_000 == 99:
+            os._exit(3)
+        self.flush_ends_it |= number > 1_000_000 and number % 1_000_000 == 98
         self.database.execute("INSERT INTO numbers (n, id) VALUES (?, ?)", [number, record.id])
         _step("write:after")
 
     def flush(self, position: bytes) -> None:
         _step("flush:before")
+        if self.flush_ends_it:
+            os._exit(4)
         ours = [position, self.lane.name, self.lane.epoch]
         done = self.database.execute("UPDATE positions SET position = ? WHERE lane = ? AND epoch = ?", ours)
         if done.rowcount == 0:

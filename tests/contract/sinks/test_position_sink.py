@@ -15,12 +15,12 @@ import pytest
 
 from millstream import codes
 from millstream.account import Account
-from millstream.errors import UdfError
+from millstream.errors import RetryLaterError, UdfError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf.sidecar import python_command
 from millstream_writer.delivery import Delivery, DeliveryLimits
-from millstream_writer.sink import SinkFrame, SinkLane
+from millstream_writer.sink import RefusedLateError, SinkFrame, SinkLane
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import file_spec, numbers_in, sink_owner, value_of
 from tests.contract.sinks.position_lanes import function, lane, opened
@@ -155,8 +155,10 @@ async def test_what_was_refused_stays_refused_whatever_the_function_says_later(t
     for epoch, file in ((1, POSITION_SINK), (2, another)):
         async with opened(target, epoch, command=python_command(f"{file}:Numbers")) as one:
             result = await one.write([refused], Position(1))
-            await one.flush()
-            told.append([replace(failure, detail="") for failure in result.failures[0]])
+            told.append([replace(failure, detail="") for failure in result.failures[0] if not failure.untried])
+            if untried := [failure.index for failure in result.failures[0] if failure.untried]:
+                assert position_sink_numbers(target) == [1000011]
+                assert not (await one.write([refused.take(untried)], Position(1))).failures
             assert one.durable == Position(1)
     assert told[0] == told[1]
     assert [(f.index, f.reason, f.drop, f.fallback, f.retryable) for f in told[0]] == [
@@ -196,11 +198,102 @@ async def test_refused_records_go_where_the_policy_says_and_nothing_after_them_i
     assert numbers_in(tmp_path / "fallback") == [1000022, 1000044, 1000055]
 
 
+FALLBACK = sink_owner(1).as_fallback()
+
+
 def delivery_of(primary: SinkLane, fallback: SinkLane | None, on_failure: OnFailure) -> Delivery:
     policy, limits = RetryPolicy(Backoff(0.001, steps=3), on_failure), DeliveryLimits(10**9, 10**12)
     return Delivery(
         primary, fallback, policy, limits, where="p/out/in-out.0", rng=random.Random(1), stop_error=UdfError
     )
+
+
+IN_WRITE, IN_FLUSH = [2000099, 3000099], [2000098, 3000098]
+
+
+@pytest.mark.guarantee("I1", "I2")
+@pytest.mark.parametrize(
+    "deadly", [pytest.param(IN_WRITE, id="write", marks=pytest.mark.sweep), pytest.param(IN_FLUSH, id="flush")]
+)
+async def test_only_a_record_that_ends_the_process_is_refused_and_the_position_passes_it(
+    tmp_path: Path, deadly: list[int]
+) -> None:
+    """Between others, and behind one that `check` refuses."""
+    target, first, second = tmp_path / "numbers.db", [10, 11, deadly[0], 1000033, 12], [13, deadly[1]]
+    frames = [sink_frame([value_of(n) for n in first], 1), sink_frame([value_of(n) for n in second], 2)]
+    async with opened(target, 1) as primary, open_sink(file_spec(tmp_path / "fallback", "jsonl"), FALLBACK) as fallback:
+        delivery = delivery_of(primary, fallback, OnFailure.FALLBACK)
+        await delivery.write(frames, Position(2))
+        await delivery.flush()
+        settled = delivery.take_settled()
+        assert primary.durable == Position(2)
+    assert settled is not None
+    assert settled.account == Account(inputs=7, processed=6, fallback=2, dropped={"unwanted": 1})
+    assert position_sink_numbers(target) == [10, 11, 12, 13]
+    assert numbers_in(tmp_path / "fallback") == deadly
+    # The next owner begins at an older mark. It learns from the position what became of these records.
+    async with opened(target, 2) as one:
+        result = await one.write(frames, Position(2))
+        assert [[failure.index for failure in failures] for failures in result.failures] == [[2, 3], [1]]
+    assert position_sink_numbers(target) == [10, 11, 12, 13]
+
+
+@pytest.mark.sweep
+@pytest.mark.guarantee("I1")
+async def test_a_lane_stops_at_a_record_that_ends_the_process_and_has_all_before_it(tmp_path: Path) -> None:
+    target = tmp_path / "numbers.db"
+    frames = [frame(1), sink_frame([value_of(n) for n in (20, 2000098)], 2)]
+    async with opened(target, 1) as primary:
+        delivery = delivery_of(primary, None, OnFailure.RETRY)
+        with raises(codes.SINK_FUNCTION_FAILED, "2/1.*3 attempts.*its process exited with code 4, 3 times in a row"):
+            await delivery.write(frames, Position(2))
+    assert position_sink_numbers(target) == [*range(10, 21)]
+
+
+@pytest.mark.guarantee("I1", "I2")
+async def test_of_a_whole_delivery_only_the_records_that_end_the_process_are_refused(tmp_path: Path) -> None:
+    """The target has nothing of it before their fate is decided."""
+    target = tmp_path / "numbers.db"
+    frames = [sink_frame([value_of(n) for n in (10, 2000099, 1000033, 11)], 1)]
+    frames.append(sink_frame([value_of(n) for n in (12, 3000099)], 2))
+    async with function(target) as client, lane(client, replace(sink_owner(1), whole=True)) as primary:
+        delivery = delivery_of(primary, None, OnFailure.DROP)
+        # That `check` refuses one leaves everything for the flush.
+        assert (await delivery.write(frames, Position(2))).processed == 5
+        with pytest.raises(RefusedLateError):
+            await delivery.flush()
+        assert position_sink_numbers(target) == []
+        account = await delivery.write(frames, Position(2))
+        assert account == Account(inputs=6, processed=3, dropped={"unwanted": 1, "function failed": 2})
+        assert position_sink_numbers(target) == []
+        await delivery.flush()
+        assert primary.durable == Position(2)
+    assert position_sink_numbers(target) == [10, 11, 12]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_flush_that_ends_the_process_with_a_whole_delivery_stops_the_lane(tmp_path: Path) -> None:
+    target = tmp_path / "numbers.db"
+    frames = [frame(1).take([0]), sink_frame([value_of(2000098)], 2)]
+    async with function(target) as client, lane(client, replace(sink_owner(1), whole=True)) as primary:
+        delivery = delivery_of(primary, None, OnFailure.DROP)
+        with raises(codes.SINK_FUNCTION_FAILED, "2 records, from .*/1/0 to .*/2/0.*chain: false"):
+            await delivery.write(frames, Position(2))
+    assert position_sink_numbers(target) == []
+
+
+@pytest.mark.sweep
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("step", ["open:before", "flush:before"])
+async def test_an_opening_and_a_flush_without_records_that_end_the_process_have_failed(
+    tmp_path: Path, step: str
+) -> None:
+    target, always = tmp_path / "numbers.db", tmp_path / "always.py"
+    always.write_text(POSITION_SINK.read_text().replace("os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"))
+    always.write_text(always.read_text().replace(" and not dead.exists()", "").replace("== int(", ">= int("))
+    async with opened(target, 1, command=python_command(f"{always}:Numbers"), env={"SINK_DIES_AT": step}) as one:
+        with pytest.raises(RetryLaterError, match=r"code 3, 3 times in a row, when it (opened|stored)"):
+            await one.write([], Position(1))
 
 
 async def test_a_position_remembers_refused_records_only_until_the_mark_has_passed_them(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from millstream_reader.source import SourceBatch
 
 _log = logging.getLogger(__name__)
 
-_FAILED_READS_MAX = 5
-"""Consecutive reads that may fail before the lane stops: 0.1 + 0.2 + 0.4 + 0.8 s of pauses between them."""
+_FAILURES_MAX = 5
+"""How often in a row the function may fail, to open, to read or to acknowledge, until the lane stops: 0.1 + 0.2 + 0.4 +
+0.8 s of pauses between them."""
 
 
 @asynccontextmanager
@@ -52,7 +53,7 @@ class UserDefinedLane:
         self._clock = clock
         self._gives_ids = False
         self._pending: int | None = None
-        self._failed_reads = 0
+        self._failures = 0
         self._pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
         self._ended = False
         self._draining = False
@@ -68,9 +69,9 @@ class UserDefinedLane:
             return SourceBatch(None, self._position, self._ended)
         batch = await self._stream.read(records_max, bytes_max, timeout_s)
         if batch.error:
-            await self._bear_failed_read(batch.error, batch.attempts)
+            await self._bear_failure(batch.error, batch.attempts)
             return SourceBatch(None, self._position)
-        self._failed_reads = 0
+        self._failures = 0
         self._pauses.begin_again()
         self._pending = batch.pending
         frame = batch.frame
@@ -88,23 +89,23 @@ class UserDefinedLane:
         return self._pending
 
     def is_held_up(self) -> bool:
-        return self._failed_reads > 0 or self._stream.is_away
+        return self._failures > 0 or self._stream.is_away
 
     async def drain(self) -> None:
         self._draining = True
 
-    async def _bear_failed_read(self, reason: str, attempts: int) -> None:
-        self._failed_reads += attempts
-        if self._failed_reads >= _FAILED_READS_MAX:
+    async def _bear_failure(self, reason: str, attempts: int) -> None:
+        self._failures += attempts
+        if self._failures >= _FAILURES_MAX:
             short = "\n".join(shortened(reason)) if raised(reason) else reason
             raise UdfError(
                 codes.SOURCE_FUNCTION_FAILED,
-                f"lane {self._lane}: the source function failed {self._failed_reads} reads in a row: {short}\n"
+                f"lane {self._lane}: the source function failed {self._failures} times in a row: {short}\n"
                 "Fix the function or the system that it reads from; nothing was lost.",
                 detail=reason if short != reason else "",
             )
         _log.warning(
-            "lane %s: the source function failed to read; next attempt in %.1f s: %s",
+            "lane %s: the source function failed; next attempt in %.1f s: %s",
             self._lane,
             self._pauses.next_s,
             # The traceback is shown when the read is not repeated any more.
