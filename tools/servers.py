@@ -111,11 +111,13 @@ _RABBITMQ_PACKAGES = (
 
 
 _MOSQUITTO_PACKAGES = ("mosquitto", "libcjson1", "libdlt2", "libmosquitto1", "libwrap0")
+_STRACE_PACKAGES = ("strace", "libunwind8", "liblzma5")
 _DEBIAN = {
     "postgres": _POSTGRES_PACKAGES,
     "mariadb": _MARIADB_PACKAGES,
     "rabbitmq": _RABBITMQ_PACKAGES,
     "mosquitto": _MOSQUITTO_PACKAGES,
+    "strace": _STRACE_PACKAGES,
 }
 
 
@@ -132,6 +134,11 @@ def fetch_rabbitmq(directory: Path) -> None:
 def fetch_mosquitto(directory: Path) -> None:
     """An MQTT broker and its libraries, from Debian's archive, installed nowhere."""
     _unpack_debian(_MOSQUITTO_PACKAGES, directory)
+
+
+def fetch_strace(directory: Path) -> None:
+    """A program that makes system calls of others fail, from Debian's archive, installed nowhere."""
+    _unpack_debian(_STRACE_PACKAGES, directory)
 
 
 def _unpack_debian(packages: Sequence[str], directory: Path) -> None:
@@ -207,6 +214,7 @@ FETCHED: dict[str, Callable[[Path], None]] = {
     "mariadb": fetch_mariadb,
     "rabbitmq": fetch_rabbitmq,
     "mosquitto": fetch_mosquitto,
+    "strace": fetch_strace,
     "seaweedfs": fetch_seaweedfs,
     "moto": fetch_moto,
     "azurite": fetch_azurite,

@@ -118,6 +118,15 @@ class WriteFailure(Enum):
     BROKEN = "a write or a sync failed"
 
 
+class BrokerAnswer(NamedTuple):
+    """A broker's answer about its health."""
+
+    failure: WriteFailure | None = None
+    """None if every write has succeeded since the start of the broker, as far as it says."""
+    why: str = ""
+    """What has failed."""
+
+
 class Server(Protocol):
     """A broker that a run starts for itself: its files, its command, its health. Created for every run."""
 
@@ -142,8 +151,9 @@ class Server(Protocol):
     async def is_ready(self, pid: int) -> bool:
         """Whether the process accepts connections."""
 
-    async def answers(self) -> bool:
-        """Send the broker a request. Returns when the broker has answered, however long that takes."""
+    async def ask(self) -> BrokerAnswer | None:
+        """Ask the broker for its health. Returns when it has answered, however long that takes. None if there is no
+        broker, or if it closes the connection."""
 
     def ended(self, pid: int) -> None:
         """Remove files of the ended process that its successor does not use."""
@@ -151,9 +161,9 @@ class Server(Protocol):
     def log_entry(self, line: bytes) -> bytes | None:
         """Convert a line of the broker's output to our log format; None for a line without information."""
 
-    def write_failure(self, line: bytes) -> WriteFailure | None:
-        """The failure that a line of the output reports: the broker could not write, and stores nothing more, or not in
-        one stream, although it still answers."""
+    def says_full(self, line: bytes) -> bool:
+        """Whether a line of the output reports that the disk is full. The broker may then store nothing more, although
+        it still answers."""
 
 
 class Technology(Protocol):

@@ -1,20 +1,20 @@
-"""A broker whose disk fails once stores nothing more, but still answers: it is restarted, and nothing is lost."""
+"""A broker whose disk fails once stores nothing more, but still answers and says so: it is restarted, and nothing is
+lost."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from millstream.buffers.jetstream.server import failure_in
-from millstream.buffers.technology import WriteFailure
+from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.requests import until_answered
+from millstream.buffers.jetstream.stream_health import ask_for_streams, failed_writes
+from millstream.nats.connection import open_connection
 from tests.mesh.running import start
-from tests.support.children import started
+from tests.support.system_calls import failing, need_failing_calls
 
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
@@ -29,56 +29,58 @@ spec:
     - {from: in, to: step, chain: false}
     - {from: step, to: out}
 """
-PLACE = "/data/store/jetstream/millstream/streams/p-in/msgs/1.blk"
 
 
+def test_only_failed_writes_are_failures() -> None:
+    """A stream that is not there yet may be restored at this moment."""
+    errors = [
+        {"type": "STREAM", "account": "a", "stream": "s", "error": "JetStream stream 'a > s' could not be recovered"},
+        {"type": "STREAM", "account": "a", "stream": "s", "error": "JetStream stream 'a > s' write error: sync 1.blk"},
+    ]
+    answer = {"data": {"status": "error", "errors": errors}}
+    assert failed_writes(json.dumps(answer).encode()) == [errors[1]["error"]]
+    assert failed_writes(b'{"data": {"status": "ok", "status_code": 200}}') == []
+    with pytest.raises(ValueError, match="not an answer"):
+        failed_writes(b"[]")
+
+
+@pytest.mark.guarantee("I9")
 @pytest.mark.parametrize(
-    ("message", "failure"),
+    ("fault", "reason"),
     [
-        (f"[ERR] Filestore [p-in] Critical write error: sync {PLACE}: input/output error", WriteFailure.BROKEN),
-        (f"[ERR] Filestore [p-in] Critical write error: write {PLACE}: read-only file system", WriteFailure.BROKEN),
-        ("[ERR] JetStream failed to store a msg on stream 'millstream > p-in': short write", WriteFailure.BROKEN),
-        ("[ERR] JetStream stream 'millstream > p-in' critical write error: bad file descriptor", WriteFailure.BROKEN),
-        (f"[ERR] Filestore [p-in] Critical write error: write {PLACE}: no space left on device", WriteFailure.FULL),
-        ("[ERR] JetStream out of space, will be DISABLED", WriteFailure.FULL),
-        # These are answers to a client, which waits for space in the buffer.
-        ("[ERR] JetStream failed to store a msg on stream 'millstream > p-in': maximum bytes exceeded", None),
-        ("[ERR] JetStream failed to store a msg on stream 'millstream > p-in': maximum messages exceeded", None),
-        ("[INF] Server is ready", None),
+        ("fsync:error=EIO:when=1+", "input/output error"),
+        ("pwrite64:error=EROFS:when=1+", "read-only file system"),
     ],
 )
-def test_what_the_server_says_when_it_cannot_write(message: str, failure: WriteFailure | None) -> None:
-    line = f"[4711] 2026/11/29 13:06:08.142539 {message}"
-    assert failure_in(line.encode()) is failure
-
-
-def _tracer() -> str:
-    """The program that makes system calls fail. Go calls the system itself, so a library in between would see none."""
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("strace is not installed, which makes the broker's fsync fail")
-    # A child of this process, so the same rules hold as for the broker.
-    with subprocess.Popen(["sleep", "60"]) as sleeping:
-        tracing = [strace, "-o", os.devnull, "-p", str(sleeping.pid), "-e", "trace=none"]
-        with subprocess.Popen(tracing, stderr=subprocess.PIPE, text=True) as tried:
-            assert tried.stderr is not None
-            line = tried.stderr.readline()
-            tried.terminate()
-        sleeping.kill()
-    if "attached" not in line:
-        pytest.skip(f"this system permits no ptrace: {line.strip()}")
-    return strace
+async def test_a_server_says_which_stream_stores_nothing_more(tmp_path: Path, fault: str, reason: str) -> None:
+    """It answers, and another stream works."""
+    need_failing_calls()
+    async with open_nats_server(tmp_path) as server, open_connection(server.access, name="test") as connection:
+        port = int(server.access.url.rpartition(":")[2])
+        for name in ("one", "two"):
+            await until_answered(connection, f"STREAM.CREATE.{name}", {"name": name, "subjects": [name]})
+            await connection.request(name, b"stored")
+        assert await ask_for_streams(port, server.access) == []
+        (file,) = tmp_path.rglob("one/msgs/1.blk")
+        async with failing(server.pid, fault, files=(file,)):
+            await connection.publish("one", b"lost")
+            async with asyncio.timeout(20):
+                while not (failed := await ask_for_streams(port, server.access)):  # noqa: ASYNC110  # nothing tells
+                    await asyncio.sleep(0.05)
+        assert reason in failed[0]
+        assert "one" in failed[0]
+        assert len(failed) == 1
+        assert b"seq" in (await connection.request("two", b"stored")).data
 
 
 @pytest.mark.guarantee("I9")
 async def test_a_broker_whose_fsync_fails_is_restarted_and_nothing_is_lost(tmp_path: Path) -> None:
-    strace = _tracer()
+    need_failing_calls()
     (tmp_path / "p.yaml").write_text(PIPELINE, encoding="utf-8")
     async with start(tmp_path, "run", "p.yaml", "-o", "json") as running:
         broker = await running.pid("broker")
         await running.until_more("out", than=0)
-        fault = ("-f", "-o", os.devnull, "-e", "trace=fsync", "-e", "inject=fsync:error=EIO:when=3")
-        async with started(strace, *fault, "-p", str(broker), stderr=asyncio.subprocess.DEVNULL):
+        async with failing(broker, "fsync:error=EIO:when=3"):
             await running.until_replaced("broker", broker)
         await running.until_more("out")
         running.interrupt()

@@ -21,8 +21,8 @@ from millstream.buffers.jetstream.server_config import (
     new_password,
     server_config,
 )
-from millstream.buffers.jetstream.stream_health import answers_for_streams
-from millstream.buffers.technology import WriteFailure
+from millstream.buffers.jetstream.stream_health import ask_for_streams
+from millstream.buffers.technology import BrokerAnswer, WriteFailure
 from millstream.durable import step
 from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories
@@ -41,10 +41,6 @@ _DISK_FULL = (
     b"resource limits exceeded for server",
     b"will be DISABLED",
 )
-# After a write or an fsync of a stream's file has failed, for whatever reason (an input/output error, a read-only file
-# system, a short write), the server refuses every later message of that stream, and answers everything else. A message
-# that exceeds a limit of the stream is refused as well, as it should be.
-_NOT_STORED = re.compile(rb"critical write error|failed to store a msg (?!.*: maximum )", re.IGNORECASE)
 ACCESS_FILE = "access.json"
 CERTIFICATE_FILE, KEY_FILE = "server.pem", "server.key"
 _SECRET_FILE = "key"
@@ -112,8 +108,14 @@ class JetStreamServer:
     async def is_ready(self, pid: int) -> bool:
         return self._ports_file(pid).exists()
 
-    async def answers(self) -> bool:
-        return await answers_for_streams(self.port, self.access)
+    async def ask(self) -> BrokerAnswer | None:
+        failed = await ask_for_streams(self.port, self.access)
+        if failed is None:
+            return None
+        if not failed:
+            return BrokerAnswer()
+        is_full = any(self.says_full(one.encode()) for one in failed)
+        return BrokerAnswer(WriteFailure.FULL if is_full else WriteFailure.BROKEN, "; ".join(failed))
 
     def ended(self, pid: int) -> None:
         self._ports_file(pid).unlink(missing_ok=True)
@@ -133,18 +135,11 @@ class JetStreamServer:
         }
         return json.dumps(entry).encode()
 
-    def write_failure(self, line: bytes) -> WriteFailure | None:
-        return failure_in(line)
+    def says_full(self, line: bytes) -> bool:
+        return any(sign in line for sign in _DISK_FULL)
 
     def _ports_file(self, pid: int) -> Path:
         return self._directory / f"{_PROGRAM}_{pid}.ports"
-
-
-def failure_in(line: bytes) -> WriteFailure | None:
-    """The failure that a line of the server's log reports."""
-    if any(sign in line for sign in _DISK_FULL):
-        return WriteFailure.FULL
-    return WriteFailure.BROKEN if _NOT_STORED.search(line) else None
 
 
 def _adopt(store: Path) -> None:

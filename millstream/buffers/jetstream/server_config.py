@@ -17,6 +17,7 @@ PENDING_BYTES_MAX = 4 * limits.BYTES_IN_FLIGHT_MAX
 """Bytes that the server holds for one slow connection before it closes the connection."""
 
 SETTINGS_SUBJECT = "$SYS.REQ.SERVER.*.VARZ"
+HEALTH_SUBJECT = "$SYS.REQ.SERVER.*.HEALTHZ"
 """Subject in the system account at which a server answers with its settings; the star stands for the server's id."""
 SYSTEM_ACCOUNT = "SYS"
 ACCOUNT = "millstream"
@@ -43,7 +44,7 @@ def server_config(
     tls: tuple[Path, Path] | None = None,
 ) -> str:
     """A configuration for one server with JetStream, one account and one user, whose password the server reads from its
-    environment. The server listens only on the client port, and reports its settings over NATS.
+    environment. The server listens only on the client port, and reports its settings and its health over NATS.
 
     When the server accepts connections, it writes a file with its ports below `ports_dir`. Without `sync_always` a
     commit survives a crash of any process, but not of the operating system. `file_store_bytes_max`: None stands for the
@@ -77,15 +78,22 @@ def new_password() -> str:
     return f"k{secrets.token_hex(_PASSWORD_BYTES)}"
 
 
-# The system account exports the settings of the server to the account.
+# The system account exports the settings and the health of the server to the account.
 _ACCOUNTS = (
     f"system_account: {SYSTEM_ACCOUNT}",
     "accounts {",
-    f'  {SYSTEM_ACCOUNT} {{ exports: [{{service: "{SETTINGS_SUBJECT}", accounts: [{ACCOUNT}]}}] }}',
+    f"  {SYSTEM_ACCOUNT} {{ exports: [",
+    *(f'    {{service: "{subject}", accounts: [{ACCOUNT}]}}' for subject in (SETTINGS_SUBJECT, HEALTH_SUBJECT)),
+    "  ] }",
     f"  {ACCOUNT} {{",
     "    jetstream: enabled",
     f"    users: [{{user: {USER}, password: ${PASSWORD_VARIABLE}}}]",
-    f'    imports: [{{service: {{account: {SYSTEM_ACCOUNT}, subject: "{SETTINGS_SUBJECT}"}}}}]',
+    "    imports: [",
+    *(
+        f'      {{service: {{account: {SYSTEM_ACCOUNT}, subject: "{subject}"}}}}'
+        for subject in (SETTINGS_SUBJECT, HEALTH_SUBJECT)
+    ),
+    "    ]",
     "  }",
     "}",
 )

@@ -15,7 +15,7 @@ from millstream import codes
 from millstream.buffers.redis.access import SCHEME, RedisAccess
 from millstream.buffers.redis.ping import answers_ping
 from millstream.buffers.redis.server_config import find_redis_server, new_password, server_config
-from millstream.buffers.technology import WriteFailure
+from millstream.buffers.technology import BrokerAnswer
 from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories
 from millstream.ledger.protocol import DurabilityLevel
@@ -64,8 +64,9 @@ class RedisServerOfRun:
     async def is_ready(self, pid: int) -> bool:
         return await answers_ping(self.port, self.access)
 
-    async def answers(self) -> bool:
-        return await answers_ping(self.port, self.access)
+    async def ask(self) -> BrokerAnswer | None:
+        # A server that cannot write ends by itself.
+        return BrokerAnswer() if await answers_ping(self.port, self.access) else None
 
     def ended(self, pid: int) -> None:
         """Do nothing: the process leaves no files that have to be removed."""
@@ -84,6 +85,6 @@ class RedisServerOfRun:
         }
         return json.dumps(entry).encode()
 
-    def write_failure(self, line: bytes) -> WriteFailure | None:
-        """Always None: a server that cannot write ends by itself, so it is restarted anyway."""
-        return None
+    def says_full(self, line: bytes) -> bool:
+        """Never: a server that cannot write ends by itself, so it is restarted anyway."""
+        return False

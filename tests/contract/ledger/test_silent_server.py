@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.requests import until_answered
-from millstream.buffers.jetstream.stream_health import answers_for_streams
+from millstream.buffers.jetstream.stream_health import ask_for_streams
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import open_connection
 from tests.nats_process import open_nats_process
@@ -26,18 +27,18 @@ def port_of(url: str) -> int:
 
 
 async def test_a_server_is_well_when_it_answers_for_its_streams(tmp_path: Path) -> None:
-    async with open_nats_process(tmp_path / "well") as server:
-        access = BrokerAccess(server.url)
-        assert await answers_for_streams(port_of(server.url), access)
+    async with open_nats_server(tmp_path / "well") as well:
+        port, access = port_of(well.access.url), well.access
+        assert await ask_for_streams(port, access) == []
         async with open_connection(access, name="test") as connection:
             for name in ("one", "two"):
                 await until_answered(connection, f"STREAM.CREATE.{name}", {"name": name, "subjects": [name]})
-        assert await answers_for_streams(port_of(server.url), access)
-    assert not await answers_for_streams(port_of(server.url), access)
+        assert await ask_for_streams(port, access) == []
+    assert await ask_for_streams(port, access) is None
     async with open_nats_process(tmp_path / "silent", WITHOUT_STREAMS) as server:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
-                await answers_for_streams(port_of(server.url), BrokerAccess(server.url))
+                await ask_for_streams(port_of(server.url), BrokerAccess(server.url))
 
 
 async def test_a_question_that_is_never_answered_is_reported_once(

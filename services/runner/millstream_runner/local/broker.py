@@ -78,6 +78,8 @@ class EmbeddedBroker:
         self._stop = asyncio.Event()
         self._write_failure: WriteFailure | None = None
         """Why the current process stores nothing more."""
+        self._failed_write = ""
+        """What the broker says of that."""
         self._failed_writes = 0
         """Processes in a row that were ended because a write had failed soon after their start."""
         self._is_renewed = False
@@ -121,9 +123,7 @@ class EmbeddedBroker:
                 self.identity = identity_of(child.pid)
                 health = Health(child.pid, Patience(), report=self._report_health, rest_s=REST_S)
                 async with open_tasks() as tasks:
-                    watching = tasks.create_task(
-                        child.kill_when_hung(health, self._server.answers), name="health of the broker"
-                    )
+                    watching = tasks.create_task(child.kill_when_hung(health, self._ask), name="health of the broker")
                     if await self._until_ready(child):
                         failures = 0
                         if not self._failed_writes:
@@ -167,10 +167,20 @@ class EmbeddedBroker:
         if entry is not None:
             self._on_line(entry)
         self._last_lines.add(text_of(line))
-        failure = self._server.write_failure(line)
-        if failure is not None and self._write_failure is None:
-            _log.warning("the broker failed to write, and stores nothing until it is restarted: %s", text_of(line))
-            self._write_failure = failure
+        if self._server.says_full(line):
+            self._note_failure(WriteFailure.FULL, text_of(line))
+
+    async def _ask(self) -> bool:
+        """Whether the broker answers. Its answer says whether it could write."""
+        answer = await self._server.ask()
+        if answer is not None and answer.failure is not None:
+            self._note_failure(answer.failure, answer.why)
+        return answer is not None
+
+    def _note_failure(self, failure: WriteFailure, why: str) -> None:
+        if self._write_failure is None:
+            _log.warning("the broker failed to write, and stores nothing until it is restarted: %s", why)
+            self._write_failure, self._failed_write = failure, why
 
     def _prepare(self) -> None:
         for name, text in self._server.prepare().items():
@@ -217,7 +227,7 @@ class EmbeddedBroker:
                 raise InfrastructureError(
                     codes.FSYNC_FAILED,
                     f"the broker could not write to {self._directory}, {self._failed_writes} times in a row, each time "
-                    f"soon after its start: {self._tail()}",
+                    f"soon after its start: {self._failed_write}",
                 )
             _log.warning("the broker is restarted, to continue with what the disk has")
             self._is_renewed = True
