@@ -216,8 +216,8 @@ SSE_IDS_REMEMBERED = 10_000
 """Ids of an event stream that an open lane remembers, to notice events that come again."""
 SSE_ID_BYTES_MAX = 2 * KIB
 """Size of the id of an event: it becomes part of each position, and of the head of a request."""
-POLL_ANSWER_BYTES_MAX = 32 * MIB
-"""Size of an answer to a polling HTTP source; the whole answer is in memory."""
+WEB_ANSWER_BYTES_MAX = 32 * MIB
+"""Size of an answer of an HTTP server that is in memory as a whole, after it was decompressed."""
 KAFKA_CALL_S = 1.0
 """Duration of one call of Kafka's client: a lane that is closed does not wait longer for it."""
 KAFKA_LOOK_S = ONLINE_CHECK_TIMEOUT_S - 2.0

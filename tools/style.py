@@ -100,6 +100,19 @@ MAY_READ_TIMES = {
 }
 """The same for numbers as times."""
 
+MAY_ASK = {
+    "millstream/buffers/jetstream/durability.py": "a broker of this machine, for its settings",
+    "millstream/google_cloud/channels.py": "the service that gives this machine's credentials",
+    "millstream/iceberg/catalogs.py": "its adapter limits every answer",
+    "millstream/oauth2/issuer.py": "reads answers in parts, up to a limit",
+    "services/runner/millstream_runner/bench/latency.py": "a process that it has started",
+    "services/runner/millstream_runner/chaos/": "shares no code with what it checks",
+}
+"""Files that make HTTP requests otherwise than with `millstream.wire.bodies`, each with what limits the answers."""
+_CLIENTS = frozenset(
+    {"requests", "urllib.request", "http.client", "urllib3", "httpx", "google.auth.transport.requests"}
+)
+
 _CREATES_FILES = frozenset({"write_text", "write_bytes", "touch", "mkdir", "makedirs"})
 """Methods that create a file or a directory, or empty a file, with the rights that the umask leaves."""
 MAY_CREATE_FILES = {
@@ -221,6 +234,12 @@ def _faults_of_nodes(path: PurePosixPath, tree: ast.Module) -> Iterator[tuple[in
                 yield node.lineno, "starts a task and drops it; a task is awaited where it is started"
             case ast.Call():
                 yield from _faults_of_call(path, node)
+                if _must_limit(path):
+                    yield from _unlimited_answers(node)
+            case ast.ImportFrom(module=str(name)) if name in _CLIENTS and _must_limit(path):
+                yield node.lineno, f"imports {name}, whose answers have no limit; see millstream/wire/bodies.py"
+            case ast.Import(names=names) if any(one.name in _CLIENTS for one in names) and _must_limit(path):
+                yield node.lineno, "imports a client whose answers have no limit; see millstream/wire/bodies.py"
             case ast.ExceptHandler() if _catches_everything(node) and _does_nothing(node):
                 yield node.lineno, "swallows every error; catch what you expect, or report it"
             case ast.ImportFrom(module="time") if any(alias.name == "sleep" for alias in node.names):
@@ -260,6 +279,23 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
             yield call.lineno, f"{name} raises for times outside the calendar; see millstream.extract"
     if name == "print" and not names_its_output and not str(path).startswith(MAY_PRINT):
         yield call.lineno, "prints to standard output, which belongs to the command line; log it"
+
+
+def _must_limit(path: PurePosixPath) -> bool:
+    """Whether the answers that a module reads need a limit."""
+    return path.parts[0] in ("millstream", "services") and not str(path).startswith(tuple(MAY_ASK))
+
+
+def _unlimited_answers(call: ast.Call) -> Iterator[tuple[int, str]]:
+    """Sessions of aiohttp whose answers have any size, and reads of a whole body."""
+    name = ast.unparse(call.func)
+    limited = any(
+        word.arg == "response_class" and "BoundedResponse" in ast.unparse(word.value) for word in call.keywords
+    )
+    if name.rpartition(".")[2] == "ClientSession" and not limited:
+        yield call.lineno, "opens a session whose answers have no limit; give it `BoundedResponse` of millstream.wire"
+    if name.endswith(".content.read") and not call.args:
+        yield call.lineno, "reads a body of any size; see millstream/wire/bodies.py"
 
 
 def _creates_files(call: ast.Call) -> bool:

@@ -20,6 +20,7 @@ from millstream import codes
 from millstream.bigquery.settings import BigQueryDataset
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.google_cloud.channels import local_error_of, open_channel
+from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 
 FAILURES = (grpc.RpcError, GoogleAuthError, OSError, TimeoutError, RecursionError)
 """The exceptions of a failed request or connection."""
@@ -84,7 +85,7 @@ class BigQueryLink:
         request = types.CreateReadSessionRequest.pb()(parent=parent, read_session=session, max_stream_count=1)
         place = ("read_session.table", session.table)
         made = await self._ask(_READ + "CreateReadSession", request, types.ReadSession.pb(), place)
-        blocks = []
+        blocks, size = [], 0
         for stream in made.streams:
             call = self._channel.unary_stream(
                 _READ + "ReadRows",
@@ -95,7 +96,12 @@ class BigQueryLink:
                 metadata=(_routing("read_stream", stream.name),),
                 timeout=self.settings.timeout_s,
             )
-            blocks += [answer.avro_rows.serialized_binary_rows async for answer in call]
+            async for answer in call:
+                blocks.append(answer.avro_rows.serialized_binary_rows)
+                size += len(blocks[-1])
+                if size > GRPC_MESSAGE_BYTES_MAX:
+                    what = f"{table} has more than {GRPC_MESSAGE_BYTES_MAX} bytes of rows for this lane"
+                    raise UserError(codes.TARGET_UNFIT, f"{self.where}: {what}. Use a table that only sinks write to")
         return made.avro_schema.schema, blocks
 
     async def _ask(self, method: str, request: Message, answer: Message, place: tuple[str, str]) -> Message:

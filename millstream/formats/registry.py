@@ -25,6 +25,7 @@ from millstream.limits import REGISTRY_ANSWER_BYTES_MAX, REGISTRY_REFERENCES_MAX
 from millstream.spec.formats import SchemaRegistry
 from millstream.spec.references import resolve
 from millstream.spec.tls import ServerTls
+from millstream.wire.bodies import BoundedResponse, TooLargeError, body_within
 from millstream.wire.client_tls import context_of
 
 PROTOBUF = "PROTOBUF"
@@ -136,11 +137,9 @@ class Registry:
         url = self._settings.url + path
         try:
             async with self._session.request(method, url, data=data, headers=headers, allow_redirects=False) as answer:
-                status, given = answer.status, b""
-                async for part in answer.content.iter_chunked(1 << 16):
-                    given += part
-                    if len(given) > REGISTRY_ANSWER_BYTES_MAX:
-                        raise self._strange(f"an answer has more than {REGISTRY_ANSWER_BYTES_MAX} bytes")
+                status, given = answer.status, await body_within(answer, REGISTRY_ANSWER_BYTES_MAX)
+        except TooLargeError as error:
+            raise self._strange(str(error)) from error
         except (ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             what = str(error) or type(error).__name__
             raise self._away(f"does not answer: {what}") from error
@@ -204,5 +203,6 @@ async def open_registry(settings: SchemaRegistry, base_dir: Path, where: str) ->
 
     connector = TCPConnector(ssl=tls if tls is not None else True, limit=REGISTRY_REQUESTS_MAX)
     timeout = ClientTimeout(total=settings.timeout_s)
-    async with ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
+    session = ClientSession(connector=connector, headers=headers, timeout=timeout, response_class=BoundedResponse)
+    async with session:
         yield Registry(settings, session, where)

@@ -22,11 +22,13 @@ from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.google_cloud.endpoints import address_of, is_encrypted
 from millstream.json_parser import parse_json
+from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 from millstream.spec.references import Secret, resolve
 
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    # gRPC checks this after decompression.
+    ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
     # Detects a dead connection on which no requests are sent.
     ("grpc.keepalive_time_ms", 30_000),
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
@@ -20,9 +21,11 @@ from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.spec.references import resolve
 from millstream.sqs.settings import SqsQueue
+from millstream.wire.bodies import BoundedResponse
 
-FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError, RecursionError)
-"""Exceptions of the client: everything that can go wrong between a lane and its queue."""
+FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError, RecursionError, ValueError)
+"""Exceptions of the client: everything that can go wrong between a lane and its queue. An answer that is not JSON
+raises `ValueError`."""
 BATCH = 10
 """Maximum number of messages in a request."""
 _CONNECTIONS = 16
@@ -33,6 +36,15 @@ _REFUSED = (
 )
 
 _REFUSED_STATUSES = (401, 403)
+
+
+class _Session(AIOHTTPSession):  # type: ignore[misc]  # the client has no types
+    """The client's sessions, with answers of a limited size."""
+
+    async def _get_session(self, proxy_url: Any) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._response_class = BoundedResponse
+        return session
 
 
 class SqsLink:
@@ -77,6 +89,7 @@ async def open_link(queue: SqsQueue, base_dir: Path, where: str) -> SqsLink:
         read_timeout=queue.timeout_s + 30,
         max_pool_connections=_CONNECTIONS,
         retries={"total_max_attempts": 1},
+        http_session_cls=_Session,
     )
     opened = get_session().create_client(
         "sqs", region_name=queue.region_name, endpoint_url=queue.address, config=config, **given

@@ -49,6 +49,7 @@ from millstream.spec.tls import ServerTls
 from millstream.web.bearer import open_bearer
 from millstream.web.settings import WebServer, is_url
 from millstream.web.signed import open_signer
+from millstream.wire.bodies import BoundedResponse, TooLargeError
 from millstream.wire.client_tls import context_of, is_not_accepted
 
 PASSING = frozenset({408, 409, 425, 429})
@@ -165,6 +166,8 @@ def translated(link: WebLink) -> Iterator[None]:
         raise UserError(codes.TARGET_REFUSES, what) from error
     except _RedirectedError as error:
         raise link.refused(error.status, error.headers) from error
+    except TooLargeError as error:
+        raise link.unfit(f"gives an answer of more than {error.bytes_max} bytes; request less at once") from error
     except InvalidURL:
         # Its text is the URL, which a stack trace would show.
         raise link.unfit("has an address that cannot be used; check `url`") from None
@@ -225,6 +228,7 @@ async def linked(settings: WebServer, base_dir: Path, where: str, schemes: Colle
             cookie_jar=DummyCookieJar(),
             trace_configs=[_no_redirects()],
             middlewares=middlewares,
+            response_class=BoundedResponse,
         )
         await stack.enter_async_context(session)
         yield WebLink(session, url, where, secrets)

@@ -3,24 +3,32 @@ MiB by which the process has grown, and what the reader said. With another argum
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import io
 import json
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
+from aiohttp import web
 
 from millstream.extract import Extraction
 from millstream.formats.avro import parsed
-from millstream.formats.registry import Schema
+from millstream.formats.registry import Schema, open_registry
+from millstream.spec.formats import SchemaRegistry
+from millstream.web.link import linked, translated
+from millstream.web.settings import HTTP
 from millstream_reader.sources.file.table_file import open_table_file
 from millstream_reader.sources.file.text_file import FileMark
+from millstream_reader.sources.http_poll.connector import HttpPollSource
 from millstream_udf import arrow_values
+from tests.support.web_server import open_handler
 
 MIB = 1 << 20
 TEXT = {"type": "record", "name": "r", "fields": [{"name": "text", "type": "string"}]}
@@ -67,6 +75,34 @@ def columns_of(count: int) -> bytes:
     return target.getvalue()
 
 
+def asked(body: bytes, ask: Callable[[str], Awaitable[object]]) -> Callable[[], object]:
+    """Asks a server whose every answer is this compressed body. `ask` gets its address."""
+
+    async def answer(request: web.Request) -> web.Response:
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        return web.Response(body=body, headers=headers)
+
+    async def run() -> object:
+        async with open_handler(answer) as address:
+            return await ask(address)
+
+    return lambda: asyncio.run(run())
+
+
+async def ask_over_http(address: str) -> object:
+    settings = HttpPollSource.model_validate({"url": address, "interval": "1s"})
+    async with linked(settings, Path(), "a lane", HTTP) as link:
+        with translated(link):
+            async with link.session.get(link.url) as answer:
+                return await answer.json()
+
+
+async def ask_registry(address: str) -> object:
+    settings = SchemaRegistry.model_validate({"url": address})
+    async with open_registry(settings, Path(), "a lane") as registry:
+        return await registry.schema(1)
+
+
 def grown(use: Callable[[], object]) -> tuple[int, str]:
     """By how many MiB the peak of this process has grown, and the result or the error."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -84,6 +120,7 @@ def written(directory: Path) -> None:
     texts: list[dict[str, object]] = [{"text": "x" * 20_000_000}] * 4
     for codec in ("deflate", "bzip2", "xz"):
         write_avro(directory / f"{codec}.avro", texts, TEXT, codec)
+    (directory / "answer.gz").write_bytes(gzip.compress(b" " * 400 * MIB, 6))
     (directory / "columns.arrow").write_bytes(columns_of(40_000_000))
 
 
@@ -95,6 +132,9 @@ def main(directory: Path) -> None:
         "arrow": grown(lambda: arrow_values.unpacked(columns, 40_000_000)),
         "items": grown(lambda: parsed(Schema("AVRO", json.dumps(NULLS)))),
     }
+    body = (directory / "answer.gz").read_bytes()
+    found["http"] = grown(asked(body, ask_over_http))
+    found["registry"] = grown(asked(body, ask_registry))
     for codec in ("deflate", "bzip2", "xz"):
         found[codec] = grown(lambda codec=codec: rows_of(directory / f"{codec}.avro", "avro"))  # type: ignore[misc]
     sys.stdout.write(json.dumps(found))

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,27 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiohttp import web
 from fastavro import _read_py
 
+from millstream import codes
 from millstream.formats.avro_blocks import bound_blocks, check_items
-from millstream.limits import AVRO_BLOCK_BYTES_MAX, MIB
+from millstream.limits import AVRO_BLOCK_BYTES_MAX, MIB, REGISTRY_ANSWER_BYTES_MAX, WEB_ANSWER_BYTES_MAX
+from millstream.pulsar.looking import Looking
+from millstream.record import Position
+from millstream.sqs.link import linked
 from millstream_reader.sources.file.rows_as_json import bounded, json_rows
 from millstream_reader.sources.file.table_file import parquet_rows
+from millstream_reader.sources.sqs.connector import SqsSource
 from millstream_udf import arrow_values
+from millstream_writer.sinks.opensearch.connector import OpenSearchSink
+from millstream_writer.sinks.opensearch.lane import open_opensearch_sink
+from millstream_writer.sinks.pulsar.connector import PulsarSink
+from millstream_writer.sinks.pulsar.web_service import deduplicates
+from tests.contract.sinks.file_target import sink_owner
+from tests.support.errors import raises
+from tests.support.web_server import open_handler
+from tests.unit.writer.sink_frames import sink_frame
 
 REPOSITORY = Path(__file__).parents[2]
 GROWTH_MAX_MIB = 4 * AVRO_BLOCK_BYTES_MAX // MIB
@@ -38,9 +53,38 @@ def test_small_inputs_that_stand_for_gigabytes(tmp_path: Path) -> None:
     assert said.pop("parquet") == "1000 rows"
     assert said.pop("large cell") == "1 rows"
     assert "they are compressed" in said.pop("arrow")
+    assert f"more than {WEB_ANSWER_BYTES_MAX} bytes" in said.pop("http")
+    assert f"more than {REGISTRY_ANSWER_BYTES_MAX} bytes" in said.pop("registry")
     assert "items that take no bytes" in said.pop("items")
     assert all(f"more than {AVRO_BLOCK_BYTES_MAX} bytes" in text for text in said.values()), said
     assert {name: grown for name, (grown, _) in found.items() if grown > GROWTH_MAX_MIB} == {}
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    with suppress(OSError):
+        while True:
+            await response.write(b" " * MIB)
+    return response
+
+
+async def test_an_answer_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = f"more than {WEB_ANSWER_BYTES_MAX} bytes"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    async with open_handler(endless) as address:
+        sink = OpenSearchSink.model_validate({"url": address, "index": "i", "mode": "upsert"})
+        async with open_opensearch_sink(sink, sink_owner(1)) as lane:
+            with raises(codes.TARGET_UNFIT, match=said):
+                await lane.write([sink_frame([b"{}"], 1)], Position(1))
+        queue = SqsSource.model_validate({"queueUrl": f"{address}/1/queue", "region": "us-east-1"})
+        async with linked(queue, tmp_path, "a lane") as link:
+            with raises(codes.TARGET_AWAY, match=said):
+                await link.ask("receive_message")
+        topic = PulsarSink.model_validate({"serverAddr": "pulsar://a:1", "topic": "t", "adminUrl": address})
+        with raises(codes.TARGET_AWAY, match=said):
+            await deduplicates(topic, tmp_path, Looking())
 
 
 def test_blocks_have_a_limited_number_of_bytes() -> None:

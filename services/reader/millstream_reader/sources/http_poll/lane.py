@@ -23,14 +23,13 @@ from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
-from aiohttp import ClientResponse
 from yarl import URL
 
 from millstream import codes
 from millstream.background import open_tasks
 from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.frame import build_frame
-from millstream.limits import POLL_ANSWER_BYTES_MAX, RECORD_BYTES_MAX
+from millstream.limits import RECORD_BYTES_MAX
 from millstream.spec.references import resolve
 from millstream.web.link import AskedToWaitError, WebLink, linked, translated
 from millstream.web.settings import HTTP
@@ -44,7 +43,6 @@ from millstream_reader.sources.reaching import Reaching
 
 KIND = "httpPoll"
 _OK, _NO_CONTENT, _UNCHANGED, _GONE = 200, 204, 304, 410
-_PART_BYTES = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -333,7 +331,7 @@ async def _ask(settings: HttpPollSource, link: WebLink, url: URL, conditional: M
                 raise _GoneError
             if response.status != _OK:
                 raise link.refused(response.status, response.headers)
-            body = await _body(response, link)
+            body = await response.read()
     following = response.links["next"]["url"] if "next" in response.links else None
     try:
         answer = read_answer(body, settings, None if following is None else str(following))
@@ -341,16 +339,6 @@ async def _ask(settings: HttpPollSource, link: WebLink, url: URL, conditional: M
         raise link.unfit(f"gives an answer that does not fit the settings: {error}") from error
     pairs = {"If-None-Match": response.headers.get("ETag"), "If-Modified-Since": response.headers.get("Last-Modified")}
     return _Got(answer, {name: text for name, text in pairs.items() if text is not None})
-
-
-async def _body(response: ClientResponse, link: WebLink) -> bytes:
-    parts, size = [], 0
-    async for part in response.content.iter_chunked(_PART_BYTES):
-        parts.append(part)
-        size += len(part)
-        if size > POLL_ANSWER_BYTES_MAX:
-            raise link.unfit(f"gives an answer of more than {POLL_ANSWER_BYTES_MAX} bytes; request smaller pages")
-    return b"".join(parts)
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

@@ -16,6 +16,7 @@ from millstream.pulsar.credentials import credentials_now, identity_of
 from millstream.pulsar.looking import Looking
 from millstream.pulsar.settings import PERSISTENT
 from millstream.spec.tls import ServerTls
+from millstream.wire.bodies import BoundedResponse
 from millstream.wire.client_tls import context_of
 from millstream_writer.sinks.pulsar.connector import PulsarSink
 
@@ -39,7 +40,7 @@ async def deduplicates(settings: PulsarSink, base_dir: Path, looking: Looking) -
     limit = ClientTimeout(looking.timeout_s(settings))
     try:
         async with (
-            ClientSession(headers=headers, timeout=limit, connector=secured) as session,
+            ClientSession(headers=headers, timeout=limit, connector=secured, response_class=BoundedResponse) as session,
             session.get(address) as answer,
         ):
             redirected = ""
