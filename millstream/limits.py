@@ -34,8 +34,18 @@ each level, and Python allows 1,000 in all."""
 BLOCK_BYTES_MAX = 8 * MIB
 """Bytes of the texts of rows of which a reader of Parquet, Avro or a table makes JSON at once, unless one row has
 more."""
+BATCH_BYTES_MAX = 8 * BLOCK_BYTES_MAX
+"""Bytes of rows that Arrow reads at once, unless one row has more."""
+PARQUET_PAGE_BYTES_MAX = 256 * MIB
+"""Bytes of a page of a Parquet file after it was decompressed, and of the values of a row in one column. Pages usually
+have 1 MiB, but a thousand large texts may be in one."""
+ROW_VALUES_MAX = RECORD_BYTES_MAX // 2
+"""Values of a row in a column of lists: more are never a record, because each takes two bytes of JSON."""
 CATALOG_ANSWER_BYTES_MAX = 64 * MIB
 """Bytes of an answer of an Iceberg catalog: it has the metadata of a table with all its snapshots."""
+TABLE_METADATA_BYTES_MAX = 64 * MIB
+"""Bytes of a file of metadata of an Iceberg or Delta table, after it was decompressed: with all snapshots, a manifest or
+a block of it, or an entry of the log."""
 AVRO_BLOCK_BYTES_MAX = 64 * MIB
 """Bytes of a block of an Avro file after it was decompressed. Other programs write blocks of 16 KiB to 2 MiB."""
 MESSAGE_BYTES_MAX = 8 * MIB

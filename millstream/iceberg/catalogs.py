@@ -48,6 +48,7 @@ from millstream.aws.settings import AwsService
 from millstream.aws.signing import AwsCredentials, open_credentials, signed_headers
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.iceberg.answers import of_catalog, of_files
+from millstream.iceberg.bounds import bound_metadata
 from millstream.iceberg.files import DurableFileIO
 from millstream.iceberg.imports import DURABLE, load_nothing_by_name
 from millstream.iceberg.settings import IcebergCatalog, IcebergTable
@@ -58,6 +59,7 @@ from millstream.spec.references import resolve
 from millstream.wire.client_tls import trusting
 
 load_nothing_by_name()
+bound_metadata()
 
 FAILURES = (
     *(OSError, SQLAlchemyError, RESTError, NoSuchNamespaceError, NoSuchTableError),

@@ -17,9 +17,14 @@ from pyarrow.fs import FileSystem
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from millstream.iceberg.answers import for_files
+from millstream.iceberg.bounds import check_metadata
 
 _SCHEMES = ("file", "s3", "s3a", "s3n", "gs", "gcs")
 """Of the places that a table's metadata may name. Arrow would start a JVM for Hadoop's file systems."""
+
+
+_DATA = (".parquet", ".orc")
+"""Files that are read in parts. Others are read as a whole."""
 
 
 class DurableFileIO(PyArrowFileIO):
@@ -33,10 +38,28 @@ class DurableFileIO(PyArrowFileIO):
             raise ValueError(f"{scheme}:// is not a place for the files of a table (expected: s3://, gs:// or file://)")
         return super()._initialize_fs(scheme, netloc)
 
+    def new_input(self, location: str) -> PyArrowFile:
+        file = super().new_input(location)
+        if location.endswith(_DATA):
+            return file
+        return _Metadata(fs=file._filesystem, location=location, path=file._path, buffer_size=file._buffer_size)
+
     def new_output(self, location: str) -> PyArrowFile:
         file = super().new_output(location)
         scheme, _, path = self.parse_location(location, self.properties)
         return _LocalFile(location, path, file._filesystem) if scheme == "file" else file
+
+
+class _Metadata(PyArrowFile):
+    def open(self, seekable: bool = True) -> Any:  # pyiceberg's signature
+        """A stream that is not longer than the limit. Raises `ValueError`."""
+        stream = super().open(seekable=True)
+        try:
+            check_metadata(stream.size(), self._path)  # type: ignore[attr-defined]  # it is Arrow's
+        except ValueError:
+            stream.close()
+            raise
+        return stream
 
 
 class _LocalFile(PyArrowFile):

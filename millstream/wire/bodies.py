@@ -1,7 +1,7 @@
 """Bodies of answers, which may be compressed and have a limited size.
 
-An answer of a few kilobytes may stand for gigabytes. aiohttp decompresses a body in parts, as it is read, so its size is
-known before it is in memory. Above it: every session of aiohttp. Below it: aiohttp.
+An answer of a few kilobytes may stand for gigabytes. aiohttp decompresses a body in parts, as it is read, so its size
+is known before it is in memory. Above it: every session of aiohttp. Below it: aiohttp.
 """
 
 from __future__ import annotations

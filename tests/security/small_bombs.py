@@ -9,6 +9,7 @@ import io
 import json
 import resource
 import sys
+import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zstandard
 from aiohttp import web
+from pyiceberg.catalog.sql import SqlCatalog
 
 from millstream.extract import Extraction
 from millstream.formats.avro import parsed
@@ -24,9 +27,12 @@ from millstream.formats.registry import Schema, open_registry
 from millstream.spec.formats import SchemaRegistry
 from millstream.web.link import linked, translated
 from millstream.web.settings import HTTP
+from millstream_reader.sources.file.csv_parsing import CsvFormat
 from millstream_reader.sources.file.table_file import open_table_file
-from millstream_reader.sources.file.text_file import FileMark
+from millstream_reader.sources.file.text_file import FileMark, TextFormat, open_text_file
 from millstream_reader.sources.http_poll.connector import HttpPollSource
+from millstream_reader.sources.iceberg.connector import IcebergSource
+from millstream_reader.sources.iceberg.snapshots import Snapshots
 from millstream_udf import arrow_values
 from tests.support.web_server import open_handler
 
@@ -50,6 +56,22 @@ def rows_of(path: Path, kind: str) -> str:
     return f"{rows} rows"
 
 
+def lines_of(path: Path, kind: str) -> str:
+    """The same for a file of text."""
+    text = TextFormat(kind, "utf-8", CsvFormat(), Extraction())
+    file = open_text_file(str(path), path.name, text, FileMark())
+    rows = invalid = 0
+    try:
+        file.begin()
+        while file.fill() or file.open_line:
+            while (taken := file.take(4096, MIB, now_us=0, closing=True)) is not None:
+                rows += taken.frame.records if taken.frame is not None else 0
+                invalid += len(taken.invalid)
+    finally:
+        file.close()
+    return f"{rows} rows, {invalid} invalid"
+
+
 def write_dictionary(path: Path) -> None:
     """A thousand rows with one text of a megabyte, in 507 bytes."""
     once = pa.array(["x" * 1_000_000]).dictionary_encode()
@@ -59,6 +81,24 @@ def write_dictionary(path: Path) -> None:
 def write_large_cell(path: Path) -> None:
     """A text that no record could hold."""
     pq.write_table(pa.table({"text": ["x" * 40 * MIB]}), path, compression="zstd")
+
+
+def write_lists(directory: Path) -> None:
+    """A row with a list of 50 million numbers; rows with texts of a megabyte in lists and structs."""
+    many = pa.repeat(0, 50_000_000)
+    pq.write_table(pa.table({"list": pa.ListArray.from_arrays([0, len(many)], many)}), directory / "list.parquet")
+    texts = pa.array(["x" * 1_000_000]).take(pa.array([0] * 300, pa.int32()))
+    inner = pa.table({"struct": pa.StructArray.from_arrays([texts], ["text"])})
+    pq.write_table(inner, directory / "struct.parquet", compression="zstd")
+    lists = pa.table({"list": pa.ListArray.from_arrays([0, 300], texts)})
+    pq.write_table(lists, directory / "texts.parquet", compression="zstd")
+    plain = pa.table({"text": texts})
+    path, large = directory / "page.parquet", 1 << 30
+    pq.write_table(plain, path, compression="zstd", use_dictionary=False, data_page_size=large)
+    # Each text repeats the one before it.
+    path = directory / "prefixes.parquet"
+    pq.write_table(plain, path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"})
+    pq.write_table(pa.table({"n" * 1_000_000: range(300)}), directory / "name.parquet", compression="zstd")
 
 
 def write_avro(path: Path, records: list[dict[str, object]], schema: dict[str, Any], codec: str) -> None:
@@ -103,6 +143,56 @@ async def ask_registry(address: str) -> object:
         return await registry.schema(1)
 
 
+def write_metadata(directory: Path) -> None:
+    """A table whose metadata, and a manifest, are compressed spaces."""
+    catalog = SqlCatalog("c", uri=f"sqlite:///{directory}/catalog.db", warehouse=str(directory))
+    catalog.create_namespace("n")
+    table = catalog.create_table("n.t", pa.schema({"n": pa.int64()}))
+    table.append(pa.table({"n": [1]}))
+    metadata = directory / "bomb.gz.metadata.json"
+    whole = Path(table.metadata_location.removeprefix("file://")).read_bytes()
+    metadata.write_bytes(gzip.compress(whole))
+    catalog.register_table("n.gz", str(metadata))
+    metadata.write_bytes(spaces(400))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    path = Path(snapshot.manifests(table.io)[0].manifest_path.removeprefix("file://"))
+    contents = path.read_bytes()
+    sync = contents[-16:]
+    block = raw_deflate(b"\0" * MIB) * 400
+    path.write_bytes(contents[: contents.index(sync) + 16] + b"\x02" + varint(len(block)) + block + sync)
+
+
+def raw_deflate(data: bytes) -> bytes:
+    """A part of a stream, which may be repeated in it."""
+    packing = zlib.compressobj(6, zlib.DEFLATED, -15)
+    return packing.compress(data) + packing.flush(zlib.Z_FULL_FLUSH)
+
+
+def spaces(mib: int) -> bytes:
+    """The beginning of a text, compressed with gzip."""
+    return bytes.fromhex("1f8b08000000000000ff") + raw_deflate(b" " * MIB) * mib
+
+
+def varint(size: int) -> bytes:
+    """As Avro writes a length."""
+    number, made = size << 1, bytearray()
+    while number >= 0x80:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*made, number])
+
+
+def table_of(directory: Path, name: str) -> object:
+    catalog = {"sqlite": str(directory / "catalog.db"), "warehouse": str(directory), "name": "c"}
+    settings = IcebergSource.model_validate({"catalog": catalog, "table": f"n.{name}"})
+    table = Snapshots(settings, directory, "a lane")
+    table.open()
+    newest = table.newest()
+    assert newest is not None
+    return table.whole(newest)
+
+
 def grown(use: Callable[[], object]) -> tuple[int, str]:
     """By how many MiB the peak of this process has grown, and the result or the error."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -120,7 +210,12 @@ def written(directory: Path) -> None:
     texts: list[dict[str, object]] = [{"text": "x" * 20_000_000}] * 4
     for codec in ("deflate", "bzip2", "xz"):
         write_avro(directory / f"{codec}.avro", texts, TEXT, codec)
-    (directory / "answer.gz").write_bytes(gzip.compress(b" " * 400 * MIB, 6))
+    write_lists(directory)
+    write_metadata(directory)
+    (directory / "answer.gz").write_bytes(spaces(400))
+    (directory / "name.csv.gz").write_bytes(gzip.compress(b"n" * MIB + b",b\n" + b"1,2\n" * 300))
+    (directory / "line.gz").write_bytes(spaces(400))
+    (directory / "line.zst").write_bytes(zstandard.ZstdCompressor().compress(b" " * 400 * MIB))
     (directory / "columns.arrow").write_bytes(columns_of(40_000_000))
 
 
@@ -129,12 +224,22 @@ def main(directory: Path) -> None:
     found = {
         "parquet": grown(lambda: rows_of(directory / "dictionary.parquet", "parquet")),
         "large cell": grown(lambda: rows_of(directory / "cell.parquet", "parquet")),
+        "struct": grown(lambda: rows_of(directory / "struct.parquet", "parquet")),
+        "list": grown(lambda: rows_of(directory / "list.parquet", "parquet")),
+        "texts": grown(lambda: rows_of(directory / "texts.parquet", "parquet")),
+        "page": grown(lambda: rows_of(directory / "page.parquet", "parquet")),
+        "prefixes": grown(lambda: rows_of(directory / "prefixes.parquet", "parquet")),
+        "name": grown(lambda: rows_of(directory / "name.parquet", "parquet")),
+        "name of csv": grown(lambda: lines_of(directory / "name.csv.gz", "csv")),
+        "line": grown(lambda: lines_of(directory / "line.zst", "lines")),
         "arrow": grown(lambda: arrow_values.unpacked(columns, 40_000_000)),
         "items": grown(lambda: parsed(Schema("AVRO", json.dumps(NULLS)))),
     }
     body = (directory / "answer.gz").read_bytes()
     found["http"] = grown(asked(body, ask_over_http))
     found["registry"] = grown(asked(body, ask_registry))
+    found["metadata"] = grown(lambda: table_of(directory, "gz"))
+    found["manifest"] = grown(lambda: table_of(directory, "t"))
     for codec in ("deflate", "bzip2", "xz"):
         found[codec] = grown(lambda codec=codec: rows_of(directory / f"{codec}.avro", "avro"))  # type: ignore[misc]
     sys.stdout.write(json.dumps(found))

@@ -20,7 +20,13 @@ from fastavro import _read_py
 
 from millstream import codes
 from millstream.formats.avro_blocks import bound_blocks, check_items
-from millstream.limits import AVRO_BLOCK_BYTES_MAX, MIB, REGISTRY_ANSWER_BYTES_MAX, WEB_ANSWER_BYTES_MAX
+from millstream.limits import (
+    AVRO_BLOCK_BYTES_MAX,
+    MIB,
+    REGISTRY_ANSWER_BYTES_MAX,
+    TABLE_METADATA_BYTES_MAX,
+    WEB_ANSWER_BYTES_MAX,
+)
 from millstream.pulsar.looking import Looking
 from millstream.record import Position
 from millstream.sqs.link import linked
@@ -52,9 +58,18 @@ def test_small_inputs_that_stand_for_gigabytes(tmp_path: Path) -> None:
     said = {name: text for name, (_, text) in found.items()}
     assert said.pop("parquet") == "1000 rows"
     assert said.pop("large cell") == "1 rows"
+    for name in ("struct", "name", "prefixes"):
+        assert said.pop(name) == "300 rows"
+    assert said.pop("name of csv") == "300 rows, 0 invalid"
+    assert said.pop("line") == "0 rows, 1 invalid"
+    assert "a row has 50000000 values" in said.pop("list")
+    assert "a row has 300 values in list.list.element, of up to 1000009 bytes" in said.pop("texts")
+    assert "a page of the column text takes 30000" in said.pop("page")
     assert "they are compressed" in said.pop("arrow")
     assert f"more than {WEB_ANSWER_BYTES_MAX} bytes" in said.pop("http")
     assert f"more than {REGISTRY_ANSWER_BYTES_MAX} bytes" in said.pop("registry")
+    assert f"more than {TABLE_METADATA_BYTES_MAX} bytes" in said.pop("metadata")
+    assert f"more than {TABLE_METADATA_BYTES_MAX} bytes" in said.pop("manifest")
     assert "items that take no bytes" in said.pop("items")
     assert all(f"more than {AVRO_BLOCK_BYTES_MAX} bytes" in text for text in said.values()), said
     assert {name: grown for name, (grown, _) in found.items() if grown > GROWTH_MAX_MIB} == {}

@@ -23,6 +23,7 @@ from millstream.delta.tables import ABSENT, FAILURES, address_of, error_of, opti
 from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.extract import shown
 from millstream.json_parser import parse_json
+from millstream.limits import BLOCK_BYTES_MAX, TABLE_METADATA_BYTES_MAX
 from millstream.objects.settings import ObjectStore
 from millstream_reader.sources.delta.connector import DeltaSource
 from millstream_reader.sources.file.table_file import UNREADABLE, as_json, parquet_rows, unreadable_file
@@ -168,8 +169,14 @@ class TableLog:
         assert files is not None, "the table is open"
         try:
             with files.open_input_file(file.path) as stream:
-                for block in parquet_rows(stream, skipped):
-                    yield [row[:-1] + file.members for row in block] if file.members else block
+                for block in parquet_rows(stream, skipped, footer_is_believed=True):
+                    if not file.members:
+                        yield block
+                        continue
+                    # A value of the partition is in the log once, and in every row.
+                    together = max(1, BLOCK_BYTES_MAX // len(file.members))
+                    for start in range(0, len(block), together):
+                        yield [row[:-1] + file.members for row in block[start : start + together]]
         except FileNotFoundError as error:
             raise DamageError(
                 codes.SOURCE_FILE_CHANGED,
@@ -192,6 +199,10 @@ class TableLog:
         assert files is not None, "the table is open"
         try:
             with files.open_input_file(f"_delta_log/{version:020}.json") as stream:
+                if stream.size() > TABLE_METADATA_BYTES_MAX:
+                    what = f"version {version} in the log of the Delta table {self._settings.path}"
+                    error = ValueError(f"it has more than {TABLE_METADATA_BYTES_MAX} bytes, the limit")
+                    raise unreadable_file(self._where, what, error, "an entry of a Delta log")
                 return bytes(stream.read())
         except FileNotFoundError:
             return None

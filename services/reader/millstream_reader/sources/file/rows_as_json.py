@@ -7,6 +7,7 @@ value by value. Above it: sources that read Parquet and lake tables. Below it: p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -16,6 +17,8 @@ import pyarrow.compute as pc
 from millstream.limits import BLOCK_BYTES_MAX, RECORD_BYTES_MAX
 
 _ESCAPED = r'[\x00-\x1f"\\]'
+_CELL_BYTES = 8
+"""Of a number in JSON, with its punctuation."""
 _Array = Any
 """An array of pyarrow, whose stubs require a type parameter."""
 
@@ -35,13 +38,15 @@ def json_rows(batch: pa.RecordBatch) -> list[bytes]:
 
 
 def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The rows in parts whose texts and bytes have at most `BLOCK_BYTES_MAX`, or that are one row. Cells that no record
-    could hold are cut: they are too large also then, and are reported as such."""
+    """The rows in parts whose names, texts and bytes have at most `BLOCK_BYTES_MAX`, or that are one row. Cells that no
+    record could hold are cut: they are too large also then, and are reported as such."""
     sizes = [size for column in batch.columns if (size := _bytes_of(column)) is not None]
-    if sum(pc.sum(size).as_py() or 0 for size in sizes) <= BLOCK_BYTES_MAX:
+    names = sum(len(name.encode()) + _CELL_BYTES for name in batch.schema.names)
+    if names * batch.num_rows + sum(pc.sum(size).as_py() or 0 for size in sizes) <= BLOCK_BYTES_MAX:
         yield batch
         return
-    rows = [sum(row) for row in zip(*(pc.fill_null(size, 0).to_pylist() for size in sizes), strict=True)]
+    texts = zip(*(pc.fill_null(size, 0).to_pylist() for size in sizes), strict=True) if sizes else repeat(())
+    rows = [sum(row, names) for row, _ in zip(texts, range(batch.num_rows), strict=False)]
     start, held = 0, 0
     for row, size in enumerate(rows):
         if row > start and held + size > BLOCK_BYTES_MAX:

@@ -33,8 +33,6 @@ from millstream_reader.sources.file.text_file import FileMark, Taken
 HEAD_BYTES = 256
 _TAIL_BYTES = 64
 """Bytes at the end of the file to check: in Parquet, they contain the sizes of all parts."""
-_INNER_ROWS_MIN = 64
-"""Rows of a batch with texts within other columns, however many bytes these have in a group of rows."""
 UNREADABLE = (ValueError, EOFError, LookupError, TypeError, NotImplementedError, struct.error, zlib.error)
 """What the libraries, including Arrow, raise for bytes that are not in their format."""
 _SHOWN_BYTES = 64 * 1024
@@ -141,11 +139,14 @@ def open_table_file(path: str, name: str, kind: str, extraction: Extraction, mar
     return TableFile(name, open(path, "rb"), kind, extraction, mark)
 
 
-def parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | None = None) -> Iterator[list[bytes]]:
+def parquet_rows(
+    stream: Any, skipped: int, members: Callable[[Any], Any] | None = None, *, footer_is_believed: bool = False
+) -> Iterator[list[bytes]]:
     """Each row as a JSON object, in blocks. `stream`: a file object for Arrow; `members` selects the columns of the
-    objects from a batch. Raises `UNREADABLE` for a file that is damaged, and `OSError` if it cannot be read."""
+    objects from a batch; `footer_is_believed`: see `rows_at_once`. Raises `UNREADABLE` for a file that is damaged or
+    takes too much memory, and `OSError` if it cannot be read."""
     try:
-        yield from _parquet_rows(stream, skipped, members)
+        yield from _parquet_rows(stream, skipped, members, footer_is_believed=footer_is_believed)
     except OSError as error:
         # Arrow has the same error for damaged contents.
         if _is_damaged(stream):
@@ -156,15 +157,13 @@ def parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | None
 def _is_damaged(stream: Any) -> bool:
     """Whether a copy of a Parquet file cannot be read either. The copy is on this machine, so it does not matter if the
     place of the file was away for a moment. Raises `OSError` if it cannot be copied."""
-    import pyarrow.parquet as pq
-
     stream.seek(0)
     with tempfile.TemporaryFile() as copy:
         while some := stream.read(_READ_BYTES):
             copy.write(some)
         copy.seek(0)
         try:
-            for _ in pq.ParquetFile(copy).iter_batches(use_threads=False):
+            for _ in _parquet_rows(copy, 0, None, footer_is_believed=False):
                 pass
         except (*UNREADABLE, OSError):
             return True
@@ -180,13 +179,16 @@ def unreadable_file(where: str, named: str, error: BaseException, form: str = "P
     )
 
 
-def _parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | None) -> Iterator[list[bytes]]:
+def _parquet_rows(
+    stream: Any, skipped: int, members: Callable[[Any], Any] | None, *, footer_is_believed: bool
+) -> Iterator[list[bytes]]:
     import pyarrow.parquet as pq
 
+    from millstream_reader.sources.file.parquet_pages import rows_at_once, texts_of
     from millstream_reader.sources.file.rows_as_json import bounded, json_rows
 
     # Column chunks are read in parts, and texts stay in their dictionary: a kilobyte may stand for gigabytes.
-    texts = _texts_of(pq.ParquetFile(stream).schema)
+    texts = texts_of(pq.ParquetFile(stream))
     stream.seek(0)
     file = pq.ParquetFile(stream, buffer_size=_READ_BYTES, read_dictionary=texts)
     groups: list[int] = []
@@ -196,36 +198,15 @@ def _parquet_rows(stream: Any, skipped: int, members: Callable[[Any], Any] | Non
             skipped -= rows
             continue
         groups.append(index)
-    if not groups:
-        return
-    rows_max = _rows_at_once(file)
-    for batch in file.iter_batches(batch_size=rows_max, row_groups=groups, use_threads=False):
-        behind = min(skipped, batch.num_rows)
-        skipped -= behind
-        if behind < batch.num_rows:
-            rest = batch.slice(behind)
-            for part in bounded(rest if members is None else members(rest)):
-                yield json_rows(part)
-
-
-def _texts_of(schema: Any) -> list[str]:
-    """Columns of texts and bytes that Arrow can leave in their dictionary: not those within others."""
-    columns = map(schema.column, range(len(schema)))
-    return [one.path for one in columns if one.physical_type == "BYTE_ARRAY" and one.path == one.name]
-
-
-def _rows_at_once(file: Any) -> int:
-    """Rows of a batch, so that it takes a limited amount of memory: a value of a fixed length, and a text within
-    another column, may be in the file once for all rows."""
-    columns = list(map(file.schema.column, range(len(file.schema))))
-    width: int = sum(one.length for one in columns if one.physical_type == "FIXED_LEN_BYTE_ARRAY")
-    rows = BLOCK_BYTES_MAX // max(1, width)
-    inner = [at for at, one in enumerate(columns) if one.physical_type == "BYTE_ARRAY" and one.path != one.name]
-    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-    largest = max((group.column(at).total_uncompressed_size for group in groups for at in inner), default=0)
-    if largest:
-        rows = min(rows, max(_INNER_ROWS_MIN, 8 * BLOCK_BYTES_MAX // largest))
-    return max(1, min(FRAME_RECORDS_MAX, rows))
+    for group in groups:
+        rows = rows_at_once(stream, file, group, texts, footer_is_believed=footer_is_believed)
+        for batch in file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
+            behind = min(skipped, batch.num_rows)
+            skipped -= behind
+            if behind < batch.num_rows:
+                rest = batch.slice(behind)
+                for part in bounded(rest if members is None else members(rest)):
+                    yield json_rows(part)
 
 
 def _avro_rows(stream: IO[bytes], skipped: int) -> Iterator[list[bytes]]:

@@ -45,6 +45,8 @@ ARROW_AFTER_BYTES = 8 * MIB
 """Size in bytes from which Arrow parses a CSV file, because it saves more time than its import takes."""
 HEAD_BYTES = 256
 _TAIL_BYTES = 64
+_ZSTD_BYTES = 1 * KIB
+"""Bytes of zstd that are decompressed at a time: four of them may be 128 KiB of text."""
 _INVALID_BYTES_MAX = 64 * KIB
 """Bytes of invalid input that are kept for messages."""
 _RECORD_OVERHEAD = 16
@@ -129,6 +131,8 @@ class TextFile:
         """Lines that were too long to keep: index of their beginning in `_lines`, and number of omitted bytes."""
         self._last_is_open = False
         self._lines_wanted = 0
+        self._names_bytes = 1
+        """Bytes of the names of columns, which every record has and the file once."""
         self._expansion = 1.0
         """Recent ratio of record bytes to file bytes."""
         self._tail = b""
@@ -327,10 +331,12 @@ class TextFile:
         else:
             names = [name for name, _ in text.csv.types]
         check_columns(names, text.csv, text.extraction, f"{self.name}:1")
+        self._names_bytes = max(1, sum(len(name.encode()) for name in names))
         return CsvParser(names, encoding=text.encoding, csv_format=text.csv, extraction=text.extraction)
 
     def _parse(self, parser: Parser, stop: int, records_max: int, bytes_max: int, *, final: bool) -> Parsed | None:
         """Records of the lines up to `stop`, within the limits; None when more lines are needed."""
+        records_max = min(records_max, max(1, bytes_max // self._names_bytes))
         count = self._fitting(stop, records_max, bytes_max)
         while True:
             end = self._next + count
@@ -443,7 +449,7 @@ def unpacked_zstd(path: str, name: str) -> int:
     with open(path, "rb") as packed, tempfile.TemporaryFile() as text:
         unpacker = zstandard.ZstdDecompressor().decompressobj()
         try:
-            while block := packed.read(BLOCK_BYTES):
+            while block := packed.read(_ZSTD_BYTES):
                 while block:
                     text.write(unpacker.decompress(block))
                     block = unpacker.unused_data if unpacker.eof else b""

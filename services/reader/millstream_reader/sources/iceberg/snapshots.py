@@ -156,7 +156,9 @@ class Snapshots:
         try:
             with self._opened.io.new_input(file.path).open() as stream:
                 try:
-                    yield from parquet_rows(stream, skipped, lambda batch: _members(batch, file.schema))
+                    yield from parquet_rows(
+                        stream, skipped, lambda batch: _members(batch, file.schema), footer_is_believed=True
+                    )
                 except UNREADABLE as error:
                     raise unreadable_file(self._where, f"{file.path} of {self._named}", error) from error
         except FileNotFoundError as error:
