@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES_KEPT = 4096
 """Parsed texts that each parser remembers: neighbouring records often have the same event time."""
 _SHOWN = 60
+_EXPONENT_MAX = 30
+"""Of a number that is a time in any unit."""
 YEAR_10000_US = 253_402_300_800 * MICROSECONDS
 """No event time is this late. Milliseconds taken for seconds are, and would make all records after them late."""
 YEAR_1_US = -62_135_596_800 * MICROSECONDS
@@ -91,15 +93,24 @@ def _number_parser(name: str, unit: str, per_second: int) -> TimeParser:
 def _scaled(value: object, per_second: int) -> int:
     if isinstance(value, str):
         # Digits alone are parsed as an integer, which is exact; a fraction is rounded to microseconds.
-        value = int(value) if value.isascii() and value.removeprefix("-").isdecimal() else float(value)
+        value = int(value) if value.isascii() and value.removeprefix("-").isdecimal() else _decimal(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise ValueError
     if isinstance(value, int):
         return value * MICROSECONDS // per_second
-    value = float(value)
-    # The whole part is separate, because a float of microseconds since 1970 is not precise enough to round well.
-    whole = int(value)
-    return whole * MICROSECONDS // per_second + round((value - whole) * MICROSECONDS / per_second)
+    # Exact: a float has too few digits for nanoseconds since 1970.
+    exact = Decimal(value)
+    if not exact.is_finite() or exact.adjusted() > _EXPONENT_MAX:
+        raise ValueError
+    whole = int(exact)
+    return whole * MICROSECONDS // per_second + round((exact - whole) * MICROSECONDS / per_second)
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError from None
 
 
 def _unit_hint(value: object) -> str:

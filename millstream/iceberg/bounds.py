@@ -12,7 +12,11 @@ import zlib
 from io import BytesIO
 from typing import Any
 
-from pyiceberg.avro.codecs import KNOWN_CODECS, BZip2Codec, DeflateCodec, SnappyCodec, ZStandardCodec
+from pyiceberg.avro.codecs import KNOWN_CODECS
+from pyiceberg.avro.codecs.bzip2 import BZip2Codec
+from pyiceberg.avro.codecs.deflate import DeflateCodec
+from pyiceberg.avro.codecs.snappy_codec import SnappyCodec
+from pyiceberg.avro.codecs.zstandard_codec import ZStandardCodec
 from pyiceberg.serializers import GzipCompressor
 
 from millstream.limits import TABLE_METADATA_BYTES_MAX
@@ -20,8 +24,9 @@ from millstream.limits import TABLE_METADATA_BYTES_MAX
 
 def bound_metadata() -> None:
     """From now on, pyiceberg raises `ValueError` for metadata that has more bytes than the limit."""
-    GzipCompressor.stream_decompressor = _decompressed  # type: ignore[method-assign]
-    KNOWN_CODECS.update(deflate=_Deflate, bzip2=_Bzip2, snappy=_Snappy, zstandard=_Zstandard)
+    compressor: Any = GzipCompressor
+    compressor.stream_decompressor = _decompressed
+    KNOWN_CODECS.update({"deflate": _Deflate, "bzip2": _Bzip2, "snappy": _Snappy, "zstandard": _Zstandard})
 
 
 def check_metadata(size: int, what: str) -> None:

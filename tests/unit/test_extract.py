@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,11 @@ def test_fractions_of_seconds_are_right_to_the_microsecond(time_us: int) -> None
         ("epoch", "-1", -1_000_000),
         ("epoch_ms", "1700000000123", 1_700_000_000_123_000),
         ("epoch_ms", 0.5, 500),
+        ("epoch_ns", Decimal("1700000000123456789.5"), 1_700_000_000_123_456),
+        ("epoch_ns", "1700000000123456999.0", 1_700_000_000_123_456),
+        ("epoch_us", Decimal("1.700000000123457E+15"), 1_700_000_000_123_457),
+        ("epoch_us", Decimal("9007199254740993.0"), 9_007_199_254_740_993),
+        ("epoch_ms", "-0.0005", 0),
         ("%d.%m.%Y %H:%M", "01.01.1970 00:01", 60_000_000),
         ("%Y-%m-%dT%H:%M:%S%z", "1970-01-01T02:00:00+0200", 0),
     ],
@@ -71,6 +77,7 @@ def test_formats(time_format: str, written: object, wanted: int) -> None:
         ("epoch", True, "True is not seconds"),
         ("epoch", "nan", "'nan' is not seconds"),
         ("epoch", float("inf"), "inf is not seconds"),
+        ("epoch", Decimal("1e999999999"), "1E[+]999999999 is not seconds"),
         ("epoch", 1_700_000_000_123, "is the unit right"),
         ("epoch_us", [1], r"\[1\] is not microseconds"),
         ("%H:%M", "25:00", "'25:00' is not a time of the form %H:%M"),

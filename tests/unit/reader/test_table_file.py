@@ -6,6 +6,7 @@ import io
 import json
 import random
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,7 +62,7 @@ def test_an_intact_file_is_read() -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
-def test_the_longest_row_of_lists_is_found_in_their_levels(version: str, compression: str) -> None:
+def test_the_longest_row_of_lists_is_found_in_their_levels(version: Any, compression: Any) -> None:
     rng = random.Random(f"{version}{compression}")
     sizes = [rng.choice([0, 0, 1, 2, 3, rng.randrange(9)]) for _ in range(2000)] + [400, 0, 7]
     rng.shuffle(sizes)

@@ -172,10 +172,10 @@ def _head(stream: Any, at: int) -> _Page:
             if len(data) < size or size >= _HEAD_BYTES_MAX:
                 raise ValueError("the head of a page cannot be read") from None
             size *= 16
-    kind, length, stored = fields.get(1), fields.get(2), fields.get(3)
-    inner = fields.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0), {})
-    if not (isinstance(length, int) and isinstance(stored, int) and length >= 0 and stored >= 0):
-        raise ValueError("the head of a page has no sizes")
+    kind, length, stored = (fields.get(number) for number in (1, 2, 3))
+    if not (isinstance(kind, int) and isinstance(length, int) and isinstance(stored, int)) or min(length, stored) < 0:
+        raise ValueError("the head of a page has no kind and sizes")
+    inner = fields.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0)) or {}
     values = inner.get(1, 0)
     levels = (inner.get(6, 0), inner.get(5, 0)) if kind == _DATA_V2 else None
     encoding = inner.get(4 if kind == _DATA_V2 else 2, _PLAIN)
@@ -242,7 +242,7 @@ def _contents(stream: Any, page: _Page, chunk: Any) -> bytes:
 def _unpacked(stored: bytes, size: int, compression: str) -> bytes:
     if compression == "UNCOMPRESSED":
         return stored
-    codec = "lz4_raw" if compression == "LZ4" else compression.lower()
+    codec: Any = "lz4_raw" if compression == "LZ4" else compression.lower()
     found: bytes = pa.decompress(stored, decompressed_size=size, codec=codec, asbytes=True)
     return found
 
