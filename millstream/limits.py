@@ -44,8 +44,8 @@ ROW_VALUES_MAX = RECORD_BYTES_MAX // 2
 CATALOG_ANSWER_BYTES_MAX = 64 * MIB
 """Bytes of an answer of an Iceberg catalog: it has the metadata of a table with all its snapshots."""
 TABLE_METADATA_BYTES_MAX = 64 * MIB
-"""Bytes of a file of metadata of an Iceberg or Delta table, after it was decompressed: with all snapshots, a manifest or
-a block of it, or an entry of the log."""
+"""Bytes of a file of metadata of an Iceberg or Delta table, after it was decompressed: with all snapshots, a manifest,
+a block of one, or an entry of the log."""
 AVRO_BLOCK_BYTES_MAX = 64 * MIB
 """Bytes of a block of an Avro file after it was decompressed. Other programs write blocks of 16 KiB to 2 MiB."""
 MESSAGE_BYTES_MAX = 8 * MIB
