@@ -41,6 +41,9 @@ TRICKS = {
     "SELECT system.builtin.XPATH(CAST(value AS STRING), 'a') AS x FROM window": "it calls `xpath`",
     "SELECT * FROM sql_keywords(), window": "it calls `sql_keywords`",
     "SELECT * FROM __rows_0, window": "it reads `__rows_0`",
+    "WITH __rows_0 AS (SELECT * FROM __rows_0) SELECT * FROM __rows_0, window": "it reads `__rows_0`",
+    "SELECT * FROM __rows_0, (WITH __rows_0 AS (SELECT 1) SELECT * FROM __rows_0), window": "it reads `__rows_0`",
+    "WITH a AS (SELECT * FROM __rows_0), __rows_0 AS (SELECT 1) SELECT * FROM a, window": "it reads `__rows_0`",
     "SELECT 1 FROM window) AS t, (SELECT * FROM text.`FILE`": "line 1, column 21: Syntax error",
     "ADD JAR 'FILE'": "it is not a query",
     "ADD ARCHIVE 'FILE'": "it is not a query",
@@ -54,7 +57,8 @@ TRICKS = {
 TOLD_BY_TEXT = [
     trick
     for trick, said in TRICKS.items()
-    if said.startswith(("it calls", "it reads")) and "sql_keywords" not in trick and "IDENTIFIER" not in trick
+    if said.startswith(("it calls", "it reads"))
+    and not any(part in trick for part in ("sql_keywords", "IDENTIFIER", "__rows_0 AS"))
 ]
 HARMLESS = (
     "SELECT key, count(*) AS n, percentile(length(value), 0.9) AS p FROM window GROUP BY key HAVING n > 1 ORDER BY n",

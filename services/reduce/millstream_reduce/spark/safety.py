@@ -11,7 +11,7 @@ the same lists decide about the text (`query_text`), which refuses what it canno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, NoReturn
 
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
@@ -87,9 +87,7 @@ def check_text(spark: SparkSession, query: str, table: str) -> None:
     short = _class_name(plan).rpartition(".")[2]
     if short not in _OPERATORS and short != "ScriptTransformation":
         raise UnsafeQueryError("it is not a query: write one SELECT")
-    nodes = list(_nodes(plan))
-    known = {table.lower(), *(given for node, name in nodes for given in _names_given(node, name))}
-    for node, name in nodes:
+    for node, name, known in _nodes(plan, frozenset({table.lower()})):
         _check_node(node, name, known, state.catalog())
 
 
@@ -99,7 +97,7 @@ def _functions_of_users(spark: SparkSession) -> set[str]:
     return {str(row[0]).rpartition(".")[2].strip("`").lower() for row in listed}
 
 
-def _check_node(node: Any, name: str, known: set[str], catalog: Any) -> None:
+def _check_node(node: Any, name: str, known: Set[str], catalog: Any) -> None:
     short = name.rpartition(".")[2]
     if "Identifier" in short and "Unresolved" in short:
         _refuse(node, "it uses IDENTIFIER to compose a name, so it is unknown what it refers to")
@@ -139,30 +137,34 @@ def _check_function(node: Any, parts: list[str], catalog: Any) -> None:
         )
 
 
-def _names_given(node: Any, class_name: str) -> Iterator[str]:
-    """Names of `WITH`, which later parts may read."""
-    if class_name.endswith(".UnresolvedWith"):
-        relations = node.cteRelations()
-        for at in range(relations.size()):
-            yield str(relations.apply(at).productElement(0)).lower()
-
-
-def _nodes(plan: Any) -> Iterator[tuple[Any, str]]:
+def _nodes(plan: Any, known: frozenset[str]) -> Iterator[tuple[Any, str, frozenset[str]]]:
     """A plan with all operators and expressions in it, including those of its subqueries, each with the name of its
-    class."""
-    waiting = [plan]
+    class and the tables that are known there."""
+    waiting = [(plan, known)]
     while waiting:
-        node = waiting.pop()
+        node, known = waiting.pop()
         name = _class_name(node)
-        yield node, name
+        yield node, name, known
         if name.endswith(_LEAVES):
             continue
-        waiting += _members(node.children())
-        if _is_instance(node, name, _PLAN):
-            waiting += _members(node.expressions())
-            waiting += _members(node.innerChildren())
+        inside = _members(node.children())
+        if name.endswith(".UnresolvedWith"):
+            for given, query in _queries_of_with(node):
+                with_it = known | {given}
+                waiting.append((query, with_it if node.allowRecursion() else known))
+                known = with_it
+        elif _is_instance(node, name, _PLAN):
+            inside += _members(node.expressions())
+            inside += _members(node.innerChildren())
         elif _is_instance(node, name, _WITH_PLAN):
-            waiting.append(node.plan())
+            inside.append(node.plan())
+        waiting += [(one, known) for one in inside]
+
+
+def _queries_of_with(node: Any) -> Iterator[tuple[str, Any]]:
+    """The names of a `WITH`, in their order, each with its query: those after it may read it, others may not."""
+    for relation in _members(node.cteRelations()):
+        yield str(relation.productElement(0)).lower(), relation.productElement(1)
 
 
 def _members(sequence: Any) -> list[Any]:
