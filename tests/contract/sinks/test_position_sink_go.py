@@ -9,16 +9,20 @@ import shutil
 import signal
 import subprocess
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from millstream import codes
-from millstream.record import Position
+from millstream.record import LaneId, Position
+from millstream_writer.known_target import KnownTarget
+from millstream_writer.routing import Router
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.position_lanes import function, lane
 from tests.support.errors import raises
 from tests.support.sizes import sized
+from tests.unit.vertex.lane_rig import open_rig
 from tests.unit.writer.sink_frames import sink_frame
 from tools.style import REPOSITORY
 
@@ -105,3 +109,25 @@ async def test_a_record_that_is_refused_in_go_is_not_written(tmp_path: Path, com
         assert numbers_in(book) == [1]
         await one.flush()
     assert numbers_in(book) == [1, 2]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_book_that_does_not_know_the_lane_is_not_begun(tmp_path: Path, command: list[str]) -> None:
+    """As on another disk. The first book has a position before it has a record."""
+    book = tmp_path / "book"
+    out = LaneId("out", "in-out", 0)
+    async with open_rig() as rig, function(book, command, {"BOOK": str(book)}) as client:
+        for is_known in (False, True, True):
+            committer = await rig.committer(out, Router([]))
+            known = KnownTarget(committer, out.vertex, "udsink", "")
+            assert known.is_known == is_known
+            async with lane(client, replace(sink_owner(committer.mark.epoch), known=known)) as one:
+                await one.write([sink_frame(values(1), 1)], Position(1))
+        assert numbers_in(book) == [*range(10, 20)]
+        book.unlink()
+        committer = await rig.committer(out, Router([]))
+        known = KnownTarget(committer, out.vertex, "udsink", "")
+        with raises(codes.TARGET_POSITION_LOST):
+            async with lane(client, replace(sink_owner(committer.mark.epoch), known=known)):
+                pass
+    assert numbers_in(book) == []

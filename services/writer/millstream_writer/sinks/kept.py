@@ -100,8 +100,8 @@ def not_there(where: str, lane: str, target: str, mark: Position, remedy: str) -
         codes.TARGET_POSITION_LOST,
         f"{where}: lane {lane} has written to {target}, and its mark is at sequence {mark.sequence}, but this one has "
         "no trace of the lane: it is on another disk or machine, or it was removed or replaced. Nothing was written "
-        "now. If the former one still exists, bring it back, or run the lane where it is. Otherwise, see which records "
-        f"are in it after the mark, because these will be written again, and then let the lane continue: {remedy}",
+        "now. If the former one still exists, bring it back, or run the lane where it is. Otherwise, what the former "
+        f"one has after the mark will be written again: look at it, and then let the lane continue: {remedy}",
     )
 
 
