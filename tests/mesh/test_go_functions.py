@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).parents[2] / "examples" / "udf-go"
 NUMBERS = 1000
 """What the example's source counts to."""
+WORDS = ["ONE", "TWO", "THREE"]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if go is None:
         pytest.skip("no Go toolchain on the PATH: sources and sinks in Go are not run in a pipeline here")
     directory = tmp_path_factory.mktemp("programs")
-    command = [go, "build", "-o", f"{directory}/", "./counter", "./identity", "./lines"]
+    command = [go, "build", "-o", f"{directory}/", "./counter", "./identity", "./lines", "./conformance"]
     built = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=100, check=False)
     assert built.returncode == 0, built.stderr
     return directory
@@ -38,7 +39,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_a_source_a_map_and_a_sink_in_go_carry_each_record_once(
     files: PipelineFiles, programs: Path, tmp_path: Path
 ) -> None:
+    """Beside them, a map in Go whose process ends on two of its records: these are dead letters."""
     written = tmp_path / "written"
+    (tmp_path / "texts").write_text("one\nend:now\ntwo\nfatal:now\nthree\n")
 
     def command(name: str) -> str:
         return f"command: [{json.dumps(str(programs / name))}]"
@@ -46,8 +49,14 @@ async def test_a_source_a_map_and_a_sink_in_go_carry_each_record_once(
     path = files.write(
         f"- name: in\n  partitions: 2\n  source: {{udsource: {{{command('counter')}}}}}\n"
         f"- name: map\n  udf: {{{command('identity')}}}\n"
-        f"- name: out\n  sink: {{udsink: {{{command('lines')}, env: [{{name: LINES, value: {written}}}]}}}}\n",
-        ["in -> map", "map -> out"],
+        f"- name: out\n  sink: {{udsink: {{{command('lines')}, env: [{{name: LINES, value: {written}}}]}}}}\n"
+        f"- name: texts\n  source: {{file: {{paths: [texts], format: lines}}}}\n"
+        f"- name: ending\n  udf: {{{command('conformance')}}}\n"
+        "- name: others\n  sink: {file: {path: others, format: lines}}\n" + files.file_sink("dead"),
+        [
+            *("in -> map", "map -> out", "texts -> ending", "ending -> others"),
+            "{from: ending, to: dead, kind: deadLetter}",
+        ],
     )
     async with open_pipeline(path, tmp_path / "broker") as run:
         await run.run()
@@ -55,6 +64,13 @@ async def test_a_source_a_map_and_a_sink_in_go_carry_each_record_once(
     assert account.inputs == NUMBERS
     values = dict(line.split() for line in written.read_text().splitlines())
     assert sorted(map(int, values.values())) == list(range(NUMBERS))
+    assert [line for file in files.directory.glob("others/*.txt") for line in file.read_text().split()] == WORDS
+    dead = {envelope.value.decode(): envelope.reason for envelope in files.envelopes("dead")}
+    in_a_row = "3 times in a row, when it had this record alone"
+    assert dead == {
+        "end:now": f"its process exited with code 9, {in_a_row}",
+        "fatal:now": f"its process exited with code 2, {in_a_row}",
+    }
 
 
 async def test_a_map_in_go_works_in_the_strict_sandbox(files: PipelineFiles, programs: Path, tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ func obey(ctx context.Context, record udf.Record) ([]udf.Message, error) {
 			file.Close()
 			os.Exit(9)
 		}
+	case "end":
+		// Every time.
+		os.Exit(9)
+	case "fatal":
+		// A panic outside the function's own goroutine ends the process.
+		go func() { panic("fatal: " + rest) }()
+		select {}
 	case "wait":
 		// Tells that it has begun, and fails if it has begun before.
 		begun, err := os.OpenFile(rest+".begun", os.O_CREATE|os.O_EXCL, 0o600)
