@@ -6,14 +6,18 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from tests.support import sizes
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+
     from tests.spark_driver import SparkDriver
     from tests.support.azure_server import AzureServer
     from tests.support.kafka_server import KafkaServer
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from tests.support.rabbit_server import RabbitServer
     from tests.support.redis_server import RedisServer
     from tests.support.sqs_server import SqsServer
+
+REPOSITORY = Path(__file__).parents[1]
 
 # A JVM of a test lives for seconds: code that runs so briefly is not worth a compiler that optimises it, which takes
 # a fifth of the processor time.
@@ -63,6 +69,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures: list[str] = getattr(item, "fixturenames", [])
         if not SLOW_STARTS.isdisjoint(fixtures) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) + START_S))
+
+
+class _Folders(LoadFileScheduling):
+    """One process runs all tests of a file, and all of a folder that is a package: its tests share a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = super()._split_scope(nodeid)
+        folder = path.rpartition("/")[0]
+        return folder if (REPOSITORY / folder / "__init__.py").exists() else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Folders:
+    return _Folders(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -115,6 +115,7 @@ class TestRedisSink(SinkConformance):
         return {"redisStreams": settings}, "wr0ng"
 
 
+@pytest.mark.sweep
 class TestRabbitSink(SinkConformance):
     @pytest.fixture(autouse=True)
     def _server(self, rabbit: RabbitServer) -> None:
@@ -143,6 +144,7 @@ class TestRabbitSink(SinkConformance):
         return {"rabbitmq": settings}, "wr0ng"
 
 
+@pytest.mark.sweep
 class TestRabbitSource(SourceConformance):
     @pytest.fixture(autouse=True)
     def _server(self, rabbit: RabbitServer) -> None:
@@ -203,6 +205,7 @@ class _WebSource(SourceConformance):
         return {"auth": {"token": {"file": "token"}}}
 
 
+@pytest.mark.sweep
 class TestSseSource(_WebSource):
     def settings(self, place: Path) -> Mapping[str, Any]:
         return {"sse": {"url": self.at("/events?count=100&per=30")}}
@@ -305,6 +308,7 @@ class TestMqttSource(SourceConformance):
         return {"mqtt": settings}, "wr0ng"
 
 
+@pytest.mark.sweep
 class TestBigQuerySink(SinkConformance):
     @pytest.fixture(autouse=True)
     def _server(self) -> Iterator[None]:
@@ -328,6 +332,7 @@ class TestBigQuerySink(SinkConformance):
         self.server.start()
 
 
+@pytest.mark.sweep
 class TestOpenSearchSink(SinkConformance):
     @pytest.fixture(autouse=True)
     def _server(self, opensearch: OpenSearchServer) -> None:
@@ -351,7 +356,6 @@ class TestOpenSearchSink(SinkConformance):
         return rerouted(settings, self.server.port, reroute)
 
 
-@pytest.mark.sweep
 class TestOpenSearchUpserts(TestOpenSearchSink):
     """`tests/recovery/test_opensearch_kills.py` kills this mode in every run."""
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -59,17 +60,21 @@ def run(script: str, *arguments: str, crash_at: str | None = None) -> int:
     return subprocess.run(command, env=environment, timeout=LIMIT_S, check=False).returncode
 
 
-def points_of(*names: str) -> list[str]:
-    steps = [step.name for step in durable_steps.steps() if step.name in names]
-    assert set(steps) == set(names)
-    return [f"{name}:{side}" for name in steps for side in ("before", "after")]
+FILES = ("data.directory", "data.directory.sync", "data.hold", "data.write", "data.name", "data.name.sync")
+CLEARING = ("data.clear",)
+STARTING_OVER = ("ledger.delete", "watermark.delete")
+
+
+def points_of(names: Sequence[str]) -> list[str]:
+    return [f"{name}:{side}" for name in names for side in ("before", "after")]
+
+
+def test_the_steps_are_there() -> None:
+    assert {*FILES, *CLEARING, *STARTING_OVER} <= {step.name for step in durable_steps.steps()}
 
 
 @pytest.mark.guarantee("I6", "I8")
-@pytest.mark.parametrize(
-    "point",
-    points_of("data.directory", "data.directory.sync", "data.hold", "data.write", "data.name", "data.name.sync"),
-)
+@pytest.mark.parametrize("point", points_of(FILES))
 @pytest.mark.parametrize("time", [1, 2])
 def test_a_file_of_the_data_directory_is_whole_or_not_there(tmp_path: Path, point: str, time: int) -> None:
     root = tmp_path / "data"
@@ -85,7 +90,7 @@ def test_a_file_of_the_data_directory_is_whole_or_not_there(tmp_path: Path, poin
 
 
 @pytest.mark.guarantee("I8")
-@pytest.mark.parametrize("point", points_of("data.clear"))
+@pytest.mark.parametrize("point", points_of(CLEARING))
 @pytest.mark.parametrize("time", [1, 3, 5])
 def test_a_directory_that_is_cleared_in_part_is_cleared_by_the_next(tmp_path: Path, point: str, time: int) -> None:
     for name in ("pipeline.json", "runtime.json", "status.json", "windows/sum/0/1.wal", "broker/store/x", "mine"):
@@ -100,7 +105,7 @@ def test_a_directory_that_is_cleared_in_part_is_cleared_by_the_next(tmp_path: Pa
 @pytest.mark.guarantee("I8")
 async def test_a_pipeline_whose_starting_over_was_killed_starts_over_all_the_same(tmp_path: Path) -> None:
     async with open_nats_server(tmp_path) as server, open_connection(server.access) as connection:
-        for point in points_of("ledger.delete", "watermark.delete"):
+        for point in points_of(STARTING_OVER):
             async with (
                 open_jetstream_broker(server.access, "p") as broker,
                 open_jetstream_ot_stores(connection, "p") as stores,

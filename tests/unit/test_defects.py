@@ -19,7 +19,7 @@ from tools.planting import Code
 
 DEFECTS = defects.defects()
 CODE = Code(defects.REPOSITORY, defects.PRODUCT)
-CAUGHT_HERE = 5
+CAUGHT_HERE = 2
 ENTRY = {"invariants": ["I1"], "breaks": "something", "test": "tests/unit/test_a.py::test_a", "in": "a", "old": "b()"}
 
 

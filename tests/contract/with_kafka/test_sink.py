@@ -37,9 +37,9 @@ from millstream_writer.connector import SinkOwner
 from millstream_writer.sink import SinkFrame, SinkLane
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import sink_owner, value_of
-from tests.contract.sinks.kafka_sink_process import FRAME_RECORDS
 from tests.contract.sinks.validating import validate_sink
 from tests.contract.sources.lanes import read_to_end
+from tests.contract.with_kafka.sink_process import FRAME_RECORDS
 from tests.support.errors import raises
 from tests.support.kafka_server import PASSWORD, SCRAM, USER, KafkaServer
 from tests.support.token_endpoint import CLIENT, SECRET, TokenEndpoint, open_token_endpoint
@@ -91,7 +91,7 @@ async def test_an_owner_that_was_replaced_has_no_effect(kafka: KafkaServer, topi
 
 @contextmanager
 def _process(kafka: KafkaServer, topic: str, epoch: int, point: str = "") -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.contract.sinks.kafka_sink_process", kafka.brokers, topic]
+    command = [sys.executable, "-m", "tests.contract.with_kafka.sink_process", kafka.brokers, topic]
     environment = {**os.environ, **({CRASH_AT: point} if point else {})}
     with subprocess.Popen(
         [*command, str(epoch), str(FRAMES)], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True

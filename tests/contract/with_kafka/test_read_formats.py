@@ -345,7 +345,10 @@ async def test_protobuf_that_confluents_serializer_has_written(nats: OutsideNats
     assert "indexes" in invalid[1].reason
 
 
-@pytest.mark.parametrize("kind", ["redisStreams", "rabbitmq", "pubsub", "pulsar"])
+@pytest.mark.parametrize(
+    "kind",
+    ["redisStreams", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("rabbitmq", "pubsub", "pulsar"))],
+)
 async def test_other_sources_of_messages(
     redis: RedisServer,
     rabbit: RabbitServer,

@@ -1,6 +1,6 @@
 """A process that writes numbered records to Kafka, one frame after another, until it is killed or done.
 
-python -m tests.contract.sinks.kafka_sink_process BROKERS TOPIC EPOCH FRAMES
+python -m tests.contract.with_kafka.sink_process BROKERS TOPIC EPOCH FRAMES
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Kafka, and formats with a schema registry: one broker for all of it."""

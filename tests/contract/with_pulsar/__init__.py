@@ -1,0 +1,1 @@
+"""Pulsar: one server for all of it."""

@@ -1,0 +1,1 @@
+"""RabbitMQ: one server for all of it."""
