@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from tests.support.redis_server import RedisServer
     from tests.support.sqs_server import SqsServer
 
-REPOSITORY = Path(__file__).parents[1]
-
 # A JVM of a test lives for seconds: code that runs so briefly is not worth a compiler that optimises it, which takes
 # a fifth of the processor time.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
@@ -53,9 +50,10 @@ _SEARCH = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
 hypothesis.settings.register_profile("unshrunk", hypothesis.settings.get_profile("untimed"), phases=_SEARCH)
 
 
-SLOW_STARTS = {"kafka", "rabbit", "pulsar", "opensearch", "spark"}
-"""Fixtures of servers that take seconds of a processor to start."""
-START_S = 200
+SLOW_SERVERS = ("kafka", "rabbit", "pulsar", "opensearch")
+"""Servers that take seconds of a processor to start: their fixtures, and what the tests that use them are called."""
+SLOW_STARTS = {*SLOW_SERVERS, "spark"}
+START_S = 400
 """On a busy machine, such a start may take longer than a test of another kind may."""
 
 
@@ -71,18 +69,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) + START_S))
 
 
-class _Folders(LoadFileScheduling):
-    """One process runs all tests of a file, and all of a folder that is a package: its tests share a server."""
+class _ByServer(LoadFileScheduling):
+    """One process runs all tests of a file; of a server that takes seconds to start, one process runs all tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = super()._split_scope(nodeid)
-        folder = path.rpartition("/")[0]
-        return folder if (REPOSITORY / folder / "__init__.py").exists() else path
+        servers = () if nodeid.startswith("tests/unit/") else SLOW_SERVERS
+        return next((server for server in servers if server in nodeid), super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Folders:
-    return _Folders(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByServer:
+    return _ByServer(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -83,7 +83,7 @@ class KafkaServer(ServerProcess):
     """One broker."""
 
     name = "Kafka"
-    start_timeout_s = 120.0
+    start_timeout_s = 300.0
 
     def __init__(self, directory: Path, *, properties: str = "") -> None:
         super().__init__(directory)

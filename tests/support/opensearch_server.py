@@ -94,7 +94,7 @@ def why_missing(product: Product = OPENSEARCH) -> str:
 class OpenSearchServer(ServerProcess):
     """One node."""
 
-    start_timeout_s = 120.0
+    start_timeout_s = 300.0
 
     def __init__(self, directory: Path, product: Product = OPENSEARCH) -> None:
         super().__init__(directory)

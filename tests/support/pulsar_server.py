@@ -123,7 +123,7 @@ class PulsarServer(ServerProcess):
     """A broker, with its storage."""
 
     name = "Pulsar"
-    start_timeout_s = 180.0
+    start_timeout_s = 400.0
 
     def __init__(self, directory: Path, ledger_entries: int = LEDGER_ENTRIES) -> None:
         super().__init__(directory)

@@ -32,7 +32,7 @@ from tests.support.server_process import ServerProcess, listens
 T = TypeVar("T")
 
 FETCHED = Path(__file__).parents[2] / ".cache" / "servers" / "rabbitmq"
-_SETTLED_S = 10.0
+_SETTLED_S = 60.0
 USER, PASSWORD = "shop", "a long secret"
 """May do everything in the virtual host `shop`, and nothing in `/`."""
 WRITER = "writer"
@@ -74,7 +74,7 @@ class RabbitServer(ServerProcess):
     """A node, with its directory of names."""
 
     name = "RabbitMQ"
-    start_timeout_s = 90.0
+    start_timeout_s = 300.0
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -54,6 +54,7 @@ async def check_queries(client: SparkClient) -> None:
     assert "did you mean count?" in fault
 
 
+@pytest.mark.sweep
 async def test_a_standalone_cluster(tmp_path: Path) -> None:
     conf = ON_LOOPBACK | {"spark.authenticate.secret": SECRET}
     async with asyncio.timeout(LIMIT_S), open_cluster(tmp_path / "cluster", SECRET) as master:

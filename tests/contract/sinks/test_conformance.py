@@ -36,6 +36,7 @@ class TestSqlite(SinkConformance):
         return [n for (n,) in sqlite_rows(place / "shop.db", "SELECT n FROM numbers ORDER BY place")]
 
 
+@pytest.mark.sweep
 class TestMariaDb(SinkConformance):
     server: ClassVar[MariaServer]
     database: ClassVar[MariaDatabase]
@@ -84,6 +85,7 @@ class TestDelta(_Collecting):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.sweep
 class TestIceberg(_Collecting):
     """Each of the processes that are killed imports PyIceberg, which takes two seconds of processor time."""
 

@@ -43,6 +43,7 @@ class TestSqlite(_Numbers):
         return {"sql": {"url": "sqlite:///shop.db", "table": "numbers"}}
 
 
+@pytest.mark.sweep
 class TestMariaDb(_Numbers):
     """Three lanes share the rows."""
 
@@ -83,6 +84,7 @@ class TestDelta(_Numbers):
         return {"delta": {"path": "table"}}
 
 
+@pytest.mark.sweep
 class TestIceberg(_Numbers):
     def settings(self, place: Path) -> Mapping[str, Any]:
         uri, warehouse = f"sqlite:///{place / 'catalog.db'}", str(place / "warehouse")

@@ -19,6 +19,7 @@ from millstream import codes
 from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.limits import RECORD_BYTES_MAX
+from millstream.rabbitmq import link
 from millstream.rabbitmq.link import error_of
 from millstream.rabbitmq.settings import RabbitServer as SpecServer
 from millstream.spec.models import FallbackSink, Source
@@ -51,6 +52,12 @@ async def read_all(lane: SourceLane, count: int, *, commit: bool = True) -> list
         if commit:
             await lane.committed(batches[-1].position)
     return batches
+
+
+@pytest.fixture(autouse=True)
+def _closes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the server is: acknowledgements that a connection has not sent when it is cut off are lost."""
+    monkeypatch.setattr(link, "_CLOSE_S", 60.0)
 
 
 @pytest.fixture(params=KINDS)
