@@ -203,7 +203,9 @@ TABLES: dict[str, Callable[[Path], tuple[FallbackSink, Callable[[], list[int]]]]
 
 
 @pytest.mark.guarantee("I1", "I6")
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize(
+    "kind", ["sqlite", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in TABLES if kind != "sqlite")]
+)
 async def test_what_a_sink_has_confirmed_is_in_its_table_after_a_power_cut(tmp_path: Path, kind: str) -> None:
     """A commit of SQLite ends with the removal of its journal. If that is lost, the journal takes the commit back."""
     async with open_power_disk(tmp_path / "disk", 64 * MIB) as disk:

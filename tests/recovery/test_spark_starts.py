@@ -55,6 +55,7 @@ def recording_java(home: Path) -> Path:
     return notes
 
 
+@pytest.mark.sweep
 async def test_a_driver_that_starts_again_starts_one_jvm_and_that_is_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
