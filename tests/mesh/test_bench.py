@@ -32,6 +32,7 @@ async def test_too_few_records_are_refused_and_not_measured_wrongly(tmp_path: Pa
     assert "1 records are too few to measure" in ended.err
 
 
+@pytest.mark.sweep
 async def test_a_pipeline_without_buffers_is_measured(tmp_path: Path) -> None:
     options = ("--unbuffered", "--builtin", "--records", "3000000", "-o", "json")
     ended = await command(tmp_path, "bench", "map", *options)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.mesh.running import Ended, Running, command, start
+from tests.support.sizes import sized
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -81,7 +82,7 @@ async def test_a_chain_gives_what_buffers_give(files: PipelineFiles, tmp_path: P
     written = contents(files)
     assert len(written["dead"]) == RECORDS // 5
     # From the source on, and behind a buffer.
-    for chained in (set(VERTICES), {"twice", "parity"}):
+    for chained in (set(VERTICES), {"twice", "parity"})[: sized(1, 2)]:
         write(files, chained)
         ended = await command(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json", "--fresh", "--move-outputs")
         assert account(ended) == expected
@@ -213,6 +214,7 @@ def halved(batch):
 '''
 
 
+@pytest.mark.sweep
 async def test_arrow_functions_give_in_a_chain_what_they_give_with_buffers(
     files: PipelineFiles, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from millstream_runner.local.directory import DataDirectory
 from tests.mesh.running import command, start
+from tests.support.sizes import sized
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,7 @@ async def test_records_that_wait_are_read_however_they_were_compressed(
 ) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    kinds = ["lz4", "zstd", "GZIP", "none"]
+    kinds = ["lz4", "zstd", "GZIP", "none"][-sized(2, 4) :]
     for number, kind in enumerate(kinds, 1):
         files.write(
             files.fed_source() + files.function("held") + files.file_sink("out"),

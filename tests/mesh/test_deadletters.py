@@ -12,6 +12,7 @@ from millstream.durable import CRASH_AT
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import Ended, command, start
 from tests.mesh.test_init import rows
+from tests.support.sizes import sized
 
 PICKY = """\
 import json, pathlib
@@ -116,7 +117,7 @@ async def test_a_replay_reaches_only_the_vertex_that_gave_the_records_up(
     )
     await done(tmp_path, "run", "pipeline.yaml")
     (tmp_path / "fixed").touch()
-    for point in ("ledger.commit:after@map", "ledger.leave:before@in", "ledger.leave:after@in"):
+    for point in ("ledger.leave:after@in", "ledger.commit:after@map", "ledger.leave:before@in")[: sized(1, 3)]:
         with monkeypatch.context() as patched:
             patched.setenv(CRASH_AT, point)
             killed = await command(tmp_path, "deadletters", "replay")

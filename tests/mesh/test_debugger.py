@@ -138,6 +138,7 @@ async def test_ctrl_c_ends_a_run_that_waits_for_a_debugger(files: PipelineFiles)
     await nobody_listens(port)
 
 
+@pytest.mark.sweep
 async def test_ctrl_c_ends_a_run_that_stands_at_a_breakpoint(files: PipelineFiles) -> None:
     port = free_ports()
     async with debugged(pipeline(files), port) as run:
@@ -176,6 +177,7 @@ async def test_breakpoints_without_a_debugger(files: PipelineFiles) -> None:
     assert len(files.rows("out")) == 20
 
 
+@pytest.mark.sweep
 async def test_pdb_without_a_terminal(files: PipelineFiles) -> None:
     text = FUNCTION.replace("    double =", "    import pdb; pdb.set_trace()\n    double =")
     path = pipeline(files)
@@ -187,6 +189,7 @@ async def test_pdb_without_a_terminal(files: PipelineFiles) -> None:
     assert "BdbQuit" not in ended.err
 
 
+@pytest.mark.sweep
 async def test_a_program_in_another_language_says_which_process_it_is(files: PipelineFiles) -> None:
     """It cannot be made to wait; a debugger attaches to it while it runs, and it is not taken for hung."""
     path, port = pipeline(files, records=20), free_ports()

@@ -90,6 +90,7 @@ async def test_map(tmp_path: Path) -> None:
     assert len(rows(project, "all")) == 5
 
 
+@pytest.mark.sweep
 async def test_reduce(tmp_path: Path) -> None:
     project = made(tmp_path, "reduce")
     await run(project)
@@ -157,6 +158,7 @@ async def test_http(tmp_path: Path) -> None:
     assert [row["total"] for row in rows(project, "orders")] == [19.0]
 
 
+@pytest.mark.sweep
 async def test_go(tmp_path: Path) -> None:
     go = shutil.which("go")
     if go is None:
@@ -172,6 +174,7 @@ async def test_go(tmp_path: Path) -> None:
     assert "lines.case.yaml: passed" in ended.out
 
 
+@pytest.mark.sweep
 async def test_connector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = made(tmp_path, "connector")
     unknown = await command(project, "validate", "pipeline.yaml")

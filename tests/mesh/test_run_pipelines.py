@@ -149,6 +149,7 @@ async def test_a_run_survives_the_death_of_each_of_its_processes(files: Pipeline
         assert f"{name} was killed from outside (SIGKILL; was the machine out of memory?); it is restarted" in ended.err
 
 
+@pytest.mark.sweep
 async def test_a_vertex_that_somebody_else_stops_is_started_again(files: PipelineFiles, tmp_path: Path) -> None:
     endless(files)
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
@@ -160,7 +161,9 @@ async def test_a_vertex_that_somebody_else_stops_is_started_again(files: Pipelin
     assert "worker.1 (map-0, out-0): ended before its lanes had" in ended.err
 
 
-@pytest.mark.parametrize("moment", ["all is processed", "all processes have ended"])
+@pytest.mark.parametrize(
+    "moment", ["all is processed", pytest.param("all processes have ended", marks=pytest.mark.sweep)]
+)
 async def test_a_ctrl_c_behind_the_end_changes_nothing(moment: str, files: PipelineFiles, tmp_path: Path) -> None:
     numbered(files, 10, function="held")
     (tmp_path / "hold").touch()

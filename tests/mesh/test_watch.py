@@ -134,6 +134,7 @@ def _state(run: Running, vertex: str) -> str:
     return str(run.json("status.json").get("states", {}).get(vertex, ""))
 
 
+@pytest.mark.sweep
 async def test_without_it_a_change_is_told_of_once(files: PipelineFiles) -> None:
     path = pipeline(files)
     async with start(files.directory, "run", path.name) as run:

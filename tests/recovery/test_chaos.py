@@ -86,6 +86,7 @@ def test_a_run_that_ends_before_all_faults_is_no_success(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.sweep
 def test_a_run_without_a_fault_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN)
     command = [sys.executable, "-m", "millstream_runner", "chaos", "own.yaml", "--seconds", "0.01"]

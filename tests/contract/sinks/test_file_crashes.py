@@ -71,7 +71,7 @@ def starter() -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.fixture(params=["jsonl", "csv", "parquet"])
+@pytest.fixture(params=["jsonl", pytest.param("csv", marks=pytest.mark.sweep), "parquet"])
 def processes(request: pytest.FixtureRequest, starter: subprocess.Popen[str], tmp_path: Path) -> SinkProcesses:
     return SinkProcesses(starter, tmp_path / "out", request.param)
 
