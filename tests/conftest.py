@@ -60,16 +60,16 @@ START_S = 400
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves sweeps to `make test-all`; gives tests that may have to start a slow server the time for it."""
     if not sizes.ALL:
-        sweeps = [item for item in items if item.get_closest_marker("sweep")]
-        config.hook.pytest_deselected(items=sweeps)
-        items[:] = [item for item in items if item not in sweeps]
+        marked = [(item, item.get_closest_marker("sweep") is not None) for item in items]
+        config.hook.pytest_deselected(items=[item for item, is_sweep in marked if is_sweep])
+        items[:] = [item for item, is_sweep in marked if not is_sweep]
     for item in items:
         fixtures: list[str] = getattr(item, "fixturenames", [])
         if not SLOW_STARTS.isdisjoint(fixtures) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) + START_S))
 
 
-class _ByServer(LoadFileScheduling):
+class _ByServer(LoadFileScheduling):  # type: ignore[misc]  # it has no types
     """One process runs all tests of a file; of a server that takes seconds to start, one process runs all tests."""
 
     def _split_scope(self, nodeid: str) -> str:
