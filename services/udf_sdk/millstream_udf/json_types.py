@@ -269,10 +269,6 @@ def _object(converters: dict[str, Convert], required: list[str], make: Callable[
     return convert
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _none(value: Any) -> None:
     if value is not None:
         raise expected("null", value)
@@ -287,9 +283,35 @@ def _of_type(kind: type, what: str) -> Convert:
     return convert
 
 
+class _Written(float):
+    """A number that a decimal can have with its own digits."""
+
+    text: str
+
+
+def _as_it_is(value: Any) -> Any:
+    """A value of any type, with numbers as Python reads them."""
+    if isinstance(value, _Written):
+        return float(value)
+    if isinstance(value, list):
+        return [_as_it_is(one) for one in value]
+    return {name: _as_it_is(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+def _rewritten(value: Any) -> str:
+    """The text of a value of JSON, with the digits that numbers had."""
+    if isinstance(value, _Written):
+        return value.text
+    if isinstance(value, list):
+        return f"[{','.join(map(_rewritten, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{_rewritten(one)}" for name, one in value.items()) + "}"
+    return json.dumps(value)
+
+
 def _float(value: Any) -> float:
-    if type(value) is float:
-        return value
+    if isinstance(value, float):
+        return float(value)
     if type(value) is not int:
         raise expected("a number (float)", value)
     try:
@@ -312,6 +334,8 @@ def _parsed(what: str, parse: Callable[[str], Any]) -> Convert:
 
 def _decimal(value: Any) -> Decimal:
     # The value's own digits; a float would have those of the nearest binary number.
+    if isinstance(value, _Written):
+        return Decimal(value.text)
     if type(value) in (int, float):
         return Decimal(repr(value))
     try:
@@ -447,7 +471,7 @@ def _hashable(kind: Any) -> Any:
 def _pydantic(kind: Any) -> Convert:
     def convert(value: Any) -> Any:
         try:
-            return kind.__pydantic_validator__.validate_json(json.dumps(value))
+            return kind.__pydantic_validator__.validate_json(_rewritten(value))
         except ValueError as error:
             raise pydantic_misfit(error) from None
 
@@ -468,7 +492,7 @@ def pydantic_misfit(error: ValueError) -> Misfit:
 
 def _msgspec(kind: Any) -> Convert:
     try:
-        import msgspec
+        import msgspec.json
     except ImportError:
         raise UnsupportedType(
             f"{name_of(kind)} needs msgspec, which is not installed: pip install 'millstream-udf[typed]'"
@@ -476,7 +500,7 @@ def _msgspec(kind: Any) -> Convert:
 
     def convert(value: Any) -> Any:
         try:
-            return msgspec.convert(value, kind)
+            return msgspec.json.decode(_rewritten(value).encode(), type=kind)
         except msgspec.ValidationError as error:
             raise msgspec_misfit(str(error), value) from None
 
@@ -574,7 +598,8 @@ def _no_constant(name: str) -> Any:
 
 
 def _finite(text: str) -> float:
-    number = float(text)
+    number = _Written(text)
     if math.isinf(number):
         raise ValueError(f"{text[:40]} is too large for a float")
+    number.text = text
     return number

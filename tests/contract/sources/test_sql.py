@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sqlite3
+import tempfile
+from base64 import b64encode
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from millstream import codes
 from millstream.codes.code import Code
@@ -246,3 +252,28 @@ def test_what_is_wrong_shows_before_a_run(file: Path, capsys: pytest.CaptureFixt
         assert main(["validate", "--online", str(pipeline(directory, {"sql": settings}))]) == exit_code, settings
         printed = capsys.readouterr()
         assert what in printed.out + printed.err
+
+
+LONGS = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([2**53 + 1, -(2**63)])
+REALS = st.floats(allow_nan=False, allow_infinity=False)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=10)
+ANY = st.none() | LONGS | REALS | TEXTS | st.binary(max_size=8)
+
+
+@examples(max_examples=3, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(st.lists(st.tuples(*(st.none() | one for one in (LONGS, REALS, TEXTS, st.binary(max_size=8), ANY))), min_size=9))
+def test_values_of_every_type_arrive_as_they_are(rows: list[tuple[Any, ...]]) -> None:
+    async def read(file: Path) -> list[bytes]:
+        async with open_lane(spec(file, table="rows")) as lane:
+            return values((await read_to_end(lane))[0])
+
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "values.db"
+        execute(file, "CREATE TABLE rows (n INTEGER PRIMARY KEY, i INTEGER, r REAL, t TEXT, b BLOB, a)")
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.executemany("INSERT INTO rows (i, r, t, b, a) VALUES (?, ?, ?, ?, ?)", rows)
+            stored = connection.execute("SELECT i, r, t, b, a FROM rows ORDER BY n").fetchall()
+        found = [json.loads(value) for value in asyncio.run(read(file))]
+    assert [[one[name] for name in "irtba"] for one in found] == [
+        [b64encode(one).decode() if isinstance(one, bytes) else one for one in row] for row in stored
+    ]

@@ -170,6 +170,8 @@ FITTING: list[tuple[Any, bytes, Any]] = [
     (timedelta, b'"P1DT1.5S"', timedelta(days=1, seconds=1.5)),
     (Decimal, b'"1.10"', Decimal("1.10")),
     (Decimal, b"1.1", Decimal("1.1")),
+    (Decimal, b"12345678901234567890.1234567890", Decimal("12345678901234567890.1234567890")),
+    (dict[str, Any], b'{"a": [1.5]}', {"a": [1.5]}),
     (UUID, f'"{UUID_TEXT}"'.encode(), UUID(UUID_TEXT)),
     (Colour, b'"red"', Colour.RED),
     (Size, b"2", Size.LARGE),
@@ -417,3 +419,28 @@ def test_messages_show_no_values_where_the_pipeline_says_so(
         decoder(kind).one(value)
     assert "secret" not in str(caught.value)
     assert "(not shown)" in str(caught.value)
+
+
+@dataclass
+class Amounts:
+    exact: Decimal
+    lines: list[Decimal]
+    near: float
+    anything: Any
+    inner: Totals | None = None
+
+
+class Totals(msgspec.Struct):
+    total: Decimal
+
+
+def test_decimals_keep_their_digits_without_msgspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typed_values, "_msgspec", lambda kind: None)
+    digits = "12345678901234567890.12345678901234567890"
+    value = f'{{"exact": {digits}, "lines": [1.10, 5], "near": {digits}, "anything": {{"a": [1.5]}}, '
+    value += f'"inner": {{"total": {digits}}}}}'
+    found = typed_values.decoder(Amounts).one(value.encode())
+    lines, exact = [Decimal("1.10"), Decimal(5)], Decimal(digits)
+    assert found == Amounts(exact, lines, float(digits), {"a": [1.5]}, Totals(exact))
+    assert (type(found.near), type(found.anything["a"][0])) == (float, float)
+    assert str(found.lines[0]) == "1.10"
