@@ -87,18 +87,18 @@ def write_lists(directory: Path) -> None:
     """A row with a list of 50 million numbers; rows with texts of a megabyte in lists and structs."""
     many = pa.repeat(0, 50_000_000)
     pq.write_table(pa.table({"list": pa.ListArray.from_arrays([0, len(many)], many)}), directory / "list.parquet")
-    texts = pa.array(["x" * 1_000_000]).take(pa.array([0] * 300, pa.int32()))
-    inner = pa.table({"struct": pa.StructArray.from_arrays([texts], ["text"])})
+    texts = pa.array(["x" * 1_000_000]).take(pa.array([0] * 270, pa.int32()))
+    inner = pa.table({"struct": pa.StructArray.from_arrays([texts[:100]], ["text"])})
     pq.write_table(inner, directory / "struct.parquet", compression="zstd")
-    lists = pa.table({"list": pa.ListArray.from_arrays([0, 300], texts)})
+    lists = pa.table({"list": pa.ListArray.from_arrays([0, 270], texts)})
     pq.write_table(lists, directory / "texts.parquet", compression="zstd")
     plain = pa.table({"text": texts})
     path, large = directory / "page.parquet", 1 << 30
     pq.write_table(plain, path, compression="zstd", use_dictionary=False, data_page_size=large)
     # Each text repeats the one before it.
     path = directory / "prefixes.parquet"
-    pq.write_table(plain, path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"})
-    pq.write_table(pa.table({"n" * 1_000_000: range(300)}), directory / "name.parquet", compression="zstd")
+    pq.write_table(plain[:100], path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"})
+    pq.write_table(pa.table({"n" * 1_000_000: range(100)}), directory / "name.parquet", compression="zstd")
 
 
 def write_avro(path: Path, records: list[dict[str, object]], schema: dict[str, Any], codec: str) -> None:
@@ -108,7 +108,7 @@ def write_avro(path: Path, records: list[dict[str, object]], schema: dict[str, A
 
 def columns_of(count: int) -> bytes:
     """Compressed columns, as a function might return them."""
-    batch = pa.record_batch({"n": pa.array([7] * count, pa.int64())})
+    batch = pa.record_batch({"n": pa.repeat(7, count)})
     target = io.BytesIO()
     with pa.ipc.new_stream(target, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
         stream.write_batch(batch)
@@ -213,7 +213,7 @@ def written(directory: Path) -> None:
     write_lists(directory)
     write_metadata(directory)
     (directory / "answer.gz").write_bytes(spaces(400))
-    (directory / "name.csv.gz").write_bytes(gzip.compress(b"n" * MIB + b",b\n" + b"1,2\n" * 300))
+    (directory / "name.csv.gz").write_bytes(gzip.compress(b"n" * MIB + b",b\n" + b"1,2\n" * 100))
     (directory / "line.gz").write_bytes(spaces(400))
     (directory / "line.zst").write_bytes(zstandard.ZstdCompressor().compress(b" " * 400 * MIB))
     (directory / "columns.arrow").write_bytes(columns_of(40_000_000))
