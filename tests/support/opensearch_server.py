@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -145,7 +146,8 @@ class OpenSearchServer(ServerProcess):
         return f"t-{uuid4()}"
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """One request, by a client that is not ours. Raises `urllib.error.HTTPError`."""
+        """One request, by a client that is not ours. In the answer, numbers with a fraction or an exponent are
+        decimals. Raises `urllib.error.HTTPError`."""
         return self._ask(method, path, None if body is None else json.dumps(body).encode())
 
     def bulk(self, index: str, body: bytes) -> Any:
@@ -182,7 +184,7 @@ class OpenSearchServer(ServerProcess):
         url = f"http://127.0.0.1:{self.port}/{path}"
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method=method)
         with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
-            return json.loads(answer.read())
+            return json.loads(answer.read(), parse_float=Decimal)
 
     def _answers(self) -> bool:
         with suppress(OSError, ValueError):

@@ -7,8 +7,7 @@ import io
 import json
 from base64 import b64encode
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import fastavro
@@ -29,22 +28,15 @@ from millstream_writer.sinks.file.avro import Avro
 from millstream_writer.sinks.file.formats import Csv, FileFormat
 from millstream_writer.sinks.file.parquet import Parquet
 from millstream_writer.sinks.lake.rows import TableRows, rows_of
+from tests.support.generated_rows import COLUMNS, DOUBLE, INSTANT, LONG, ROWS, TEXT, as_json, optional
 from tests.unit.writer.sink_frames import sink_frame
 
 # Shrinking rows of dozens of values takes minutes.
 few = settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.generate])
-TEXT = st.text(st.characters(codec="utf-8"), max_size=10)
 INT = st.integers(-(2**31), 2**31 - 1)
-LONG = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([2**63 - 1, -(2**63), 2**53 + 1])
-DOUBLE = st.floats(allow_nan=False, allow_infinity=False)
 SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)
-INSTANT = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
 MILLIS = INSTANT.map(lambda moment: moment.replace(microsecond=moment.microsecond // 1000 * 1000))
 DECIMAL = st.decimals(-(10**37), 10**37, places=18, allow_nan=False)
-
-
-def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.none() | values
 
 
 AVRO: Mapping[str, tuple[Any, st.SearchStrategy[Any]]] = {
@@ -67,23 +59,6 @@ AVRO: Mapping[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "micros": ({"type": "long", "logicalType": "timestamp-micros"}, INSTANT),
     "uuid": ({"type": "string", "logicalType": "uuid"}, st.uuids()),
 }
-
-
-def as_json(value: Any, *, numbers: bool) -> str:
-    """`numbers`: write decimals as numbers instead of texts."""
-    if isinstance(value, dict):
-        return (
-            "{" + ",".join(f"{json.dumps(name)}:{as_json(one, numbers=numbers)}" for name, one in value.items()) + "}"
-        )
-    if isinstance(value, list):
-        return "[" + ",".join(as_json(one, numbers=numbers) for one in value) + "]"
-    if isinstance(value, Decimal):
-        return f"{value:f}" if numbers else f'"{value:f}"'
-    if isinstance(value, bytes):
-        return json.dumps(b64encode(value).decode())
-    if isinstance(value, date | time):
-        return json.dumps(value.isoformat())
-    return json.dumps(value if isinstance(value, bool | int | float | str | None) else str(value))
 
 
 @few
@@ -145,25 +120,6 @@ def test_protobuf(row: dict[str, Any], inner: dict[str, Any]) -> None:
                 ((name, value if isinstance(value, list) else getattr(found, name))
                  for name, value in expected.items())} == expected  # fmt: skip
     assert encode(decode(data)) == data
-
-
-COLUMNS = [
-    Column.model_validate({"name": name, "type": kind})
-    for name, kind in (("s", "string"), ("i", "int"), ("f", "float"), ("b", "bool"), ("t", "timestamp"))
-]
-ROWS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "s": optional(TEXT),
-            "i": optional(LONG),
-            "f": optional(DOUBLE),
-            "b": optional(st.booleans()),
-            "t": optional(INSTANT),
-        }
-    ),
-    min_size=1,
-    max_size=4,
-)
 
 
 def stored(file_format: FileFormat[Any], rows: list[dict[str, Any]]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import pyarrow as pa
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hypothesis import Phase, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -29,6 +33,8 @@ from tests.contract.sinks.table_lanes import LATER, numbers, opened, written
 from tests.contract.sinks.validating import validate_sink
 from tests.support.children import together
 from tests.support.errors import raises
+from tests.support.generated_rows import COLUMNS as EVERY_TYPE
+from tests.support.generated_rows import ROW, as_json
 from tests.support.object_server import READER, Bucket, ObjectServer
 from tests.unit.writer.sink_frames import sink_frame
 
@@ -79,6 +85,25 @@ async def test_columns_and_partitions_of_columns_and_of_the_event_time(tmp_path:
         await lane.write([sink_frame([b'{"n": 3}'], 8)], Position(8))
         await lane.flush()
     assert table.refresh().scan().to_arrow().num_rows == 3
+
+
+@examples(max_examples=2, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(st.lists(ROW, min_size=4, max_size=12))
+def test_values_of_every_type_are_those_of_the_records(rows: list[dict[str, Any]]) -> None:
+    records = [as_json({**row, "n": number}, numbers=True).encode() for number, row in enumerate(rows)]
+
+    async def write(directory: Path, **more: object) -> None:
+        columns = [*({"name": one.name, "type": one.type} for one in EVERY_TYPE), {"name": "n", "type": "int"}]
+        async with opened(iceberg_spec(directory, columns=columns, **more, **LATER)) as lane:
+            assert not (await lane.write([sink_frame(records, 1)], Position(1))).failures
+            await lane.flush()
+            assert lane.durable == Position(1)
+
+    for more in ({}, {"partitionBy": ["s", "b", "day(t)"]}):
+        with tempfile.TemporaryDirectory() as directory:
+            asyncio.run(write(Path(directory), **more))
+            found = iceberg_table(Path(directory)).scan().to_arrow().sort_by("n").drop_columns("n").to_pylist()
+        assert found == rows, more
 
 
 async def test_without_columns_the_table_has_the_bytes_of_values(tmp_path: Path) -> None:

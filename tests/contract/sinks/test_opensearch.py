@@ -7,11 +7,15 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from hypothesis import Phase, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from millstream import codes
 from millstream.clock import SystemClock
@@ -70,6 +74,50 @@ async def test_a_document_is_created_once_for_each_record_of_a_run(server: OpenS
     assert all(len(name) <= 512 for name in documents)
     await write(spec, 1, frame, run="second")
     assert server.numbers(index) == [1, 1, 2, 2]
+
+
+NUMBERS = st.integers(-(2**63), 2**64).map(str) | st.decimals(-(10**40), 10**40, places=20).map("{:f}".format)
+ODD = st.sampled_from(
+    ["null", "true", "false", "1.10", "-0.0", "1E+2", "1e-400", "1e400", "2" * 60, "[]", "{}", "[[]]"]
+)
+TEXTS = st.builds(
+    lambda text, escaped: json.dumps(text, ensure_ascii=escaped), st.text(st.characters(codec="utf-8")), st.booleans()
+)
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters=".", exclude_categories=["C", "Z"]), min_size=1)
+
+
+def object_text(members: dict[str, str]) -> str:
+    return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in members.items()) + "}"
+
+
+VALUES = st.recursive(
+    NUMBERS | ODD | TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda values: f"[{', '.join(values)}]")
+        | st.dictionaries(NAMES, inner, max_size=3).map(object_text)
+    ),
+    max_leaves=6,
+)
+"""As they are written in JSON."""
+VALUE_LISTS = st.lists(st.dictionaries(NAMES, VALUES, max_size=5), min_size=10, max_size=20)
+
+
+@examples(max_examples=2, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(VALUE_LISTS)
+def test_documents_have_the_values_of_their_records(
+    opensearch: OpenSearchServer, documents: list[dict[str, str]]
+) -> None:
+    texts = [object_text({**one, "id": str(number)}) for number, one in enumerate(documents)]
+    frame = sink_frame([text.encode() for text in texts], 1, ids=[str(number) for number in range(len(texts))])
+    for mode, more in (("insert", {}), ("upsert", {"mode": "upsert", "id": "id"})):
+        index = opensearch.index()
+        # No member needs a type.
+        opensearch.ask("PUT", index, {"mappings": {"dynamic": False}})
+        asyncio.run(write(opensearch_spec(opensearch, index, **more), 1, frame))
+        found = {name.rpartition("/")[2]: repr(one) for name, one in opensearch.documents(index).items()}
+        # The representation has the types and all digits.
+        expected = {str(at): repr(json.loads(text, parse_float=Decimal)) for at, text in enumerate(texts)}
+        assert found == expected, mode
 
 
 @pytest.mark.guarantee("I1")
