@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -50,9 +52,14 @@ _SEARCH = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
 hypothesis.settings.register_profile("unshrunk", hypothesis.settings.get_profile("untimed"), phases=_SEARCH)
 
 
-SLOW_SERVERS = ("kafka", "rabbit", "pulsar", "opensearch")
-"""Servers that take seconds of a processor to start: their fixtures, and what the tests that use them are called."""
-SLOW_STARTS = {*SLOW_SERVERS, "spark"}
+SLOW_STARTS = {
+    "kafka": "KafkaServer",
+    "rabbit": "RabbitServer",
+    "pulsar": "PulsarServer",
+    "opensearch": "OpenSearchServer",
+    "spark": "SparkDriver",
+}
+"""Fixtures of what takes seconds of a processor to start, and their types."""
 START_S = 400
 """On a busy machine, such a start may take longer than a test of another kind may."""
 
@@ -65,16 +72,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item, is_sweep in marked if not is_sweep]
     for item in items:
         fixtures: list[str] = getattr(item, "fixturenames", [])
-        if not SLOW_STARTS.isdisjoint(fixtures) and item.get_closest_marker("timeout") is None:
+        if not SLOW_STARTS.keys().isdisjoint(fixtures) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) + START_S))
 
 
 class _ByServer(LoadFileScheduling):  # type: ignore[misc]  # it has no types
-    """One process runs all tests of a file; of a server that takes seconds to start, one process runs all tests."""
+    """One process runs all tests of a file; of what takes seconds to start, one process runs all tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        servers = () if nodeid.startswith("tests/unit/") else SLOW_SERVERS
-        return next((server for server in servers if server in nodeid), super()._split_scope(nodeid))
+        path = super()._split_scope(nodeid)
+        # Unit tests start none, whatever they are called.
+        parameters = "" if path.startswith("tests/unit/") else nodeid.partition("[")[2]
+        return next((name for name in SLOW_STARTS if name in parameters), None) or _server_of(path) or path
+
+
+@cache
+def _server_of(path: str) -> str | None:
+    """What the tests of a file ask for that is slow to start. The process that shares them out has imported none."""
+    text = Path(path).read_text(encoding="utf-8") if path.startswith("tests/") and Path(path).exists() else ""
+    return next((name for name, kind in SLOW_STARTS.items() if f"{name}: {kind}" in text), None)
 
 
 @pytest.hookimpl(optionalhook=True)
