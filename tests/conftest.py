@@ -268,7 +268,7 @@ def azure() -> Iterator[AzureServer]:
         yield server
 
 
-@pytest.fixture(params=["s3", "az"])
+@pytest.fixture(params=["s3", pytest.param("az", marks=pytest.mark.sweep)])
 def any_bucket(request: pytest.FixtureRequest) -> Bucket:
     """A new bucket of each kind of object store."""
     server: ObjectServer | AzureServer = request.getfixturevalue({"s3": "objects", "az": "azure"}[request.param])

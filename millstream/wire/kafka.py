@@ -269,7 +269,9 @@ def reach(
             answer = ask(max(0.1, min(KAFKA_CALL_S, left_s)))
         except KafkaException as failed:
             error = error_of(failed)
-            if (stop := user_error(error, where)) is not None:
+            # The cluster lists a partition that was just added before the client can ask about it.
+            is_new = error.code() == KafkaError._UNKNOWN_PARTITION and left_s > 0
+            if not is_new and (stop := user_error(error, where)) is not None:
                 raise stop from failed
             serve(0)
             heard.check()

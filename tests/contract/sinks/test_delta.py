@@ -346,6 +346,7 @@ async def test_in_a_bucket_of_two_owners_the_older_has_no_effect(bucket: Bucket)
     assert bucket_numbers(bucket) == [*range(10, 40), *range(70, 90)]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_on_azure_a_second_owner_takes_over_and_a_source_reads_each_record_once(
     azure: AzureServer, monkeypatch: pytest.MonkeyPatch

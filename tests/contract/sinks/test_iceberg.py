@@ -106,6 +106,7 @@ def test_values_of_every_type_are_those_of_the_records(rows: list[dict[str, Any]
         assert found == rows, more
 
 
+@pytest.mark.sweep
 async def test_without_columns_the_table_has_the_bytes_of_values(tmp_path: Path) -> None:
     async with opened(iceberg_spec(tmp_path, columns=[], **LATER)) as lane:
         await lane.write([sink_frame([b"\xff", b""], 1)], Position(1))
@@ -189,6 +190,7 @@ async def test_a_commit_that_lost_is_repeated_only_by_the_owner(
     assert iceberg_numbers(tmp_path) == [*range(10, 30), 1000]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_lanes_commit_to_one_table_at_the_same_time(tmp_path: Path) -> None:
     """Others who append do not disturb them, nor does joining manifests."""
@@ -219,6 +221,7 @@ async def test_lanes_commit_to_one_table_at_the_same_time(tmp_path: Path) -> Non
         assert lane.durable == Position.within(65, 10)
 
 
+@pytest.mark.sweep
 async def test_lanes_that_open_at_once_make_one_table(tmp_path: Path) -> None:
     spec = iceberg_spec(tmp_path, **LATER)
 
@@ -274,6 +277,7 @@ async def test_a_target_that_is_ahead_or_of_another_run_stops_the_lane(tmp_path:
     assert iceberg_numbers(tmp_path) == [*range(10, 30)]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_the_position_outlives_the_snapshots(tmp_path: Path) -> None:
     spec = iceberg_spec(tmp_path, **LATER)
@@ -291,6 +295,7 @@ async def test_the_position_outlives_the_snapshots(tmp_path: Path) -> None:
     assert iceberg_numbers(tmp_path) == [*range(10, 40), 1000]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_table_that_is_replaced_under_a_lane_stops_it(tmp_path: Path) -> None:
     spec = iceberg_spec(tmp_path, **LATER)
@@ -307,6 +312,7 @@ async def test_a_table_that_is_replaced_under_a_lane_stops_it(tmp_path: Path) ->
     assert iceberg_numbers(tmp_path) == []
 
 
+@pytest.mark.sweep
 async def test_a_table_gets_the_columns_that_it_lacks_only_if_it_may(tmp_path: Path) -> None:
     create(tmp_path, {"n": pa.int64(), "text": pa.string(), "old": pa.string()}).append(
         pa.table({"n": [1], "text": ["text 1"], "old": ["x"]})
@@ -356,6 +362,7 @@ async def test_a_table_that_does_not_fit_is_refused(
     assert said in " ".join("".join(capsys.readouterr()).split())
 
 
+@pytest.mark.sweep
 async def test_a_place_where_no_table_can_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "warehouse").write_text("")
     with raises(codes.TARGET_UNFIT):
@@ -371,6 +378,7 @@ async def test_a_place_where_no_table_can_be_is_said(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.sweep
 async def test_commits_come_by_time_and_by_size(tmp_path: Path) -> None:
     async with opened(iceberg_spec(tmp_path, commitEvery="1h", maxRecords=20)) as lane:
         for sequence in range(1, 6):
@@ -439,6 +447,7 @@ def sqlite_on_s3(directory: Path, bucket: Bucket, /, **more: Any) -> FallbackSin
     return iceberg_spec(directory, **{"catalog": catalog, **store})
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_server_that_is_away_is_waited_for(tmp_path: Path, bucket: Bucket, objects: ObjectServer) -> None:
     spec = sqlite_on_s3(tmp_path, bucket, store={**objects.settings, "timeout": "300ms"})
@@ -456,6 +465,7 @@ async def test_a_server_that_is_away_is_waited_for(tmp_path: Path, bucket: Bucke
     assert iceberg_numbers(tmp_path, **files_of(objects)) == [*range(10, 20)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("store", [{"accessKey": "nobody"}, {"secretKey": "wr0ng"}, {"accessKey": READER}])
 async def test_what_cannot_be_written_is_said(tmp_path: Path, bucket: Bucket, store: dict[str, Any]) -> None:
     spec = sqlite_on_s3(tmp_path, bucket, store={**bucket.server.settings, **store})
@@ -478,6 +488,7 @@ async def test_a_catalog_that_refuses_or_is_not_there_is_said(objects: ObjectSer
             pass
 
 
+@pytest.mark.sweep
 async def test_requests_to_a_catalog_are_signed_as_services_of_aws_demand_it(
     objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -503,6 +514,7 @@ async def test_requests_to_a_catalog_are_signed_as_services_of_aws_demand_it(
     assert "wr0ng" not in str(caught.value)
 
 
+@pytest.mark.sweep
 async def test_a_client_asks_for_the_scope_of_its_tokens(tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
 
@@ -558,6 +570,7 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], field: str) 
         FallbackSink.model_validate({"iceberg": {**whole, **settings}})
 
 
+@pytest.mark.sweep
 async def test_the_page_shows_what_works(
     objects: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ async def test_records_that_cannot_be_sent_fail_alone(mqtt: MqttServer) -> None:
     assert [message.payload for message in found] == [b"a", b"d"]
 
 
+@pytest.mark.sweep
 async def test_a_topic_that_may_not_be_written_refuses_each_record(mqtt: MqttServer) -> None:
     frame = sink_frame([b"a", b"b"], 1)
     async with open_sink(spec(mqtt, "closed"), sink_owner(1)) as sink:
@@ -71,6 +72,7 @@ async def test_a_topic_that_may_not_be_written_refuses_each_record(mqtt: MqttSer
     assert (third.reason, third.retryable) == (REFUSED, False)
 
 
+@pytest.mark.sweep
 async def test_more_is_written_than_may_be_unconfirmed(mqtt: MqttServer) -> None:
     topic = mqtt.topic()
     mqtt.keep(topic)
@@ -80,6 +82,7 @@ async def test_more_is_written_than_may_be_unconfirmed(mqtt: MqttServer) -> None
     assert [message.payload for message in found] == [b"%d" % n for n in range(2500)]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I9")
 async def test_a_broker_that_is_away_or_stands_still_is_waited_for(mqtt: MqttServer) -> None:
     topic = mqtt.topic()
@@ -100,6 +103,7 @@ async def test_a_broker_that_is_away_or_stands_still_is_waited_for(mqtt: MqttSer
         await sink.write([sink_frame([b"a"], 1)], Position(1))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [

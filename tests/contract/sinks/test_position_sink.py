@@ -250,6 +250,7 @@ async def test_a_lane_stops_at_a_record_that_ends_the_process_and_has_all_before
     assert position_sink_numbers(target) == [*range(10, 21)]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2")
 async def test_of_a_whole_delivery_only_the_records_that_end_the_process_are_refused(tmp_path: Path) -> None:
     """The target has nothing of it before their fate is decided."""

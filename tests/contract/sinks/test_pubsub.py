@@ -54,6 +54,7 @@ async def test_what_a_message_carries(pubsub: PubsubServer) -> None:
     assert first.ordering_key == second.ordering_key == ""
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I4")
 async def test_messages_with_the_same_keys_stay_in_order(pubsub: PubsubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MESSAGES_MAX", 3)
@@ -86,6 +87,7 @@ def test_requests_are_within_their_limits(records: list[tuple[bytes, int]]) -> N
     assert len({key for key in keys if key}) == len([key for key in keys if key])
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I2")
 async def test_a_message_that_the_service_refuses_fails_alone(pubsub: PubsubServer) -> None:
     queue = pubsub.queue()
@@ -146,6 +148,7 @@ async def test_what_is_published_again_is_left_out_by_the_source(pubsub: PubsubS
     assert sorted(found) == sorted(b"%d" % n for n in range(20))
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I9")
 async def test_a_service_that_stands_still_is_waited_for(pubsub: PubsubServer) -> None:
     queue = pubsub.queue()
@@ -169,6 +172,7 @@ async def test_a_service_that_stands_still_is_waited_for(pubsub: PubsubServer) -
     assert len({message.attributes["Millstream-Id"] for message in pubsub.taken(queue)}) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("change", [{"topic": "no-such"}, {"project": "another"}])
 async def test_what_does_not_fit_is_said(pubsub: PubsubServer, change: dict[str, str]) -> None:
     with raises(codes.TARGET_UNFIT, "not in the project"):
@@ -176,6 +180,7 @@ async def test_what_does_not_fit_is_said(pubsub: PubsubServer, change: dict[str,
             pass
 
 
+@pytest.mark.sweep
 async def test_the_page_shows_what_runs(pubsub: PubsubServer) -> None:
     blocks = [
         YAML(typ="safe", pure=True).load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)

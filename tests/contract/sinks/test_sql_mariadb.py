@@ -82,6 +82,7 @@ async def test_what_does_not_fit_is_refused_and_the_rest_is_written(database: Ma
     assert json.loads(record.value) == {"n": 1, "text": "Kö\U0001f600", "at": "2026-01-02T02:04:05.000006"}
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 @pytest.mark.parametrize("mode", ["insert", "upsert"])
 async def test_a_record_that_is_too_long_for_the_server_is_refused_alone(database: MariaDatabase, mode: str) -> None:
@@ -110,6 +111,7 @@ async def test_a_record_that_is_too_long_for_the_server_is_refused_alone(databas
     assert found == [(n, texts[n]) for n in (0, 1, 4, 5)]
 
 
+@pytest.mark.sweep
 async def test_a_table_without_transactions_is_refused(database: MariaDatabase) -> None:
     database.execute("ALTER TABLE numbers ENGINE = MyISAM")
     with raises(codes.TARGET_UNFIT, "MyISAM, which has no transactions"):
@@ -117,6 +119,7 @@ async def test_a_table_without_transactions_is_refused(database: MariaDatabase) 
             pass
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_an_owner_that_hangs_in_a_transaction_is_ended_by_the_next(
     database: MariaDatabase, monkeypatch: pytest.MonkeyPatch
@@ -137,6 +140,7 @@ async def test_an_owner_that_hangs_in_a_transaction_is_ended_by_the_next(
     assert len(database.rows("SELECT n FROM numbers")) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("options", "granted", "missing"),
     [
@@ -174,6 +178,7 @@ async def test_validate_online_names_the_right_that_is_missing(
     assert list(database.rows("SELECT * FROM numbers")) == []
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_row_that_another_program_holds_is_waited_for_and_no_connection_is_ended(
     database: MariaDatabase, mariadb: MariaServer, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +222,7 @@ def _number_of(connection: Connection) -> int:
 # Deadlocks
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_lanes_that_upsert_the_same_keys_in_opposite_order_are_exact(database: MariaDatabase) -> None:
     logged = "FOR EACH ROW INSERT INTO log (n, text) VALUES (NEW.n, NEW.text)"
@@ -263,6 +269,7 @@ async def _until_waiting(database: MariaDatabase, count: int) -> None:
             await asyncio.sleep(0.15)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_deadlock_while_a_refused_record_is_searched_for_is_waited_for(database: MariaDatabase) -> None:
     """It takes the savepoint away, which says nothing about a record."""
@@ -294,6 +301,7 @@ async def _taken_later(write: Callable[[], Awaitable[object]]) -> RetryLaterErro
     return raised.value
 
 
+@pytest.mark.sweep
 async def test_a_server_that_is_killed_is_waited_for(database: MariaDatabase, mariadb: MariaServer) -> None:
     async with open_sink(spec(database, "insert"), sink_owner(1)) as lane:
         mariadb.kill()

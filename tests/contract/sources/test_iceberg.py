@@ -94,6 +94,7 @@ async def test_reading_again_from_any_position_gives_the_rest_once(tmp_path: Pat
     assert {n // ROWS for n in numbers(tails[0][:ROWS])} == {2}
 
 
+@pytest.mark.sweep
 async def test_a_table_without_rows_is_read_from_its_first_one(tmp_path: Path, table: Table) -> None:
     async with open_lane(spec(tmp_path)) as lane:
         records, _, batches = await read_to_end(lane)
@@ -115,6 +116,7 @@ async def test_snapshots_that_appear_are_read(tmp_path: Path, table: Table) -> N
     assert {n // ROWS for n in numbers(values(later))[:ROWS]} == {1}
 
 
+@pytest.mark.sweep
 async def test_columns_have_the_names_of_their_snapshot(tmp_path: Path) -> None:
     moment = datetime(2024, 5, 1, 8, tzinfo=UTC)
     table = create(tmp_path, {"a": pa.int64(), "at": pa.timestamp("us", "UTC"), "gone": pa.string()})
@@ -147,6 +149,7 @@ async def test_a_snapshot_that_removes_rows_is_named_or_skipped(tmp_path: Path, 
         assert sorted(numbers(values((await read_to_end(lane))[0]))) == [*range(ROWS, 2 * ROWS)]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I15")
 @pytest.mark.parametrize("how", ["another table", "an older state", "another commit", "expired"])
 async def test_a_table_that_was_replaced_is_noticed(tmp_path: Path, table: Table, how: str) -> None:
@@ -185,6 +188,7 @@ async def test_a_file_that_is_damaged_is_named(tmp_path: Path, table: Table, how
             await read_to_end(lane)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I15")
 async def test_a_snapshot_that_was_looked_at_and_not_read_is_no_past(tmp_path: Path, table: Table) -> None:
     append(table, 0)
@@ -228,6 +232,7 @@ def on_s3(objects: ObjectServer) -> dict[str, str]:
     return {**said, "s3.secret-access-key": objects.settings["secretKey"]}
 
 
+@pytest.mark.sweep
 async def test_a_bucket_that_is_away_is_waited_for(objects: ObjectServer, tmp_path: Path) -> None:
     append(create(tmp_path, warehouse=objects.bucket().url("lake"), **on_s3(objects)), 0)
     objects.pause()
@@ -241,6 +246,7 @@ async def test_a_bucket_that_is_away_is_waited_for(objects: ObjectServer, tmp_pa
         objects.go_on()
 
 
+@pytest.mark.sweep
 async def test_the_page_shows_what_works(
     objects: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ async def test_what_was_committed_and_not_acknowledged_is_known_by_its_id(mqtt: 
     assert all(seen.admit(batch.frame).frame is None for batch in again if batch.frame is not None)
 
 
+@pytest.mark.sweep
 async def test_messages_without_an_id_get_ones_that_are_made_up(
     mqtt: MqttServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +89,7 @@ async def test_messages_without_an_id_get_ones_that_are_made_up(
         assert ("redelivers messages that have no id" in caplog.text) == again
 
 
+@pytest.mark.sweep
 async def test_what_a_message_carries(mqtt: MqttServer) -> None:
     topic = mqtt.topic()
     async with open_lane(spec(mqtt, f"{topic}/+", idProperty="order")) as lane:
@@ -102,6 +104,7 @@ async def test_what_a_message_carries(mqtt: MqttServer) -> None:
     assert second.value == b""
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I8")
 async def test_no_more_is_held_than_was_said(mqtt: MqttServer) -> None:
     topic = mqtt.topic()
@@ -114,6 +117,7 @@ async def test_no_more_is_held_than_was_said(mqtt: MqttServer) -> None:
         assert values(records_of(await read_all(lane, 20))) == numbers(10, 20)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_broker_that_is_started_again_is_waited_for(mqtt: MqttServer) -> None:
     topic = mqtt.topic()
@@ -152,6 +156,7 @@ async def test_a_session_that_the_broker_has_lost_is_reported(
         assert f"no longer has the session other-{topic}" in caplog.text
 
 
+@pytest.mark.sweep
 async def test_a_drained_lane_gives_back_what_it_has_not_given(mqtt: MqttServer) -> None:
     topic = mqtt.topic()
     async with open_lane(spec(mqtt, topic)) as lane:
@@ -166,6 +171,7 @@ async def test_a_drained_lane_gives_back_what_it_has_not_given(mqtt: MqttServer)
         assert values(records_of(await read_all(lane, 50 - done))) == numbers(done, 50 - done)
 
 
+@pytest.mark.sweep
 async def test_large_messages_make_the_source_ask_for_fewer(mqtt: MqttServer, caplog: pytest.LogCaptureFixture) -> None:
     """How many Mosquitto then sends is its own affair: 2.0.11 keeps to the smaller number only at times."""
     topic = mqtt.topic()
@@ -184,6 +190,7 @@ async def test_large_messages_make_the_source_ask_for_fewer(mqtt: MqttServer, ca
             await lane.committed(batches[-1].position)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I8")
 async def test_messages_that_the_broker_does_not_count_are_limited(
     mqtt: MqttServer, caplog: pytest.LogCaptureFixture
@@ -200,6 +207,7 @@ async def test_messages_that_the_broker_does_not_count_are_limited(
     assert "messages of QoS 0 arrive faster" in caplog.text
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_broker_that_stands_still_is_waited_for(mqtt: MqttServer) -> None:
     topic = mqtt.topic()
@@ -216,6 +224,7 @@ async def test_a_broker_that_stands_still_is_waited_for(mqtt: MqttServer) -> Non
     assert values(records_of(batches)) == numbers(0, 10)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
 async def test_tls_is_spoken_where_the_certificate_counts(mqtt: MqttServer) -> None:
     topic = mqtt.topic()
@@ -228,6 +237,7 @@ async def test_tls_is_spoken_where_the_certificate_counts(mqtt: MqttServer) -> N
             pass
 
 
+@pytest.mark.sweep
 async def test_a_member_of_a_group_reads_its_share(mqtt: MqttServer) -> None:
     topic = mqtt.topic()
     async with open_lane(spec(mqtt, f"$share/g/{topic}")) as lane:
@@ -264,6 +274,7 @@ def test_what_is_not_a_filter_is_said(topic: str) -> None:
         Source.model_validate({"mqtt": {"url": "mqtt://127.0.0.1", "topic": topic, "session": "s"}})
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
@@ -279,6 +290,7 @@ async def test_what_does_not_fit_is_said(mqtt: MqttServer, change: dict[str, str
     assert PASSWORD not in str(stopped.value)
 
 
+@pytest.mark.sweep
 async def test_the_page_shows_what_runs(mqtt: MqttServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MQTT_PASSWORD", PASSWORD)
     blocks = [

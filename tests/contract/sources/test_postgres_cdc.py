@@ -385,6 +385,7 @@ async def test_a_slot_that_is_lost_gone_or_ahead_stops_the_lane(database: Databa
             pass
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I10")
 async def test_a_slot_beyond_its_limit_is_lost() -> None:
     with open_postgres(
@@ -407,6 +408,7 @@ async def test_a_slot_beyond_its_limit_is_lost() -> None:
                 pass
 
 
+@pytest.mark.sweep
 async def test_what_fills_the_servers_disk_is_logged(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

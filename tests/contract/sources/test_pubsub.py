@@ -65,6 +65,7 @@ async def test_messages_are_acknowledged_when_they_are_committed(pubsub: PubsubS
     assert pubsub.left(queue) == 0
 
 
+@pytest.mark.sweep
 async def test_what_is_not_committed_is_given_back(pubsub: PubsubServer) -> None:
     queue = pubsub.queue()
     pubsub.send(queue, numbers(0, 20))
@@ -106,6 +107,7 @@ async def test_what_was_committed_and_not_acknowledged_is_known_by_its_id(pubsub
     assert pubsub.left(queue) == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_an_acknowledgement_after_the_lease_is_over_has_no_effect(pubsub: PubsubServer) -> None:
     queue = pubsub.queue()
@@ -123,6 +125,7 @@ async def test_an_acknowledgement_after_the_lease_is_over_has_no_effect(pubsub: 
     assert pubsub.left(queue) == 20
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_message_that_is_held_for_long_is_not_delivered_again(pubsub: PubsubServer) -> None:
     queue = pubsub.queue()
@@ -137,6 +140,7 @@ async def test_a_message_that_is_held_for_long_is_not_delivered_again(pubsub: Pu
     assert pubsub.left(queue) == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I8")
 async def test_no_more_is_held_than_was_said(pubsub: PubsubServer) -> None:
     queue = pubsub.queue()
@@ -151,6 +155,7 @@ async def test_no_more_is_held_than_was_said(pubsub: PubsubServer) -> None:
     assert pubsub.left(queue) == 0
 
 
+@pytest.mark.sweep
 async def test_what_a_message_carries(pubsub: PubsubServer) -> None:
     queue = pubsub.queue()
     pubsub.send(queue, [b"\xff\x00"], key="k", text="é")
@@ -161,6 +166,7 @@ async def test_what_a_message_carries(pubsub: PubsubServer) -> None:
     assert dict(record.headers) == {"text": "é".encode(), "PubSub-Ordering-Key": b"k"}
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_what_a_publisher_sends_twice_counts_once_by_its_attribute(pubsub: PubsubServer) -> None:
     queue = pubsub.queue()
@@ -175,6 +181,7 @@ async def test_what_a_publisher_sends_twice_counts_once_by_its_attribute(pubsub:
     assert len({record.id for record in records if record.value != b"a"}) == 4
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I9")
 async def test_a_service_that_stands_still_is_waited_for(pubsub: PubsubServer) -> None:
     queue = pubsub.queue()
@@ -204,6 +211,7 @@ async def test_a_service_that_stands_still_is_waited_for(pubsub: PubsubServer) -
     assert sorted(found) == sorted(numbers(0, 60))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
@@ -226,6 +234,7 @@ async def test_what_does_not_fit_is_said(
             pass
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("key", ["{", "[]", '{"type": "authorized_user"}', '{"private_key": "s3cret"}'])
 async def test_what_is_not_the_key_of_an_account_is_said(pubsub: PubsubServer, tmp_path: Path, key: str) -> None:
     (tmp_path / "key.json").write_text(key)
@@ -307,6 +316,7 @@ def test_the_key_of_an_account_is_sent_encrypted_to_the_right_server(
     assert "PRIVATE" not in json.dumps(problems)
 
 
+@pytest.mark.sweep
 async def test_the_page_shows_what_runs(pubsub: PubsubServer) -> None:
     blocks = [
         YAML(typ="safe", pure=True).load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -92,6 +92,7 @@ async def test_what_was_committed_and_not_deleted_is_known_by_its_id(sqs: SqsSer
     assert sqs.left(queue) == (0, 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_message_that_is_held_for_long_stays_hidden(sqs: SqsServer) -> None:
     queue = sqs.queue()
@@ -107,6 +108,7 @@ async def test_a_message_that_is_held_for_long_stays_hidden(sqs: SqsServer) -> N
     assert sqs.left(queue) == (0, 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I8")
 async def test_no_more_is_held_than_was_said(sqs: SqsServer) -> None:
     queue = sqs.queue()
@@ -121,6 +123,7 @@ async def test_no_more_is_held_than_was_said(sqs: SqsServer) -> None:
     assert sqs.left(queue) == (0, 0)
 
 
+@pytest.mark.sweep
 async def test_what_a_message_carries(sqs: SqsServer) -> None:
     queue = sqs.queue(fifo=True)
     attributes = {
@@ -142,6 +145,7 @@ async def test_what_a_message_carries(sqs: SqsServer) -> None:
     }
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I9")
 async def test_a_service_that_stands_still_is_waited_for(sqs: SqsServer) -> None:
     queue = sqs.queue()
@@ -171,6 +175,7 @@ async def test_a_service_that_stands_still_is_waited_for(sqs: SqsServer) -> None
     assert sorted(found) == sorted(numbers(0, 60))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
@@ -211,6 +216,7 @@ async def test_validate_online_says_what_is_wrong(
     assert await asyncio.to_thread(online, tmp_path, there, there) == 0
 
 
+@pytest.mark.sweep
 async def test_the_page_shows_what_runs(sqs: SqsServer) -> None:
     blocks = [
         YAML(typ="safe", pure=True).load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -233,6 +233,7 @@ async def test_keys_headers_and_times_are_kafkas_and_partitions_those_of_java(ka
     assert found[b"two"].key() == '["a","ü"]'.encode()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("former", [False, True], ids=["now", "stored by an earlier version"])
 async def test_a_copy_of_a_topic_has_the_same_keys_byte_for_byte(kafka: KafkaServer, former: bool) -> None:
     topic, copy = (kafka.create(f"{name}-{uuid4()}") for name in ("keys", "copy"))
@@ -267,6 +268,7 @@ async def test_a_record_that_is_too_large_is_refused_alone_and_every_time(kafka:
     assert kafka.values(topic) == [b"a", b"b"]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_record_that_a_lane_stopped_over_comes_in_its_place_when_the_topic_takes_it(kafka: KafkaServer) -> None:
     topic = kafka.create(f"sink-{uuid4()}", 1, {"max.message.bytes": "2000"})
@@ -364,6 +366,7 @@ def _client(endpoint: TokenEndpoint, secret: Path, **more: Any) -> dict[str, Any
     return {"mechanism": "OAUTHBEARER", "oauthbearer": client}
 
 
+@pytest.mark.sweep
 async def test_a_client_gets_tokens_by_oauth(kafka: KafkaServer, topic: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET + "\n")
@@ -408,6 +411,7 @@ async def test_a_client_gets_tokens_by_oauth(kafka: KafkaServer, topic: str, tmp
             pass
 
 
+@pytest.mark.sweep
 async def test_an_outage_of_the_token_endpoint_may_last_longer_than_a_token(
     kafka: KafkaServer, topic: str, tmp_path: Path
 ) -> None:

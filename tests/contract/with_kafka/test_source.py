@@ -79,6 +79,7 @@ async def test_reading_again_from_any_position_gives_the_rest_once(kafka: KafkaS
             assert (last.frame, last.ended) == (None, True)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_what_comes_again_because_offsets_are_assigned_again_counts_once(kafka: KafkaServer, topic: str) -> None:
     async with open_lane(spec(kafka, topic, stopAtEnd=True)) as lane:
@@ -159,6 +160,7 @@ async def test_a_start_is_decided_once_and_new_partitions_are_read_from_their_be
     assert len(records) == 122
 
 
+@pytest.mark.sweep
 async def test_topics_by_a_pattern_and_those_that_come_later(
     kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +296,7 @@ async def test_what_a_read_had_when_its_broker_no_longer_answered_comes_again(
     assert in_order([*records, *rest])
 
 
+@pytest.mark.sweep
 async def test_a_group_follows_and_is_not_read(kafka: KafkaServer, topic: str) -> None:
     group = f"group-{uuid4()}"
     async with open_lane(spec(kafka, topic, consumerGroup=group, stopAtEnd=True)) as lane:

@@ -115,6 +115,7 @@ async def test_an_issuer_with_tls_says_who_connects(pulsar: PulsarServer, tmp_pa
                 pass
 
 
+@pytest.mark.sweep
 async def test_a_client_that_the_issuer_refuses_stops_the_lane(pulsar: PulsarServer, tmp_path: Path) -> None:
     topic = pulsar.topic(namespace=EXACT)
     async with open_token_issuer(pulsar.token) as issuer:
@@ -135,6 +136,7 @@ async def test_a_client_that_the_issuer_refuses_stops_the_lane(pulsar: PulsarSer
                 assert CLIENT_SECRET not in str(stopped.value)
 
 
+@pytest.mark.sweep
 async def test_a_lane_waits_for_an_issuer_that_is_away(pulsar: PulsarServer, tmp_path: Path) -> None:
     topic = pulsar.topic(namespace=EXACT)
     grant(pulsar, topic, CLIENT_ID)
@@ -158,6 +160,7 @@ async def test_a_lane_waits_for_an_issuer_that_is_away(pulsar: PulsarServer, tmp
     assert pulsar.values(topic) == [b"1"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("page", "code", "said"),
     [
@@ -198,6 +201,7 @@ async def test_the_secret_is_not_sent_unencrypted_by_an_issuer_with_tls(tmp_path
         assert plain.issued == 0
 
 
+@pytest.mark.sweep
 async def test_a_token_is_used_until_shortly_before_it_expires(tmp_path: Path) -> None:
     time_s = 0.0
     async with open_token_issuer(lambda role, lifetime_s: f"{role} {issuer.issued}") as issuer:
@@ -221,6 +225,7 @@ async def test_a_token_is_used_until_shortly_before_it_expires(tmp_path: Path) -
         assert tokens.failure is None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("said", "used_s"),
     [
@@ -248,6 +253,7 @@ async def test_what_an_issuer_says_of_a_lifetime(said: str, used_s: int, tmp_pat
     assert found == ["1", "1", "2"]
 
 
+@pytest.mark.sweep
 async def test_a_refusal_that_cannot_be_read_is_a_refusal(tmp_path: Path) -> None:
     async with open_token_issuer(lambda *_: "t0ken") as issuer, open_token_issuer(lambda *_: "t0ken") as other:
         issuer.endpoint = f"{other.url}token"
@@ -256,6 +262,7 @@ async def test_a_refusal_that_cannot_be_read_is_a_refusal(tmp_path: Path) -> Non
             await asyncio.to_thread(token_of, oauth2(issuer, tmp_path))
 
 
+@pytest.mark.sweep
 async def test_a_token_is_replaced_though_its_issuer_was_away(tmp_path: Path) -> None:
     async with open_token_issuer(lambda role, lifetime_s: str(issuer.issued)) as issuer, asyncio.timeout(WAIT_S):
         issuer.lifetime_s = 1
@@ -324,6 +331,7 @@ async def test_a_lane_gets_new_tokens_while_it_runs(pulsar: PulsarServer, tmp_pa
             assert isinstance(lane._link.error_of(exceptions.AuthenticationError()), RetryLaterError)
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(WAIT_S + 60)
 async def test_a_token_that_expires_and_has_no_successor_is_reported(pulsar: PulsarServer, tmp_path: Path) -> None:
     topic = pulsar.topic(namespace=EXACT)
@@ -342,6 +350,7 @@ async def test_a_token_that_expires_and_has_no_successor_is_reported(pulsar: Pul
         assert await read(lane, 1) == [b"2"]
 
 
+@pytest.mark.sweep
 async def test_a_secret_that_is_replaced_while_a_lane_runs_does_not_stop_it(
     pulsar: PulsarServer, tmp_path: Path
 ) -> None:
@@ -372,6 +381,7 @@ async def gaps(found: list[float]) -> None:
         before_s = now_s
 
 
+@pytest.mark.sweep
 async def test_a_lane_that_closes_while_its_issuer_is_silent_stops_no_other_thread(
     pulsar: PulsarServer, tmp_path: Path
 ) -> None:
@@ -426,6 +436,7 @@ async def test_validate_online_gets_a_token(
         assert "wr0ng" not in str(problems)
 
 
+@pytest.mark.sweep
 async def test_looking_ends_before_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert PULSAR_LOOK_S < ONLINE_CHECK_TIMEOUT_S
     monkeypatch.setattr("millstream.pulsar.looking.PULSAR_LOOK_S", 0.5)
@@ -443,6 +454,7 @@ async def test_looking_ends_before_its_time_is_over(tmp_path: Path, monkeypatch:
                 await deduplicates(settings, tmp_path, Looking())
 
 
+@pytest.mark.sweep
 async def test_a_certificate_says_who_connects(pulsar: PulsarServer) -> None:
     topic = pulsar.topic(namespace=EXACT)
     pulsar.send(topic, [b"1"])

@@ -43,6 +43,7 @@ def spec(server: PulsarServer, topic: str, **settings: Any) -> FallbackSink:
     return FallbackSink.model_validate({"pulsar": {**server.settings, "topic": topic, **settings}})
 
 
+@pytest.mark.sweep
 async def test_what_a_message_carries(pulsar: PulsarServer) -> None:
     topic = pulsar.topic(namespace=EXACT)
     frame = sink_frame(
@@ -80,6 +81,7 @@ async def test_what_is_written_again_is_there_once_and_in_order(pulsar: PulsarSe
         assert [n for n in found if n % 5 == key] == [*range(10 + key, 70, 5)]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_the_largest_frame_takes_no_number_of_the_next_one(pulsar: PulsarServer) -> None:
     """Windows write the largest frames."""
@@ -106,6 +108,7 @@ async def test_of_two_owners_the_newer_waits_and_repeats_nothing(pulsar: PulsarS
     assert pulsar.values(topic) == [b"1", b"2", b"3"]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I2")
 @pytest.mark.parametrize("role", ["whole", "fallback"])
 async def test_another_record_at_the_same_place_is_not_taken_for_a_repeated_one(
@@ -123,6 +126,7 @@ async def test_another_record_at_the_same_place_is_not_taken_for_a_repeated_one(
     assert pulsar.values(topic) == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2")
 async def test_messages_that_wait_for_a_server_are_not_overtaken(pulsar: PulsarServer) -> None:
     topic = pulsar.topic(namespace=EXACT)
@@ -143,6 +147,7 @@ async def test_messages_that_wait_for_a_server_are_not_overtaken(pulsar: PulsarS
     assert pulsar.values(topic) == [b"%d" % n for n in range(1501)]
 
 
+@pytest.mark.sweep
 async def test_another_run_writes_again(pulsar: PulsarServer) -> None:
     topic = pulsar.topic(namespace=EXACT)
     for run in ("first", "second"):
@@ -165,6 +170,7 @@ async def test_records_that_cannot_be_sent_fail_alone(pulsar: PulsarServer) -> N
     assert pulsar.values(topic) == [b"a", b"c"]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I10")
 async def test_brokers_that_do_not_deduplicate_are_noticed(pulsar: PulsarServer) -> None:
     topic = pulsar.topic()
@@ -179,6 +185,7 @@ async def test_brokers_that_do_not_deduplicate_are_noticed(pulsar: PulsarServer)
     assert pulsar.values(topic) == [b"2", b"2", b"3", b"4"]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I10")
 async def test_brokers_that_no_longer_deduplicate_stop_the_lane(pulsar: PulsarServer) -> None:
     topic = pulsar.topic(namespace=EXACT)
@@ -208,6 +215,7 @@ async def test_a_lane_that_the_brokers_have_forgotten_stops(pulsar: PulsarServer
     assert pulsar.values(topic) == [b"6"]
 
 
+@pytest.mark.sweep
 async def test_a_record_that_was_overtaken_is_written_as_the_message_says(pulsar: PulsarServer) -> None:
     topic = pulsar.topic(namespace=EXACT)
     frames = [sink_frame([b"%d" % n], n) for n in range(1, 6)]
@@ -228,6 +236,7 @@ async def test_a_record_that_was_overtaken_is_written_as_the_message_says(pulsar
     assert pulsar.values(topic) == [b"1", b"3", b"2", b"3", b"4", b"5"]
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_sink_is_killed_at_every_durable_step(pulsar: PulsarServer) -> None:
     points = [f"pulsar_sink.send:{side}#{time}" for time in (1, 5) for side in ("before", "after")]
@@ -239,6 +248,7 @@ async def test_a_sink_is_killed_at_every_durable_step(pulsar: PulsarServer) -> N
         assert [json.loads(value)["n"] for value in pulsar.values(topic)] == EXPECTED, point
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
@@ -256,6 +266,7 @@ async def test_what_does_not_fit_is_said(
     assert "wr0ng" not in str(stopped.value)
 
 
+@pytest.mark.sweep
 async def test_validate_online_looks_whether_messages_are_deduplicated(
     pulsar: PulsarServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +293,7 @@ async def test_validate_online_looks_whether_messages_are_deduplicated(
     assert problem["path"] == "spec.vertices[1].sink.pulsar.topic"
 
 
+@pytest.mark.sweep
 async def test_a_web_service_that_redirects_elsewhere_gets_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str | None] = []
 
@@ -306,6 +318,7 @@ async def test_a_web_service_that_redirects_elsewhere_gets_no_token(monkeypatch:
     assert sent == [None]
 
 
+@pytest.mark.sweep
 async def test_the_page_shows_what_runs(pulsar: PulsarServer, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [
         YAML(typ="safe", pure=True).load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -76,6 +76,7 @@ async def test_from_any_position_each_message_comes_once_and_in_order(pulsar: Pu
         assert await read(lane, 5) == numbers(60, 5)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_lanes_share_partitions_in_order(pulsar: PulsarServer) -> None:
     topics = [pulsar.topic(3), pulsar.topic()]
@@ -90,6 +91,7 @@ async def test_lanes_share_partitions_in_order(pulsar: PulsarServer) -> None:
     assert sorted(found) == sorted([*numbers(0, 30), *numbers(100, 30)])
 
 
+@pytest.mark.sweep
 async def test_what_a_record_has(pulsar: PulsarServer) -> None:
     topic = pulsar.topic()
     pulsar.send(topic, [b"\xff\0"], properties={"a": "ü"}, partition_key="k", event_timestamp=1_700_000_000_123)
@@ -109,6 +111,7 @@ async def test_what_a_record_has(pulsar: PulsarServer) -> None:
     assert before_us - 1000 <= records[1].event_time_us <= SystemClock().now_us()
 
 
+@pytest.mark.sweep
 async def test_where_a_first_run_begins(pulsar: PulsarServer) -> None:
     topic = pulsar.topic()
     pulsar.send(topic, numbers(0, 30))
@@ -169,6 +172,7 @@ async def test_messages_that_were_removed_before_they_were_read_stop_the_lane(
             await read(lane, 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_reader_that_is_moved_over_messages_that_still_exist_reads_them(pulsar: PulsarServer) -> None:
     topic = pulsar.topic()
@@ -184,6 +188,7 @@ async def test_a_reader_that_is_moved_over_messages_that_still_exist_reads_them(
     assert values(records_of(batches)) == numbers(0, 20)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_message_in_chunks_is_followed_by_the_next_one(pulsar: PulsarServer) -> None:
     topic = pulsar.topic()
@@ -206,6 +211,7 @@ async def test_a_message_in_chunks_is_followed_by_the_next_one(pulsar: PulsarSer
             assert values((await read_to_end(lane, 1, 8 << 20))[0]) == expected[done:]
 
 
+@pytest.mark.sweep
 async def test_a_source_ends_though_the_last_message_does_not_come(pulsar: PulsarServer) -> None:
     topic = pulsar.topic()
     pulsar.send(topic, numbers(0, 5))
@@ -224,6 +230,7 @@ async def test_a_source_ends_though_the_last_message_does_not_come(pulsar: Pulsa
         assert values((await read_to_end(lane))[0]) == numbers(1, 2)
 
 
+@pytest.mark.sweep
 async def test_partitions_that_have_much_do_not_keep_others_waiting(pulsar: PulsarServer) -> None:
     topic = pulsar.topic(2)
     for partition in range(2):
@@ -268,6 +275,7 @@ def connected(server: PulsarServer, topic: str) -> list[str]:
     return [name for name, one in found.items() if one["consumers"]]
 
 
+@pytest.mark.sweep
 async def test_a_partition_that_has_no_connection_does_not_keep_the_others_waiting(
     pulsar: PulsarServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -301,6 +309,7 @@ async def test_a_partition_that_has_no_connection_does_not_keep_the_others_waiti
         assert found == [b"lost"]
 
 
+@pytest.mark.sweep
 async def test_a_comparison_that_fails_does_not_hold_the_lane_up(
     pulsar: PulsarServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +324,7 @@ async def test_a_comparison_that_fails_does_not_hold_the_lane_up(
         assert not is_held_up(lane)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I10", "I15")
 async def test_a_past_that_was_replaced_stops_the_lane(pulsar: PulsarServer) -> None:
     topic = pulsar.topic()
@@ -345,6 +355,7 @@ async def test_a_past_that_was_replaced_stops_the_lane(pulsar: PulsarServer) -> 
             await read(lane, 1)
 
 
+@pytest.mark.sweep
 async def test_a_topic_that_is_not_named_any_more_is_said(pulsar: PulsarServer) -> None:
     topic, other = pulsar.topic(), pulsar.topic()
     async with open_lane(spec(pulsar, f"{topic},{other}")) as lane:
@@ -369,6 +380,7 @@ async def test_what_does_not_fit_is_said(pulsar: PulsarServer, change: dict[str,
             pass
 
 
+@pytest.mark.sweep
 async def test_who_may_read_is_asked(pulsar: PulsarServer, tmp_path: Path) -> None:
     topic = pulsar.topic()
     pulsar.send(topic, numbers(0, 3))
@@ -390,6 +402,7 @@ async def test_who_may_read_is_asked(pulsar: PulsarServer, tmp_path: Path) -> No
             pass
 
 
+@pytest.mark.sweep
 async def test_a_user_and_a_password_are_asked(pulsar: PulsarServer, tmp_path: Path) -> None:
     topic = pulsar.topic()
     pulsar.send(topic, numbers(0, 3))
@@ -407,6 +420,7 @@ async def test_a_user_and_a_password_are_asked(pulsar: PulsarServer, tmp_path: P
         assert await read(lane, 3) == numbers(0, 3)
 
 
+@pytest.mark.sweep
 async def test_of_several_addresses_one_is_enough(pulsar: PulsarServer) -> None:
     topic = pulsar.topic()
     pulsar.send(topic, numbers(0, 3))
@@ -461,6 +475,7 @@ async def test_validate_online_says_what_is_wrong(
     assert (problem["code"], problem["path"]) == ("MS-2515", "spec.vertices[0].source.pulsar.topic")
 
 
+@pytest.mark.sweep
 async def test_the_page_shows_what_runs(pulsar: PulsarServer, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [
         YAML(typ="safe", pure=True).load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)

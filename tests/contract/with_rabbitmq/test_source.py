@@ -100,6 +100,7 @@ async def test_what_was_committed_and_not_acknowledged_is_known_by_its_id(rabbit
     assert rabbit.left(queue) == 0
 
 
+@pytest.mark.sweep
 async def test_messages_without_an_id_get_ones_that_are_made_up(
     rabbit: RabbitServer, queue: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,6 +137,7 @@ async def test_what_a_message_carries(rabbit: RabbitServer, queue: str) -> None:
     }
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I8")
 async def test_large_messages_are_held_in_small_numbers(rabbit: RabbitServer, queue: str) -> None:
     rabbit.send(queue, [b"x" * 1_000_000] * 60, ids="m")
@@ -147,6 +149,7 @@ async def test_large_messages_are_held_in_small_numbers(rabbit: RabbitServer, qu
         assert len(records_of(batches)) <= 3
 
 
+@pytest.mark.sweep
 async def test_one_of_several_lanes_reads_the_queue(rabbit: RabbitServer, queue: str) -> None:
     rabbit.send(queue, numbers(0, 10), ids="m")
     found = []
@@ -179,6 +182,7 @@ async def test_a_message_that_becomes_no_record_is_named(
     assert rabbit.left(queue) == 0
 
 
+@pytest.mark.sweep
 async def test_a_drained_lane_gives_back_what_it_has_not_given(rabbit: RabbitServer, queue: str) -> None:
     rabbit.send(queue, numbers(0, 100), ids="m")
     async with open_lane(spec(rabbit, queue)) as lane:
@@ -227,6 +231,7 @@ async def test_a_server_that_goes_away_is_waited_for(rabbit: RabbitServer, how: 
     assert sorted(found) == sorted(numbers(0, 120))
 
 
+@pytest.mark.sweep
 async def test_a_queue_that_is_removed_stops_the_lane(rabbit: RabbitServer, queue: str) -> None:
     async with open_lane(spec(rabbit, queue)) as lane:
         rabbit.remove(queue)
@@ -239,6 +244,7 @@ async def test_a_queue_that_is_removed_stops_the_lane(rabbit: RabbitServer, queu
 # What the user has to change
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
@@ -257,6 +263,7 @@ async def test_what_does_not_fit_is_said(rabbit: RabbitServer, change: dict[str,
     assert PASSWORD not in str(stopped.value)
 
 
+@pytest.mark.sweep
 async def test_a_user_of_a_virtual_host_reads_there(rabbit: RabbitServer) -> None:
     settings = spec(rabbit, "no-such", user=USER, password=PASSWORD, virtualHost=VIRTUAL_HOST)
     with raises(codes.TARGET_UNFIT, f"no queue 'no-such' in vhost '{VIRTUAL_HOST}'"):
@@ -264,6 +271,7 @@ async def test_a_user_of_a_virtual_host_reads_there(rabbit: RabbitServer) -> Non
             pass
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
 async def test_tls_is_spoken_where_the_certificate_counts(rabbit: RabbitServer) -> None:
     queue = rabbit.queue()
@@ -276,6 +284,7 @@ async def test_tls_is_spoken_where_the_certificate_counts(rabbit: RabbitServer) 
             pass
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
 async def test_a_certificate_says_who_connects(rabbit: RabbitServer) -> None:
     def shown(own: Certificate, **more: Any) -> dict[str, Any]:
@@ -330,6 +339,7 @@ async def test_validate_online_says_what_is_wrong(
     assert await asyncio.to_thread(online, tmp_path, {**here, "queue": queue}, {**here, "routingKey": queue}) == 0
 
 
+@pytest.mark.sweep
 async def test_the_page_shows_what_runs(rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     blocks = [
         YAML(typ="safe", pure=True).load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -49,6 +49,7 @@ async def test_from_any_position_each_message_comes_once_and_in_order(rabbit: Ra
             assert (await lane.read(10, 1 << 20, 0.1)).frame is None
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_server_that_is_killed_is_waited_for(rabbit: RabbitServer) -> None:
     queue = rabbit.stream()
@@ -80,6 +81,7 @@ async def test_messages_that_were_removed_before_they_were_read_stop_the_lane(ra
             await read(lane, 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I10", "I15")
 async def test_a_stream_that_was_recreated_stops_the_lane(rabbit: RabbitServer) -> None:
     queue = rabbit.queue("stream")
@@ -95,6 +97,7 @@ async def test_a_stream_that_was_recreated_stops_the_lane(rabbit: RabbitServer) 
             await read(lane, 1)
 
 
+@pytest.mark.sweep
 async def test_a_first_run_may_start_at_a_time(rabbit: RabbitServer) -> None:
     queue = rabbit.queue("stream")
     rabbit.send(queue, numbers(0, 3), ids="m")
@@ -109,6 +112,7 @@ async def test_a_first_run_may_start_at_a_time(rabbit: RabbitServer) -> None:
         assert await read(lane, 3) == numbers(3, 3)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["classic", "quorum", "stream"])
 async def test_a_queue_of_the_other_kind_is_refused(rabbit: RabbitServer, kind: str) -> None:
     queue = rabbit.queue(kind)
@@ -125,6 +129,7 @@ async def test_a_queue_of_the_other_kind_is_refused(rabbit: RabbitServer, kind: 
             await read(lane, 1)
 
 
+@pytest.mark.sweep
 async def test_a_stream_that_is_missing_is_said(rabbit: RabbitServer) -> None:
     with raises(codes.TARGET_UNFIT, "no queue 'no-such'"):
         async with open_lane(spec(rabbit, "no-such")):
