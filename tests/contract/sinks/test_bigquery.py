@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.cloud.bigquery_storage_v1 import types
+from hypothesis import Phase, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from millstream import codes
 from millstream.bigquery.link import linked
@@ -34,6 +39,7 @@ from tests.contract.sinks.sink_targets import NUMBERS, bigquery_numbers, bigquer
 from tests.contract.sinks.validating import validate_sink
 from tests.support.bigquery_server import BigQueryServer, open_bigquery, schema_of
 from tests.support.errors import raises
+from tests.support.generated_rows import DOUBLE, INSTANT, LONG, TEXT, as_json
 from tests.unit.writer.sink_frames import sink_frame
 
 
@@ -145,6 +151,103 @@ async def test_values_become_those_of_their_columns(server: BigQueryServer) -> N
     assert second == {}
 
 
+MOMENTS = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30))  # noqa: DTZ001
+
+
+def numerics(whole: int, digits: int) -> st.SearchStrategy[Any]:
+    """All numbers of a type with so many digits before and after the decimal point."""
+    most = 10 ** (whole + digits) - 1
+    return (st.integers(-most, most) | st.sampled_from([most, -most, 1, 0])).map(
+        lambda number: Decimal(number).scaleb(-digits, Context(prec=whole + digits))
+    )
+
+
+CELLS: Mapping[str, st.SearchStrategy[Any]] = {
+    "STRING": TEXT,
+    "INT64": LONG,
+    "DOUBLE": DOUBLE,
+    "BOOL": st.booleans(),
+    "BYTES": st.binary(max_size=8),
+    "DATE": st.dates(),
+    "TIME": st.times(),
+    "DATETIME": MOMENTS,
+    "TIMESTAMP": INSTANT,
+    "NUMERIC": numerics(29, 9),
+    "BIGNUMERIC": numerics(38, 38),
+    "GEOGRAPHY": st.just("POINT(1 2)"),
+    "INTERVAL": st.just("1-2 3 4:5:6"),
+    "JSON": st.recursive(
+        st.none() | st.booleans() | LONG | numerics(20, 20) | TEXT,
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+        max_leaves=4,
+    ),
+}
+"""Of each type that the sink writes."""
+STRUCTS = st.fixed_dictionaries({kind: st.none() | cells for kind, cells in CELLS.items()})
+ROW = st.fixed_dictionaries(
+    {kind: st.none() | cells for kind, cells in CELLS.items()}
+    | {
+        f"{kind}_list": st.lists(cells.filter(lambda cell: cell is not None), max_size=2)
+        for kind, cells in CELLS.items()
+    }
+    | {"struct": STRUCTS, "struct_list": st.lists(STRUCTS, max_size=2)}
+)
+
+
+def schema_of_all() -> Any:
+    schema = schema_of({**{kind: kind for kind in CELLS}, **{f"{kind}_list": (kind, "REPEATED") for kind in CELLS}})
+    inner = schema_of({kind: kind for kind in CELLS}).fields
+    for name, mode in (("struct", "NULLABLE"), ("struct_list", "REPEATED")):
+        struct = schema.fields.add(
+            name=name, type_=types.TableFieldSchema.Type.STRUCT, mode=getattr(types.TableFieldSchema.Mode, mode)
+        )
+        struct.fields.extend(inner)
+    return schema
+
+
+MEANING: Mapping[str, Callable[[Any], Any]] = {
+    "DATE": lambda days: date(1970, 1, 1) + timedelta(days=days),
+    "TIME": time.fromisoformat,
+    "DATETIME": datetime.fromisoformat,
+    "TIMESTAMP": lambda micros: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros),
+    "NUMERIC": Decimal,
+    "BIGNUMERIC": Decimal,
+    "JSON": lambda text: json.loads(text, parse_float=Decimal),
+}
+"""What the value of a field stands for, as the service documents it."""
+
+
+def meant(name: str, value: Any) -> Any:
+    if name == "struct":
+        return {one: meant(one, value.get(one)) for one in CELLS}
+    if value is not None and name.endswith("_list"):
+        return [meant(name.removesuffix("_list"), one) for one in value]
+    return None if value is None else MEANING.get(name, lambda same: same)(value)
+
+
+@examples(max_examples=4, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(st.lists(ROW, min_size=2, max_size=4))
+def test_rows_mean_what_the_records_say(rows: list[dict[str, Any]]) -> None:
+    schema = schema_of_all()
+    names = [one.name for one in schema.fields]
+    with open_bigquery() as server:
+        table = server.create({}, schema=schema)
+
+        async def write_all() -> None:
+            frame = sink_frame([as_json(row, numbers=True).encode() for row in rows], 1)
+            spec = bigquery_spec(server, table, columns=[{"name": name} for name in names])
+            async with open_sink(spec, sink_owner(1)) as lane:
+                assert not (await lane.write([frame], Position(1))).failures
+
+        asyncio.run(write_all())
+        found = server.rows(table)
+    for one, row in zip(found, rows, strict=True):
+        for name in names:
+            # Without elements, a list is not in the message.
+            empty = [] if name.endswith("_list") else None
+            assert meant(name, one.get(name, empty)) == row[name], name
+
+
 @pytest.mark.parametrize("odd", [1, 2**63, 1.5, True, "a", "\ud800", None, "2024-01-31T00:00:00Z", [1], {}])
 @pytest.mark.parametrize("kind", ["INT64", "STRING", "DOUBLE", "BOOL", "TIMESTAMP", "JSON"])
 @pytest.mark.parametrize("mode", ["NULLABLE", "REQUIRED", "REPEATED"])
@@ -189,6 +292,7 @@ async def test_parts_of_a_record_become_columns(server: BigQueryServer) -> None:
         ("TIME", "25:00"),
         ("NUMERIC", "1" * 30),
         ("NUMERIC", "0.0000000001"),
+        ("NUMERIC", "12345678901234567890123456789.0000000001"),
         ("NUMERIC", "NaN"),
         ("GEOGRAPHY", 5),
         (("INT64", "REPEATED"), 5),

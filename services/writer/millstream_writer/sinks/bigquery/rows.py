@@ -326,11 +326,14 @@ def _decimal(whole: int, digits: int) -> Callable[[Any], str]:
             number = Decimal(value)
         except InvalidOperation:
             raise ValueError from None
-        exponent = number.as_tuple().exponent
+        sign, figures, exponent = number.as_tuple()
         if not isinstance(exponent, int) or number.adjusted() >= whole:
             raise ValueError
-        if -exponent > digits and number.normalize().as_tuple().exponent < -digits:  # type: ignore[operator]
-            raise ValueError
+        if (beyond := -exponent - digits) > 0:
+            # Calculating with the number might round it.
+            if any(figures[-beyond:]):
+                raise ValueError
+            number = Decimal((sign, figures[:-beyond], -digits))
         return f"{number:f}"
 
     return made
