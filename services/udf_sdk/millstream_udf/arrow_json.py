@@ -12,6 +12,7 @@ from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from millstream_udf import arrow_texts
 from millstream_udf.json_types import loaded
 from millstream_udf.misfits import Misfit, expected, missing
 
@@ -90,17 +91,18 @@ def _columns(values: Sequence[bytes], schema: pa.Schema) -> list[Any] | None:
         return None
     data = b"\n".join(values)
     options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    parsing = pa_json.ParseOptions(explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore")
+    written = arrow_texts.written(schema)
+    parsing = pa_json.ParseOptions(explicit_schema=written, newlines_in_values=True, unexpected_field_behavior="ignore")
     try:
         if not data.isascii():
             data.decode()
         table = pa_json.read_json(BytesIO(data), read_options=options, parse_options=parsing)
+        if table.num_rows != len(values):
+            return None
+        table = table.combine_chunks()
+        columns: list[Any] = [arrow_texts.read(table[field.name].chunk(0), field.type) for field in schema]
     except (pa.ArrowInvalid, UnicodeDecodeError):
         return None
-    if table.num_rows != len(values):
-        return None
-    table = table.combine_chunks()
-    columns: list[Any] = [table[name].chunk(0) for name in schema.names]
     full = all(field.nullable or not column.null_count for field, column in zip(schema, columns, strict=True))
     return columns if full else None
 

@@ -9,10 +9,9 @@ Above it: `arrow` and `reduce_arrow`. Below it: pyarrow, imported only if a func
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Iterable, Sequence
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any
@@ -22,7 +21,9 @@ from millstream_udf.failures import BadOutput
 
 MANY_ROWS = 512
 """From so many rows on, Arrow takes less time."""
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001
+_NANOSECONDS = "[ns"
+"""In the names of types whose values have them."""
 _CONSTANTS = {None: "null", True: "true", False: "false"}
 _ESCAPED = r'[\x00-\x1f"\\]'
 """The characters that JSON texts cannot have as they are."""
@@ -41,11 +42,11 @@ def json_column(table: Any) -> Any:
 
     names = table.schema.names
     if not names or len(set(names)) != len(names):
-        return pa.array([_encode(_plain(row)).encode() for row in table.to_pylist()], pa.binary())
+        return pa.array([_written(row).encode() for row in table.to_pylist()], pa.binary())
     columns = [_whole(column) for column in table.columns]
     if table.num_rows >= MANY_ROWS:
         return _joined(names, columns)
-    form = "{" + ",".join(_encode(name).replace("%", "%%") + ":%s" for name in names) + "}"
+    form = "{" + ",".join(encode_basestring(name).replace("%", "%%") + ":%s" for name in names) + "}"
     rows = zip(*map(_cells, columns), strict=True)
     return pa.array([(form % row).encode() for row in rows], pa.binary())
 
@@ -67,7 +68,7 @@ def _joined(names: Sequence[str], columns: Sequence[Any]) -> Any:
     before = "{"
     for name, column in zip(names, columns, strict=True):
         begin, texts, end = _texts(column)
-        parts += (pa.scalar(f"{before}{_encode(name)}:{begin}"), texts)
+        parts += (pa.scalar(f"{before}{encode_basestring(name)}:{begin}"), texts)
         before = f"{end},"
     joined: Any = pc.binary_join_element_wise(*parts, pa.scalar(f"{before[:-1]}}}"), pa.scalar(""))
     return joined.cast(pa.binary())
@@ -122,7 +123,7 @@ def _cells(column: Any) -> Iterable[str]:
     """The cells of a column as JSON."""
     import pyarrow as pa
 
-    kind, cells = column.type, column.to_pylist()
+    kind, cells = column.type, _values(column)
     if pa.types.is_boolean(kind):
         return map(_CONSTANTS.__getitem__, cells)
     if not column.null_count:
@@ -132,27 +133,68 @@ def _cells(column: Any) -> Iterable[str]:
             return map(float.__repr__, cells)
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             return map(encode_basestring, cells)
-    return [_encode(_plain(cell)) for cell in cells]
+    return map(_written, cells)
 
 
-def _plain(value: Any) -> Any:
+def _values(column: Any) -> list[Any]:
+    """The cells as values of Python. Those that have nanoseconds are texts already."""
+    # Python has no nanoseconds, and whether Arrow cuts or refuses them depends on whether pandas is installed.
+    return list(map(_of_scalar, column)) if _NANOSECONDS in str(column.type) else column.to_pylist()
+
+
+def _of_scalar(scalar: Any) -> Any:
+    import pyarrow as pa
+
+    kind = scalar.type
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.DictionaryScalar):
+        return _of_scalar(scalar.value)
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _of_scalar(item) for name, item in scalar.items()}
+    if isinstance(scalar, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar) and not pa.types.is_map(kind):
+        return [_of_scalar(item) for item in scalar.values]
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        micros, nanos = divmod(scalar.value, 1000)
+        moment = _EPOCH + timedelta(microseconds=micros)
+        return _with_nanos(moment, nanos) + "Z" if kind.tz else _with_nanos(moment, nanos, shortest=True)
+    if pa.types.is_time(kind) and kind.unit == "ns":
+        micros, nanos = divmod(scalar.value, 1000)
+        return _with_nanos((_EPOCH + timedelta(microseconds=micros)).time(), nanos, shortest=True)
+    return scalar.as_py()
+
+
+def _with_nanos(moment: datetime | time, nanos: int, *, shortest: bool = False) -> str:
+    """`shortest`: without a fraction that is zero."""
+    if nanos:
+        return f"{moment.isoformat(timespec='microseconds')}{nanos:03}"
+    return moment.isoformat(timespec="auto" if shortest else "microseconds")
+
+
+def _written(value: Any) -> str:
     match value:
-        case None | bool() | int() | str():
-            return value
+        case None | bool():
+            return _CONSTANTS[value]
+        case int():
+            return str(value)
+        case str():
+            return encode_basestring(value)
         case float():
-            return value if math.isfinite(value) else None
+            return float.__repr__(value) if math.isfinite(value) else "null"
         case dict():
-            return {name: _plain(item) for name, item in value.items()}
+            return "{" + ",".join(f"{encode_basestring(name)}:{_written(item)}" for name, item in value.items()) + "}"
         case list():
-            return [_plain(item) for item in value]
+            return f"[{','.join(map(_written, value))}]"
         case datetime() if value.tzinfo is not None:
-            return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            return f'"{_with_nanos(value.astimezone(UTC).replace(tzinfo=None), 0)}Z"'
         case datetime() | date() | time():
-            return value.isoformat()
+            return f'"{value.isoformat()}"'
         case bytes():
-            return base64.b64encode(value).decode()
+            return f'"{base64.b64encode(value).decode()}"'
         case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
+            # A float would lose digits.
+            text = f"{value:f}"
+            return text.rstrip("0").rstrip(".") if "." in text else text
     raise BadOutput(
         f"rows of a table without a column value become JSON, which has no {type(value).__name__}: add a column value"
     )

@@ -244,7 +244,7 @@ def test_rows_mean_what_the_records_say(rows: list[dict[str, Any]]) -> None:
     for one, row in zip(found, rows, strict=True):
         for name in names:
             # Without elements, a list is not in the message.
-            empty = [] if name.endswith("_list") else None
+            empty: list[Any] | None = [] if name.endswith("_list") else None
             assert meant(name, one.get(name, empty)) == row[name], name
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 from collections.abc import Iterator
+from datetime import date, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -39,8 +42,25 @@ ROWS: dict[str, Any] = {
 
 
 def row_by_row(table: Any) -> list[bytes]:
-    rows = (json_rows._plain(row) for row in table.to_pylist())
+    rows = (plain(row) for row in table.to_pylist())
     return [json.dumps(row, separators=(",", ":"), ensure_ascii=False).encode() for row in rows]
+
+
+def plain(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: plain(item) for name, item in value.items()}
+        case list():
+            return [plain(item) for item in value]
+        case datetime():
+            return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        case date():
+            return value.isoformat()
+        case bytes():
+            return base64.b64encode(value).decode()
+    return value
 
 
 @pytest.mark.parametrize("name", ROWS)
