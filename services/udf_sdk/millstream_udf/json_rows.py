@@ -153,7 +153,8 @@ def _of_scalar(scalar: Any) -> Any:
     if isinstance(scalar, pa.StructScalar):
         return {name: _of_scalar(item) for name, item in scalar.items()}
     if isinstance(scalar, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar) and not pa.types.is_map(kind):
-        return [_of_scalar(item) for item in scalar.values]
+        items_of: Any = scalar.values
+        return [_of_scalar(item) for item in items_of]
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         micros, nanos = divmod(scalar.value, 1000)
         moment = _EPOCH + timedelta(microseconds=micros)
