@@ -51,7 +51,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def read(column: Any, kind: Any) -> Any:
-    """A column of a type of `written` as one of its own type. Raises `pyarrow.ArrowInvalid` if a text is no value of
+    """A column of a type of `written` as one of its own type. Raises `pyarrow.ArrowInvalid` if a text is not a value of
     it, or has more digits."""
     import pyarrow as pa
     import pyarrow.compute as pc
