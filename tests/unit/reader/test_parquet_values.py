@@ -19,7 +19,8 @@ from millstream_reader.sources.file.table_file import parquet_rows
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=10)
 INSTANT = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
-IN_NANOSECONDS = st.datetimes(datetime(1700, 1, 2), datetime(2200, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+NANOS = st.integers(-(2**63) + 10**9, 2**63 - 1) | st.sampled_from([-1, 0, 1, 1000])
+"""Nanoseconds of a timestamp, which Python has not. Arrow does not read texts of the first second."""
 
 
 def integers(bits: int) -> st.SearchStrategy[int]:
@@ -44,7 +45,9 @@ TYPES: Mapping[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "wide": (pa.decimal256(60, 20), st.decimals(-(10**30), 10**30, places=20, allow_nan=False)),
     "date": (pa.date32(), st.dates()),
     "micros": (pa.timestamp("us", "UTC"), INSTANT),
-    "nanos": (pa.timestamp("ns", "UTC"), IN_NANOSECONDS),
+    "nanos": (pa.timestamp("ns", "UTC"), NANOS),
+    "naive": (pa.timestamp("ns"), NANOS),
+    "time": (pa.time64("ns"), st.integers(0, 86_400 * 10**9 - 1) | st.sampled_from([1, 1000, 10**9])),
     "list": (pa.list_(pa.int64()), st.lists(integers(64), max_size=3)),
     "inner": (pa.struct([pa.field("d", pa.decimal128(20, 2)), pa.field("t", pa.string())]), st.fixed_dictionaries(
         {"d": st.decimals(-(10**17), 10**17, places=2, allow_nan=False) | st.none(), "t": TEXT | st.none()})),
@@ -74,8 +77,11 @@ def written(value: Any) -> Any:
 def read(name: str, value: Any) -> Any:
     if value is None:
         return None
-    if name in ("micros", "nanos"):
+    if name == "micros":
         return datetime.fromisoformat(value)
+    if name in ("nanos", "naive", "time"):
+        text: Any = pa.array([f"1970-01-01T{value}Z" if name == "time" else value])
+        return Decimal(text.cast(pa.timestamp("ns", "UTC"))[0].value)
     if name == "float":
         return Decimal(float(pa.scalar(float(value), pa.float32()).as_py()))
     if name in ("decimal", "wide"):

@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from millstream.limits import BLOCK_BYTES_MAX, RECORD_BYTES_MAX
 
 _ESCAPED = r'[\x00-\x1f"\\]'
+_NO_NANOS = r"(\.\d{6})000(Z?)$"
+"""The end of a time in nanoseconds that has none beyond its microseconds."""
 _CELL_BYTES = 8
 """Of a number in JSON, with its punctuation."""
 _Array = Any
@@ -104,8 +106,12 @@ def _members(column: _Array, kind: pa.DataType) -> _Array:
     if types.is_decimal(kind) or types.is_date(kind):
         return _between_quotes(column.cast(pa.string()).cast(pa.large_string()))
     if types.is_timestamp(kind):
-        instants = column.cast(pa.timestamp("us", tz="UTC"), safe=False)
-        return _between_quotes(pc.strftime(instants, format="%Y-%m-%dT%H:%M:%SZ").cast(pa.large_string()))
+        instants = column.cast(pa.timestamp("ns" if kind.unit == "ns" else "us", tz="UTC"))
+        texts = pc.strftime(instants, format="%Y-%m-%dT%H:%M:%SZ").cast(pa.large_string())
+        return _between_quotes(pc.replace_substring_regex(texts, _NO_NANOS, r"\1\2"))
+    if types.is_time64(kind) and kind.unit == "ns":
+        texts = pc.replace_substring_regex(column.cast(pa.string()).cast(pa.large_string()), _NO_NANOS, r"\1\2")
+        return _between_quotes(pc.replace_substring_regex(texts, r"\.0+$", ""))
     from millstream_reader.sources.file.table_file import as_json
 
     made = [None if value is None else as_json(value).decode() for value in column.to_pylist()]
