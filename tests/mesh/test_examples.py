@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY or "they are there")
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("example", "option", "says"),

@@ -151,6 +151,7 @@ async def test_a_request_that_is_taken_back_stops_its_job(client: SparkClient, t
     assert [json.loads(row["value"])["n"] for row in table.to_pylist()] == [1]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("functions", [pytest.param(True, marks=pytest.mark.sweep), False])
 async def test_only_workers_of_functions_have_pandas(functions: bool, tmp_path: Path) -> None:
     """It takes each process half a second to import, while a caller waits for results."""
@@ -169,6 +170,7 @@ def _has_pandas(process: psutil.Process) -> bool:
     return any("/pandas/_libs/" in mapped.path for mapped in process.memory_maps())
 
 
+@pytest.mark.sweep
 async def test_a_python_that_is_not_there_is_named() -> None:
     async with asyncio.timeout(LIMIT_S):
         with open_spark_driver(conf={"spark.pyspark.python": "/no/such/python"}) as driver:

@@ -349,29 +349,26 @@ async def test_protobuf_that_confluents_serializer_has_written(nats: OutsideNats
     "kind",
     ["redisStreams", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("rabbitmq", "pubsub", "pulsar"))],
 )
-async def test_other_sources_of_messages(
-    redis: RedisServer,
-    rabbit: RabbitServer,
-    pubsub: PubsubServer,
-    pulsar: PulsarServer,
-    registry: RegistryServer,
-    kind: str,
-) -> None:
+async def test_other_sources_of_messages(request: pytest.FixtureRequest, registry: RegistryServer, kind: str) -> None:
     written: dict[str, Any] = {"format": {"encoding": "avro", "registry": {"url": registry.url}}, "keys": ["b"]}
     name, messages = f"formats-{uuid4()}", [framed(7, FOO), b"garbage", framed(7, FOO)]
     if kind == "redisStreams":
+        redis: RedisServer = request.getfixturevalue("redis")
         for message in messages:
             redis.command("XADD", name, "*", "value", message, "eventTime", 1)
         written[kind] = {**redis.settings, "stream": name, "format": "record"}
     elif kind == "pubsub":
+        pubsub: PubsubServer = request.getfixturevalue("pubsub")
         subscribed = pubsub.queue()
         pubsub.send(subscribed, messages)
         written[kind] = pubsub.source(subscribed)
     elif kind == "pulsar":
+        pulsar: PulsarServer = request.getfixturevalue("pulsar")
         topic = await asyncio.to_thread(pulsar.topic)
         await asyncio.to_thread(pulsar.send, topic, messages)
         written[kind] = {**pulsar.settings, "topic": topic, "subscriptionName": "s"}
     else:
+        rabbit: RabbitServer = request.getfixturevalue("rabbit")
         queue = await asyncio.to_thread(rabbit.queue)
         await asyncio.to_thread(rabbit.send, queue, messages, ids="m")
         written[kind] = {**rabbit.settings, "queue": queue}

@@ -246,6 +246,7 @@ async def test_a_record_with_a_time_outside_the_calendar_is_named_and_the_others
     assert "In nanoseconds it is 2023-11-14T22:13:20Z" in invalid[0].reason
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_a_broker_that_is_killed_is_waited_for(kafka: KafkaServer, topic: str) -> None:
     async with asyncio.timeout(100), open_lane(spec(kafka, topic)) as lane:
