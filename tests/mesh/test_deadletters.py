@@ -33,6 +33,7 @@ async def done(directory: Path, *arguments: str) -> Ended:
     return ended
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1")
 async def test_what_the_template_refuses_comes_back_when_it_is_put_right(tmp_path: Path) -> None:
     await done(tmp_path, "init", "orders")
