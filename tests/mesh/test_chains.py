@@ -139,6 +139,7 @@ async def test_an_edge_inside_a_chain_has_no_buffer_and_says_so(files: PipelineF
     assert {one["vertex"]: one["records"] for one in status["vertices"]}["picky"] == 50
 
 
+@pytest.mark.sweep
 async def test_the_vertex_that_holds_up_its_chain_is_called_slow(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
         files.fed_source()

@@ -181,7 +181,7 @@ async def test_a_ctrl_c_behind_the_end_changes_nothing(moment: str, files: Pipel
         if moment == "all is processed":
             # Its broker is there for a moment longer.
             while run.json("status.json")["state"] != "done":  # noqa: ASYNC110  # another process has no event
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.01)
         else:
             await until_gone(pids)
         run.interrupt()

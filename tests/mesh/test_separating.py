@@ -89,6 +89,7 @@ async def test_a_dead_letter_edge_that_is_added_gives_the_vertex_a_buffer_to_whi
     assert {json.loads(one.value)["number"] for one in files.envelopes("dead")} <= set(numbers)
 
 
+@pytest.mark.sweep
 async def test_a_vertex_that_left_a_chain_outlives_the_one_whose_ledger_it_is_in(
     files: PipelineFiles, tmp_path: Path
 ) -> None:

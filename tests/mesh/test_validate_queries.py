@@ -87,6 +87,7 @@ async def test_what_spark_refuses_is_a_problem_in_its_place_and_what_is_slow_a_n
     assert "one by one, which is slower: a query inside an expression" in note["what"]
 
 
+@pytest.mark.sweep
 async def test_a_misspelt_field_does_not_hide_what_spark_says(tmp_path: Path) -> None:
     write(tmp_path, {"bad": ("SELECT nope FROM window", FIELDS), "good": ("SELECT value.delay FROM window", FIELDS)})
     file = tmp_path / "pipeline.yaml"

@@ -65,6 +65,7 @@ def test_a_pipeline_of_a_user_is_drained_and_held_to_what_its_sinks_state(tmp_pa
     assert not (tmp_path / "results").exists(), "the user's own results are left alone"
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 def test_a_run_that_ends_before_all_faults_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN.replace("{rpu: 300,", "{rpu: 300, records: 600,"))

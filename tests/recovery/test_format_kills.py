@@ -69,6 +69,7 @@ class Killer:
             self.moments.append((request, moment))
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("encoding", ["avro", pytest.param("json", marks=pytest.mark.sweep)])

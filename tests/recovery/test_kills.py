@@ -66,6 +66,7 @@ def test_both_sinks_hold_every_record_once_and_agree(tmp_path: Path) -> None:
     assert violations == ["its files are consecutive", "as many records as in the account", "each number once"]
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 @pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
 def test_every_window_has_one_result_and_it_is_right(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ spec:
 _EACH = 40
 
 
+@pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
 async def test_each_message_counts_once_though_everything_is_killed(pubsub: PubsubServer, tmp_path: Path) -> None:
