@@ -71,12 +71,10 @@ _OF_THE_NETWORK = re.compile(
     r"|error adding trust anchors from [A-Za-z ]+: [\w./-]+"
 )
 """Its whole reasons for which no answer arrived. Other texts may be answers, which may begin like these."""
-_UNKNOWN = frozenset((
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.TOPIC_EXCEPTION,
-))  # fmt: skip
+_MAY_BE_NEW = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION))
+_UNKNOWN = _MAY_BE_NEW | {KafkaError.TOPIC_EXCEPTION}
+_NEW_S = 3.0
+"""How long what is unknown may be something that was created a moment ago."""
 
 
 def client_settings(cluster: KafkaCluster, base_dir: Path, where: str) -> Settings:
@@ -269,9 +267,9 @@ def reach(
             answer = ask(max(0.1, min(KAFKA_CALL_S, left_s)))
         except KafkaException as failed:
             error = error_of(failed)
-            # The cluster lists a partition that was just added before the client can ask about it.
-            is_new = error.code() == KafkaError._UNKNOWN_PARTITION and left_s > 0
-            if not is_new and (stop := user_error(error, where)) is not None:
+            # Not every broker knows at once of a topic, or of a partition, that was just created.
+            may_be_new = error.code() in _MAY_BE_NEW and left_s > max(0.0, limit_s - _NEW_S)
+            if not may_be_new and (stop := user_error(error, where)) is not None:
                 raise stop from failed
             serve(0)
             heard.check()

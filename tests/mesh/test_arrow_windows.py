@@ -16,7 +16,6 @@ from tests.mesh.reducing import (
     VALUE,
     Event,
     assert_balanced,
-    closed_past,
     contents_of,
     fixed_contents,
     reduce,
@@ -24,6 +23,7 @@ from tests.mesh.reducing import (
     source,
     steady,
     taken_in,
+    until,
     write_events,
 )
 from tests.mesh.running import start
@@ -80,6 +80,11 @@ async def test_windows_of_columns_hold_what_they_hold_of_json(
     write_events(tmp_path / "in.jsonl", events[:4_000])
     vertices = source(more=", follow: true") + TYPED_MAP + files.file_sink("out")
     vertices += reduce("{fixed: {length: 20s}}", lanes="partitions: 2")
+    closed = {name: numbers for name, numbers in fixed_contents(events, 20).items() if name[2] < 60}
+
+    async def all_written() -> bool:
+        return len(files.rows("out")) >= len(closed)
+
     opening = open_pipeline(files.write(vertices, TO_OUT), tmp_path / "broker", spark=spark.address)
     async with opening as run:
         first = asyncio.ensure_future(run.run())
@@ -91,10 +96,9 @@ async def test_windows_of_columns_hold_what_they_hold_of_json(
         write_events(tmp_path / "in-2.jsonl", events[4_000:])
         async with running(run) as second:
             await taken_in(run, "sum", len(events), second)
-            await closed_past(run, "sum", 40, second)
+            await until(all_written, second)
         # Those of the last window.
         await assert_balanced(run, open_records=2_000)
-    closed = {name: numbers for name, numbers in fixed_contents(events, 20).items() if name[2] < 60}
     assert contents_of(files.rows("out")) == closed
 
 

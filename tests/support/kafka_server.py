@@ -132,6 +132,9 @@ class KafkaServer(ServerProcess):
         admin.create_topics([NewTopic(topic, partitions, 1, config={"retention.ms": "-1", **(config or {})})])[
             topic
         ].result(ANSWER_TIMEOUT_S)
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while admin.list_topics(topic, ANSWER_TIMEOUT_S).topics[topic].error is not None:
+            assert time.monotonic() < deadline
         return topic
 
     def configure(self, topic: str, name: str, value: str) -> None:
