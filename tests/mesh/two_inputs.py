@@ -487,7 +487,10 @@ async def _supervised(run: PipelineRun) -> None:
         try:
             return await run.run(timeout_s=LIMIT_S)
         except ExceptionGroup as error:
-            if error.split((RetryLaterError, InfrastructureError))[1] is not None:
+            # Of an error and a cancellation that come at once, a group of tasks raises the error.
+            task = asyncio.current_task()
+            is_cancelled = task is not None and task.cancelling() > 0
+            if is_cancelled or error.split((RetryLaterError, InfrastructureError))[1] is not None:
                 raise
 
 
