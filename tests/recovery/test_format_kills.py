@@ -72,7 +72,7 @@ class Killer:
 @pytest.mark.sweep
 @pytest.mark.guarantee("I1", "I2", "I9")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("encoding", ["avro", pytest.param("json", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("encoding", ["avro", "json"])
 async def test_killed_at_each_request_to_the_registry_each_record_is_there_once(
     kafka: KafkaServer, tmp_path: Path, encoding: str
 ) -> None:

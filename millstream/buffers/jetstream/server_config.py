@@ -17,8 +17,9 @@ PENDING_BYTES_MAX = 4 * limits.BYTES_IN_FLIGHT_MAX
 """Bytes that the server holds for one slow connection before it closes the connection."""
 
 SETTINGS_SUBJECT = "$SYS.REQ.SERVER.*.VARZ"
-HEALTH_SUBJECT = "$SYS.REQ.SERVER.*.HEALTHZ"
 """Subject in the system account at which a server answers with its settings; the star stands for the server's id."""
+HEALTH_SUBJECT = "$SYS.REQ.SERVER.*.HEALTHZ"
+"""The same for its health."""
 SYSTEM_ACCOUNT = "SYS"
 ACCOUNT = "millstream"
 USER = "millstream"

@@ -152,7 +152,7 @@ async def test_a_request_that_is_taken_back_stops_its_job(client: SparkClient, t
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("functions", [pytest.param(True, marks=pytest.mark.sweep), False])
+@pytest.mark.parametrize("functions", [True, False])
 async def test_only_workers_of_functions_have_pandas(functions: bool, tmp_path: Path) -> None:
     """It takes each process half a second to import, while a caller waits for results."""
     async with asyncio.timeout(LIMIT_S):

@@ -103,3 +103,8 @@ def test_heads_of_pages_that_are_changed_raise_one_error(at: int) -> None:
     contents[4 + at] ^= 0xFF
     with suppress(*UNREADABLE):
         list(parquet_rows(io.BytesIO(contents), 0))
+
+
+def test_the_head_of_a_page_is_not_nested_deeper_than_it_can_be() -> None:
+    with pytest.raises(ValueError, match="nested too deep"):
+        parquet_pages._head(io.BytesIO(b"\x1c" * 100_000), 0)

@@ -30,6 +30,8 @@ _CELL_BYTES = 9
 """A number, with its place among the nulls."""
 _CONVERTED = 8
 """How much more a value within another takes: it becomes an object of Python, and text several times."""
+_DEPTH_MAX = 8
+"""Of structs in a head; they have three."""
 _FEW_VALUES = FRAME_RECORDS_MAX
 _LEVELS_AT_ONCE = 8 * 4096
 
@@ -182,9 +184,11 @@ def _head(stream: Any, at: int) -> _Page:
     return _Page(kind, at + used, stored, length, values, encoding, levels, inner.get(7, True) is not False)
 
 
-def _struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+def _struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     """Fields of a struct in Thrift's compact protocol by their numbers, and its end. Raises `IndexError` if it is not
     whole."""
+    if depth > _DEPTH_MAX:
+        raise ValueError("the head of a page is nested too deep")
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:
@@ -193,11 +197,11 @@ def _struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
             number += head >> 4
         else:
             number, at = _zigzag(data, at)
-        fields[number], at = _value(data, at, head & 15)
+        fields[number], at = _value(data, at, head & 15, depth)
     return fields, at + 1
 
 
-def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind in (1, 2):
         return kind == 1, at
     if kind in (4, 5, 6):
@@ -208,7 +212,7 @@ def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
             raise IndexError
         return None, at + size
     if kind == 12:
-        return _struct(data, at)
+        return _struct(data, at, depth + 1)
     if kind in (3, 7):
         size = 1 if kind == 3 else 8
         return None, at + size
