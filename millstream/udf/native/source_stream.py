@@ -52,6 +52,8 @@ class NativeSourceStream:
         self._lost: LostCall | None = None
         """The last read, if its stream has ended."""
         self._suspects = Suspects()
+        self._failure = ""
+        """What the function failed with before the first read, which reports it."""
         self._name = name
         self._opening = opening
         self._wire: Wire | None = None
@@ -125,8 +127,11 @@ class NativeSourceStream:
             return response
 
     def _failed(self) -> ReadBatch | None:
-        """The failure of the last read, if it was certainly the cause of the end of the process that had it."""
+        """A failure before the first read; or that of the last read, if that certainly ended its process."""
         lost, self._lost = self._lost, None
+        failure, self._failure = self._failure, ""
+        if failure:
+            return ReadBatch(error=failure)
         if lost is None or (ending := self._lives.cause(lost)) is None:
             return None
         if self._suspects.ended(_READ, alone=lost.alone):
@@ -148,6 +153,14 @@ class NativeSourceStream:
 
     async def _acknowledge(self, wire: Wire, position: bytes) -> None:
         await self._send(wire, udf_pb2.SourceRequest(committed=udf_pb2.SourceCommitted(position=position)))
+
+    async def begin(self) -> None:
+        """Opens the stream if the function is there. The first read tries again, and reports why this one failed."""
+        try:
+            await self.open()
+        except WireEndedError as ended:
+            await self.drop()
+            self._failure = ended.failure
 
     async def open(self) -> Wire:
         """The open stream; a new one after a break. Raises `UdfError` if the two sides are incompatible."""
@@ -214,10 +227,7 @@ async def open_source_stream(
     """A source stream. It is open, or opens at the first read if the function is being restarted."""
     stream = NativeSourceStream(channel, name, opening, lives)
     try:
-        try:
-            await stream.open()
-        except WireEndedError:
-            await stream.drop()
+        await stream.begin()
         yield stream
         await stream.finish()
     finally:

@@ -46,17 +46,17 @@ class GrpcWire:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
             self._ended(error.code(), error.details())
-        except asyncio.InvalidStateError as error:
+        except asyncio.InvalidStateError:
             # The stream ended just before the write.
-            raise WireEndedError(str(error)) from error
+            await self.end()
 
     async def receive(self) -> bytes:
         try:
             data: _RawMessage = await self._call.read()
         except grpc.aio.AioRpcError as error:
             self._ended(error.code(), error.details())
-        except asyncio.InvalidStateError as error:
-            raise WireEndedError(str(error)) from error
+        except asyncio.InvalidStateError:
+            await self.end()
         if data is grpc.aio.EOF:
             await self.end()
         message: bytes = data
@@ -71,8 +71,8 @@ class GrpcWire:
             await self._call.done_writing()
         except grpc.aio.AioRpcError as error:
             self._ended(error.code(), error.details())
-        except asyncio.InvalidStateError as error:
-            raise WireEndedError(str(error)) from error
+        except asyncio.InvalidStateError:
+            await self.end()
 
     def _ended(self, code: grpc.StatusCode, details: str | None) -> NoReturn:
         raise _end(self._where, code, details)
